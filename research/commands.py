@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from vidspec.cli.app import run_app
-from vidspec.cli.options import flattened
+from vidspec.cli.options import flatten_options
 
 __all__ = ["application", "run"]
 
@@ -19,7 +19,7 @@ def application(command: Callable[..., int | None]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command()(flattened()(command))
+    app.command()(flatten_options()(command))
     return app
 
 

@@ -23,7 +23,7 @@ from research.random_decoder import engine_of, language
 from research.sizes import DEVICES, SIZES, Size
 from vidspec.bench import tables
 from vidspec.engine.fused import FusedDecoder
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows
 
 __all__ = ["Counts", "counted", "shared", "table"]
@@ -128,7 +128,7 @@ def counted(
     replayed = replayed and kind == "fused"
     found = Counts(replayed=replayed, weights=model.weight_bytes, cache=clips * (entries + 1) * slab.entry_bytes)
     if replayed and isinstance(model.decoder, FusedDecoder):
-        _, replay = Graphs(model.decoder, _attention(found)).step(clips, size.vocabulary, chained=True)
+        _, replay = ReplayedPasses(model.decoder, _attention(found)).step(clips, size.vocabulary, chained=True)
         with _Counting(found):
             replay()
     else:
@@ -144,7 +144,7 @@ def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
     model = language(size, _META)
     found = Counts(weights=model.weight_bytes, cache=clips * (entries + rows) * model.decoder.slab.entry_bytes)
     assert isinstance(model.decoder, FusedDecoder)
-    model.decoder.graphs = Graphs(model.decoder, _attention(found))
+    model.decoder.graphs = ReplayedPasses(model.decoder, _attention(found))
     spans = [model.decoder.slab.open(entries + 2 * rows) for _ in range(clips)]
     for count in range(2):  # the first makes the tensors of the pass
         for span in spans:

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from research.commands import run
-from vidspec.bench.results import read_results, restored
-from vidspec.bench.rows import Row
-from vidspec.cli.printed import note
+from vidspec.bench.results import read_results, restore_caption
+from vidspec.bench.rows import BenchRow
+from vidspec.cli.printed import print_note
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption
 from vidspec.files import PICTURE, check_output
@@ -48,7 +48,7 @@ def check_drawing(asked: str) -> None:
         raise UsageError(f"{asked}: matplotlib is not installed", hint="pip install 'vidspec[plots]'")
 
 
-def draw(rows: Sequence[Row], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path) -> list[Path]:
+def draw(rows: Sequence[BenchRow], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path) -> list[Path]:
     """Write ``speedup.svg``, ``m-against-alpha.svg`` and ``accepted.svg`` into ``folder``; returns those written.
 
     The latter two are left out where nothing was drafted. M is ``tokens_per_target_pass``.
@@ -76,7 +76,7 @@ def draw(rows: Sequence[Row], records: Mapping[str, Mapping[str, Sequence[Captio
     return [folder / name for name in pictures]
 
 
-def _speedups(figure: Any, rows: Sequence[Row]) -> Any:
+def _speedups(figure: Any, rows: Sequence[BenchRow]) -> Any:
     """Bars of the median with least and greatest over clips, for decoding and end to end."""
     picture = figure(figsize=(7, 0.45 * len(rows) + 1.2))
     axes = picture.add_subplot()
@@ -94,7 +94,7 @@ def _speedups(figure: Any, rows: Sequence[Row]) -> Any:
     return picture
 
 
-def _against_alpha(figure: Any, rows: Sequence[Row]) -> Any:
+def _against_alpha(figure: Any, rows: Sequence[BenchRow]) -> Any:
     picture = figure(figsize=(7, 4.5))
     axes = picture.add_subplot()
     for row in rows:
@@ -144,9 +144,9 @@ def command(
         raise UsageError(f"{results}: that bench has not finished", hint="the command that began it continues it")
     records: dict[str, dict[str, list[Caption]]] = {}
     for one in content["records"]:
-        records.setdefault(one["contender"], {}).setdefault(one["path"], []).append(restored(one))
-    for file in draw([Row(**row) for row in content["rows"]], records, out):
-        note(f"drew {file}")
+        records.setdefault(one["contender"], {}).setdefault(one["path"], []).append(restore_caption(one))
+    for file in draw([BenchRow(**row) for row in content["rows"]], records, out):
+        print_note(f"drew {file}")
     return 0
 
 

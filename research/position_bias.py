@@ -18,16 +18,16 @@ import typer
 
 from research.commands import run
 from vidspec.bench import tables
-from vidspec.bench.loaded import Loaded, names_of
+from vidspec.bench.loaded import LoadedModels, profile_labels
 from vidspec.captioner import Captioner
-from vidspec.cli.bench import Clips, Form
+from vidspec.cli.bench import BenchFormat, ClipArguments
 from vidspec.cli.options import ModelOptions
-from vidspec.cli.printed import note, print_json
+from vidspec.cli.printed import print_json, print_note
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.events.events import Prefilled
-from vidspec.pruning.position_bias import Pair as Shares
 from vidspec.pruning.position_bias import PositionBias, at_borders, frame_shares, position_bias
+from vidspec.pruning.position_bias import SharePair as Shares
 
 __all__ = ["ClipBias", "biases", "block", "clip_bias", "main", "mean_bias", "over_bins", "table"]
 
@@ -163,13 +163,13 @@ def _pair(pair: Shares) -> str:
 
 def command(
     *,
-    clips: Clips = None,
+    clips: ClipArguments = None,
     profiles: Annotated[
         str,
         typer.Option("--profiles", help="Names or files as of `vidspec bench`; those that prune nothing are left out."),
     ] = DEFAULT,
     models: ModelOptions,
-    form: Annotated[Form, typer.Option("--format", help="json: shares by profile.")] = "markdown",
+    form: Annotated[BenchFormat, typer.Option("--format", help="json: shares by profile.")] = "markdown",
 ) -> int:
     """Say where in the video and its frames the visual tokens lie that each profile keeps; a Markdown table on stdout.
 
@@ -180,9 +180,9 @@ def command(
     named = list(clips or ()) or shipped()
     if missing := [clip for clip in named if not clip.is_file()]:
         raise UsageError(f"{missing[0]}: there is no such file")
-    loaded = Loaded(models.source)
+    loaded = LoadedModels(models.source)
     try:
-        found = biases({name: loaded.captioner(name) for name in names_of(profiles)}, named, note)
+        found = biases({name: loaded.captioner(name) for name in profile_labels(profiles)}, named, print_note)
     finally:
         loaded.close()
     if not found:

@@ -13,7 +13,7 @@ from vidspec.bench.bandwidth import weight_bytes
 from vidspec.engine.decoder import Decoder
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
-from vidspec.engine.layouts import Wanted
+from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["Language", "behind", "engine_of", "language", "rolled_back"]
@@ -39,7 +39,7 @@ def language(
     dtype: torch.dtype = torch.bfloat16,
     kind: Literal["fused", "stock"] = "fused",
     packed: bool | Literal["auto"] = "auto",
-    wanted: Wanted = None,
+    wanted: WeightFormat = None,
 ) -> Language:
     """A language model with M-RoPE and random weights; on the device ``meta`` it has none.
 
@@ -88,7 +88,7 @@ def behind(model: Language, clips: int, entries: int, margin: int) -> list[KVSpa
     slab.open(clips * room).free()  # so that it grows once
     spans = [slab.open(room) for _ in range(clips)]
     for span in spans:
-        for layer in span.writes(entries):
+        for layer in span.entries_to_write(entries):
             layer.normal_()
         span.length = entries
     return spans

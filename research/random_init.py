@@ -9,9 +9,9 @@ import torch
 
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.loading import check_kernels, prepare, unloadable
+from vidspec.models.loading import check_kernels, load_error, prepare_decoder
 from vidspec.models.placement import Placement
-from vidspec.models.unsupported import unsupported
+from vidspec.models.unsupported import unsupported_error
 from vidspec.registry import families
 
 __all__ = ["random_model"]
@@ -52,11 +52,11 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     try:
         read = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
     except Exception as error:  # whatever a config makes the library raise, the config is at fault
-        raise unloadable(str(file), error) from error
+        raise load_error(str(file), error) from error
     check_kernels(str(config), str(file))
     family = str(read.model_type)
     if family not in families.names():
-        raise unsupported(str(config), family)
+        raise unsupported_error(str(config), family)
     automatic: Any = transformers.AutoModelForImageTextToText
     kind: Any = families.get(family)
     try:
@@ -67,5 +67,5 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
         raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error
     tokenizer = _NoTokenizer(int(model.lm_head.weight.shape[0]))
     made = kind(str(config), model, tokenizer, {})
-    prepare(made, where)
+    prepare_decoder(made, where)
     return made  # type: ignore[no-any-return]

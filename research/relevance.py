@@ -125,7 +125,7 @@ def study(captioner: Captioner, path: Path) -> Clip:
 def _own(captioner: Captioner, clip: video.Clip, record: Caption) -> list[Token]:
     engine, asked = captioner.target, captioner.profile
     model, ids = engine.model, record.token_ids
-    prefix = model.prefix(model.see(model.preprocess(clip)), asked.generate.prompt, asked.generate.system)
+    prefix = model.prefix(model.encode(model.preprocess(clip)), asked.generate.prompt, asked.generate.system)
     read = engine.prefill(prefix, len(ids), states=True)
     assert read.visual_states is not None  # they were asked for
     (passed,) = engine.run([Rows(read.span, ids)])

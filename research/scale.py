@@ -22,23 +22,23 @@ from research.commands import run
 from research.random_init import random_model
 from vidspec.bench import bandwidth
 from vidspec.bench.interleaved import machine
-from vidspec.bench.loaded import Source
-from vidspec.bench.memory import Peak
-from vidspec.bench.passes import ALPHAS, MAX_ROWS, Passes, measure_passes, prefilled_at
+from vidspec.bench.loaded import ModelSource
+from vidspec.bench.memory import PeakMemory
+from vidspec.bench.passes import ALPHAS, MAX_ROWS, PassCosts, measure_passes, prefill_pruned
 from vidspec.bench.tables import table
-from vidspec.bench.turns import repeated, timed
-from vidspec.cli.bench import Form, counts
+from vidspec.bench.turns import run_repeated, time_call
+from vidspec.cli.bench import BenchFormat, parse_counts
 from vidspec.cli.options import ModelOptions
-from vidspec.cli.printed import note, print_facts, print_json
+from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.draft_length import speed
-from vidspec.draft_length.gamma import settled
+from vidspec.draft_length.gamma import settled_window
 from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import UsageError
 from vidspec.models import loading
-from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
+from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisualTokens
 from vidspec.video import Clip
 
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]
@@ -78,7 +78,7 @@ class Point:
         target: T_p(n) by rows.
         draft: T_q(alpha).
         kv: of the target's cache at the whole prompt.
-        peak: memory, as ``Peak`` has it; None where it cannot be read.
+        peak: memory, as ``PeakMemory`` has it; None where it cannot be read.
         forecast: by alpha.
     """
 
@@ -98,7 +98,7 @@ class Point:
 
 
 def measure_scale(
-    source: Source,
+    source: ModelSource,
     frames: Sequence[int],
     *,
     made: tuple[str, str | None] | None = None,
@@ -126,7 +126,7 @@ def measure_scale(
         torch.set_num_threads(threads)
     where = source.placement()
     names = source.names if made is None else made
-    build = loading.load if made is None else random_model
+    build = loading.load_model if made is None else random_model
     target = build(names[0], where)
     draft = None if names[1] is None else build(names[1], where)
     each = tokens_per_frame or (TOKENS_PER_FRAME if made is not None else _seen(target))
@@ -149,10 +149,10 @@ def _seen(model: VideoLanguageModel) -> int:
     """Visual tokens of a frame, as the model sees 8 grey ones."""
     grey = np.full((8, 256, 256, 3), 127, dtype=np.uint8)
     clip = Clip.of(grey, range(8))
-    return max(1, len(model.see(model.preprocess(clip))) // 8)
+    return max(1, len(model.encode(model.preprocess(clip))) // 8)
 
 
-def synthetic(model: VideoLanguageModel, tokens: int) -> Prefix:
+def synthetic(model: VideoLanguageModel, tokens: int) -> EmbeddedPrompt:
     """A prompt of ``tokens`` visual tokens in one frame and 32 of text, all random, seed 0."""
     length, place = tokens + TEXT, torch.arange(tokens, device=model.device)
     rng = torch.Generator().manual_seed(0)
@@ -169,7 +169,7 @@ def synthetic(model: VideoLanguageModel, tokens: int) -> Prefix:
     )
     ids = torch.zeros(length, dtype=torch.long, device=model.device)
     positions = torch.arange(length, device=model.device).expand(model.decoder.axes, 1, -1)
-    return Prefix(ids, embeds, positions, visual, length)
+    return EmbeddedPrompt(ids, embeds, positions, visual, length)
 
 
 def scale(
@@ -200,7 +200,7 @@ def scale(
     drafting, points = draft or target, list[Point]()
 
     def point(count: int, tokens: int) -> Point:
-        peak = Peak(target.device)
+        peak = PeakMemory(target.device)
         peak.reset()
         prefix = synthetic(target, tokens)
         own = prefix if draft is None else synthetic(draft, tokens)
@@ -237,21 +237,23 @@ def scale(
     return points
 
 
-def _read(engine: Engine, prefix: Prefix, alpha: float, repeats: int) -> tuple[float, KVSpan]:
+def _read(engine: Engine, prefix: EmbeddedPrompt, alpha: float, repeats: int) -> tuple[float, KVSpan]:
     """Seconds of a prefill, the median after a warm-up, and its sequence."""
     wait, spans = synchroniser(engine.model.device), list[KVSpan]()
 
     def once() -> float:
         spans.clear()  # two caches at once might not fit
-        return timed(lambda: spans.append(prefilled_at(engine, prefix, alpha)[0]), wait)
+        return time_call(lambda: spans.append(prefill_pruned(engine, prefix, alpha)[0]), wait)
 
-    return median(repeated({alpha: once}, repeats)[alpha]), spans[0]
+    return median(run_repeated({alpha: once}, repeats)[alpha]), spans[0]
 
 
-def _forecast(passes: Passes, alpha: float, prefill: float, draft_prefill: float, beta: float, tokens: int) -> Forecast:
+def _forecast(
+    passes: PassCosts, alpha: float, prefill: float, draft_prefill: float, beta: float, tokens: int
+) -> Forecast:
     verify, tq = pass_times(list(passes.target.items())), passes.draft[alpha]
     gamma, rate = speed.best_window(beta, verify, tq, lowest=1)
-    decode, beside = rate * verify(1), settled(verify, tq)
+    decode, beside = rate * verify(1), settled_window(verify, tq)
     return Forecast(
         gamma,
         decode,
@@ -313,13 +315,13 @@ def command(
     beta: Annotated[float, typer.Option("--beta", help="Acceptance of the speed-ups' forecast.")] = 0.8,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Length of the text end to end.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every measurement; medians.")] = 3,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with points.")] = "markdown",
+    form: Annotated[BenchFormat, typer.Option("--format", help="json: one object with points.")] = "markdown",
 ) -> int:
     """Measure how prefill, passes and memory grow with the number of frames, and forecast the speed-up.
 
     Times do not depend on weights: --random-init makes a target from its config alone.
     """
-    numbers = counts(frames, "--frames", "8,16,32")
+    numbers = parse_counts(frames, "--frames", "8,16,32")
     if not 0 <= beta < 1:
         raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
     if random_init is not None and (models.target or models.draft):
@@ -336,7 +338,7 @@ def command(
         new_tokens=tokens,
         repeats=repeats,
         threads=models.threads,
-        say=note,
+        say=print_note,
     )
     if form == "json":
         content = [one.to_dict() for one in points]

@@ -12,7 +12,7 @@ import typer
 
 from research.commands import run
 from vidspec.bench import tables
-from vidspec.cli.printed import Form, print_csv, print_json
+from vidspec.cli.printed import TableFormat, print_csv, print_json
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def command(
         float,
         typer.Option("--prefill-use", help="Of it, in vision and prompts.", rich_help_panel=AT_ONCE),
     ] = 0.5,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = "text",
+    form: Annotated[TableFormat, typer.Option("--format", help="json: one object with rows and notes.")] = "text",
 ) -> None:
     """Predict speed-ups without running a model: a paper's table, your own forward times, or many clips at once.
 
@@ -212,7 +212,7 @@ def _share(name: str, value: float) -> float:
     return value
 
 
-def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assumed, form: Form) -> None:
+def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assumed, form: TableFormat) -> None:
     from research.replay.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
 
     devices = [DEVICES[name] for name in _chosen("--device", device, DEVICES)]
@@ -232,7 +232,7 @@ def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assume
     _print_table("Many clips at once: plain decoding, and speculation beside it", BATCH_COLUMNS, rows, said, form)
 
 
-def _print_data(form: Form, rows: list[dict[str, Any]], notes: list[str], **about: Any) -> bool:
+def _print_data(form: TableFormat, rows: list[dict[str, Any]], notes: list[str], **about: Any) -> bool:
     """Print what programs read, JSON or CSV; False where people do."""
     if form == "json":
         print_json({**about, "rows": rows, "notes": notes})
@@ -241,7 +241,7 @@ def _print_data(form: Form, rows: list[dict[str, Any]], notes: list[str], **abou
     return form in ("json", "csv")
 
 
-def _print_replay(replay: Replay, form: Form) -> None:
+def _print_replay(replay: Replay, form: TableFormat) -> None:
     rows = [{name: _rounded(getattr(cell, name)) for name in TABLE_COLUMNS} for cell in replay.rows]
     deviations = [abs(row.deviation) for row in replay.rows if row.deviation is not None]
     mean = sum(deviations) / len(deviations) if deviations else None
@@ -259,7 +259,7 @@ def _print_replay(replay: Replay, form: Form) -> None:
     _print_table(f"{replay.paper}. {replay.where}", TABLE_COLUMNS, shown, notes, form)
 
 
-def _print_estimates(estimates: list[Estimate], times: Times, form: Form) -> None:
+def _print_estimates(estimates: list[Estimate], times: Times, form: TableFormat) -> None:
     columns = tuple(
         name for name in WHATIF_COLUMNS if name != "end_to_end" or any(one.end_to_end is not None for one in estimates)
     )
@@ -279,10 +279,10 @@ def _print_timelines(estimates: list[Estimate]) -> None:
     from rich.text import Text
 
     from research.replay.timeline import timeline
-    from vidspec.display.lanes import Glyphs
+    from vidspec.display.lanes import LaneGlyphs
 
     console = Console(highlight=False)
-    glyphs = Glyphs() if console.encoding.lower().startswith("utf") else Glyphs.ascii()
+    glyphs = LaneGlyphs() if console.encoding.lower().startswith("utf") else LaneGlyphs.ascii()
     for one in estimates:
         if one.run is not None and one.gamma:
             console.print(Text(f"\n{one.method}, gamma {one.gamma}", style="bold"))
@@ -303,7 +303,7 @@ def _cell(value: Any) -> str:
 
 
 def _print_table(
-    title: str, columns: tuple[str, ...], rows: list[dict[str, Any]], notes: list[str], form: Form
+    title: str, columns: tuple[str, ...], rows: list[dict[str, Any]], notes: list[str], form: TableFormat
 ) -> None:
     """On a terminal and as Markdown with a title and notes; in a pipe one line per row, tabs between the cells."""
     from rich.console import Console

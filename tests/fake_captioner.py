@@ -19,10 +19,10 @@ import torch
 
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
-from vidspec.events.events import Event, Finished, Load, Opened, Prefilled, Round
+from vidspec.events.events import Event, Finished, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
 from vidspec.events.wake import WakeEvent
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 TEXT = "A red circle\nmoves left."
 IDS = [7, 1, 2, 3, 9]
@@ -160,7 +160,7 @@ class FakeCaptioner:
 
     def serve(
         self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
-    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]:
+    ) -> Iterator[tuple[Hashable, Event | LoopLoad | Exception]]:
         flights: dict[Hashable, tuple[Iterator[Event], float]] = {}
         while True:
             over = arrivals.over
@@ -183,15 +183,15 @@ class FakeCaptioner:
                     del flights[key]
                 if said is not None:
                     yield key, said
-            yield None, Load(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
+            yield None, LoopLoad(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
 
     def dialogue(self, path: str, **asked_for: object) -> Dialogue:
-        def stream(request: Request) -> Iterator[Event]:
+        def stream(request: CaptionRequest) -> Iterator[Event]:
             turn = question("turn", len(request.earlier), request.prompt or "")
             for event in self.stream(request.path, **asked(request)):
                 yield Finished(replace(event.caption, question=turn)) if isinstance(event, Finished) else event
 
-        return Dialogue(stream, Request(path))
+        return Dialogue(stream, CaptionRequest(path))
 
     def warm_up(self) -> None:
         self.warm = True

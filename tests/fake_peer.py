@@ -5,7 +5,7 @@ import os
 import time
 
 from vidspec.errors import ModelError
-from vidspec.events.answering import answer
+from vidspec.events.answering import serve_functions
 
 WRONG = os.environ.get("FAKE_PEER", "")
 ODD = {
@@ -49,4 +49,4 @@ def main(about):
 
     if WRONG == "babbling":
         print("loading", flush=True)
-    answer(prepare)
+    serve_functions(prepare)

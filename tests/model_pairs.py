@@ -16,9 +16,9 @@ from models import (
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 #: Modules with a ``save`` for one family.
 OF_ONE = {
     "gemma4": checkpoints_gemma4,
@@ -63,7 +63,7 @@ class Pair:
     """
 
     def __init__(self, target, draft, tokens, **settings):
-        self.target, self.draft = (loading.load(str(model), PLACE) for model in (target, draft))
+        self.target, self.draft = (loading.load_model(str(model), PLACE) for model in (target, draft))
         self.tokens, self.settings = tokens, settings
         self.slots = {}
         self.plain = cache(lambda clip: self.captioner("ar").caption(clip).token_ids)

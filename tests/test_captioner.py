@@ -18,7 +18,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError, ModelError, VideoError
-from vidspec.events.events import Finished, Opened, Prefilled, Reading, Round
+from vidspec.events.events import Finished, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
 
@@ -146,7 +146,7 @@ def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkey
     monkeypatch.setattr(Engine, "chunk", 16)
     monkeypatch.setattr(serving, "EVERY", 0.0)
     events = list(captioner.stream(CLIP))
-    read = [event.tokens for event in events if isinstance(event, Reading)]
+    read = [event.tokens for event in events if isinstance(event, PrefillProgress)]
     prompt = next(event.prompt_tokens for event in events if isinstance(event, Prefilled))
     assert read == list(range(16, prompt, 16)) and {event.prompt_tokens for event in events[1 : len(read)]} == {prompt}
     kinds = [type(event) for event in events]
@@ -166,7 +166,7 @@ def test_the_baseline_is_plain_decoding_of_the_same_text(captioner, record):
 @pytest.mark.parametrize("positions", ["original", "compact"])
 def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions):
     again, read = other(captioner, {"prune.positions": positions}), []
-    reading = again.draft.reading
+    reading = again.draft.start_prefill
     monkeypatch.setattr(
         again.draft, "reading", lambda prefix, *given, **how: read.append(prefix) or reading(prefix, *given, **how)
     )
@@ -286,7 +286,7 @@ def test_a_clip_is_refused_before_it_is_decoded(captioner, monkeypatch, free, ki
     monkeypatch.setattr("vidspec.decoding.setup._context", lambda model: 1000)
     fps = 100.0 if kind == "context" else 1.0
     # What earlier clips left behind in the slab counts for nothing.
-    monkeypatch.setattr(Slab, "wants", lambda slab, room: room * slab.entry_bytes)
+    monkeypatch.setattr(Slab, "growth_bytes", lambda slab, room: room * slab.entry_bytes)
     with pytest.raises(GenerationError) as caught:
         other(captioner, {"video.frames": None, "video.fps": fps}).read(CLIP)
     assert caught.value.kind == kind and "--fps" in caught.value.hint and CLIP in caught.value.message

@@ -13,15 +13,15 @@ from tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.feed import Feed
-from vidspec.dataset.job import Job, JobConfig, Questions
-from vidspec.dataset.run import run
+from vidspec.dataset.job import Job, JobConfig, JobQuestions
+from vidspec.dataset.run import caption_jobs
 from vidspec.dataset.schema import record_schema
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
-from vidspec.models.placement import placement
-from vidspec.models.request import Exchange
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import DialogueTurn
 
 CLIP = str(shipped()[1])
 QUESTIONS = ("Describe the video.", "Where does the circle go?", "And then?")
@@ -52,11 +52,11 @@ def pair_of(tmp_path_factory):
 
     def pair(family):
         if family not in made:
-            folder, place = tmp_path_factory.mktemp(family), placement("cpu", "float32")
+            folder, place = tmp_path_factory.mktemp(family), resolve_placement("cpu", "float32")
             save = FAMILIES[family]
             made[family] = [
-                loading.load(str(save(folder / "target")), place),
-                loading.load(str(save(folder / "draft", noise=0.05)), place),
+                loading.load_model(str(save(folder / "target")), place),
+                loading.load_model(str(save(folder / "draft", noise=0.05)), place),
             ]
         return made[family]
 
@@ -79,7 +79,7 @@ def told_anew(captioner, answers, clip=CLIP):
     said, tokens = (), []
     for one in answers:
         tokens.append(captioner.caption(clip, prompt=one.question["prompt"], earlier=said).token_ids)
-        said = (*said, Exchange(one.question["prompt"], one.caption))
+        said = (*said, DialogueTurn(one.question["prompt"], one.caption))
     return tokens
 
 
@@ -160,11 +160,11 @@ class Reading:
     full_but([], [("vanilla-sd", 0.8), ("specvlm-chain", 0.0), ("tabed-mt-star", 0.0)]),
 )
 def test_in_company(pair_of, name, temperature):
-    heated, how = {"generate.temperature": temperature}, JobConfig(questions=Questions(QUESTIONS[:2], True), batch=4)
+    heated, how = {"generate.temperature": temperature}, JobConfig(questions=JobQuestions(QUESTIONS[:2], True), batch=4)
     fast = captioner(pair_of("llava_onevision"), name, **heated)
     clips = [str(clip) for clip in shipped()[:4]]
     with closing(Feed([Job(clip, number=at) for at, clip in enumerate(clips)], how, [Reading(fast)])) as feed:
-        found = list(run(fast, feed, how))
+        found = list(caption_jobs(fast, feed, how))
     for clip in clips:
         answers = [one.caption for one in found if one.job.path == clip]
         assert [one.token_ids for one in answers] == told_anew(
@@ -266,7 +266,7 @@ def test_a_turn_that_is_given_up_was_not_asked(pair_of):
     events = dialogue.stream("Never mind.")
     assert any(isinstance(one, Prefilled) for one in events)  # and no further
     events.close()
-    assert dialogue.exchanges == (Exchange(QUESTIONS[0], first.caption),)
+    assert dialogue.exchanges == (DialogueTurn(QUESTIONS[0], first.caption),)
     second = dialogue.ask(QUESTIONS[1])
     assert second.question["index"] == 1 and second.question["reused"] > second.counters["visual_tokens"]
     anew = fast.caption(CLIP, prompt=QUESTIONS[1], earlier=dialogue.exchanges[:1])
@@ -303,8 +303,8 @@ def test_a_template_that_rewrites_what_was_said(pair_of):
 
 
 def test_a_dialogue_that_has_become_too_long(tmp_path):
-    place = placement("cpu", "float32")
-    target = loading.load(str(checkpoints.save(tmp_path / "target", context=100)), place)
+    place = resolve_placement("cpu", "float32")
+    target = loading.load_model(str(checkpoints.save(tmp_path / "target", context=100)), place)
     dialogue = captioner((target, None), "ar").dialogue(CLIP)
     with pytest.raises(GenerationError, match="exceed the model's 100"):
         for _ in range(20):

@@ -14,7 +14,7 @@ from research.world.samples import draw
 from vidspec.decoding import loop
 from vidspec.engine import forward
 from vidspec.events.events import Finished
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 #: A draft in a process of its own needs a while before its first proposal, longer on a busy machine.
 TOKENS, LONG = 16, 64
@@ -68,7 +68,9 @@ def small(monkeypatch):
 def served(captioner, paths, batch, count):
     """The captions of ``count`` clips, ``batch`` at a time."""
     requests = [
-        Request(str(paths[i % len(paths)]), captioner.read(paths[i % len(paths)]), key=(i, str(paths[i % len(paths)])))
+        CaptionRequest(
+            str(paths[i % len(paths)]), captioner.read(paths[i % len(paths)]), key=(i, str(paths[i % len(paths)]))
+        )
         for i in range(count)
     ]
     found = {}
@@ -153,7 +155,7 @@ def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypa
     captioner = captioner_of(pair, "parallelvlm")
 
     def kept(batch):
-        requests = [Request(str(path), captioner.read(path), key=str(path)) for path in clips]
+        requests = [CaptionRequest(str(path), captioner.read(path), key=str(path)) for path in clips]
         read = {
             key: event for key, event in captioner.serve(Given(requests), batch=batch) if isinstance(event, Prefilled)
         }
@@ -182,7 +184,7 @@ def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
             return pruner(signals, alpha)
 
     captioner.setup.pruner = Broken()
-    requests = [Request(str(path), captioner.read(path), key=str(path)) for path in clips]
+    requests = [CaptionRequest(str(path), captioner.read(path), key=str(path)) for path in clips]
     ended = {}
     for key, event in captioner.serve(Given(requests), batch=4):
         if isinstance(event, (Finished, Exception)):

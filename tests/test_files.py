@@ -7,7 +7,7 @@ import time
 import pytest
 
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import Lock, read_whole, write_whole
+from vidspec.files import FileLock, read_whole, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -54,21 +54,21 @@ def test_what_has_no_end_is_not_read(tmp_path):
 
 
 def test_a_lock_keeps_others_out_and_leaves_no_file(tmp_path):
-    with Lock(tmp_path / "a.txt"):
+    with FileLock(tmp_path / "a.txt"):
         assert os.listdir(tmp_path) == [".a.txt.lock"]
         with pytest.raises(TimeoutError):
-            Lock(tmp_path / "a.txt")
+            FileLock(tmp_path / "a.txt")
     assert os.listdir(tmp_path) == []
-    with Lock(tmp_path / "a.txt") as lock:
+    with FileLock(tmp_path / "a.txt") as lock:
         lock.release()
-        with Lock(tmp_path / "a.txt"):
+        with FileLock(tmp_path / "a.txt"):
             lock.release()  # a second time: not the file of whoever has the lock now
             assert os.listdir(tmp_path) == [".a.txt.lock"]
 
 
 def counting(path, times):
     for _ in range(times):
-        with Lock(path, timeout=60):
+        with FileLock(path, timeout=60):
             count = int(path.read_text())
             time.sleep(0.0005)  # long enough that another would read the same
             path.write_text(str(count + 1))

@@ -11,7 +11,7 @@ from vidspec import garbage
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished, Opened
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 
 class Knot:
@@ -108,7 +108,7 @@ def test_no_full_collection_while_texts_are_decoded(captioner, eager, batch, mon
     with full_collections() as found:
         list(map(str, range(2000))), [[] for _ in range(3000)]
         assert found  # without it there are
-        source = Waiting(Request(str(number), clip, key=number) for number, clip in enumerate(clips))
+        source = Waiting(CaptionRequest(str(number), clip, key=number) for number, clip in enumerate(clips))
         texts = []
         for _, event in captioner.serve(source, batch=batch):
             if isinstance(event, Opened):
@@ -132,7 +132,7 @@ def test_a_long_run_frees_cyclic_garbage(captioner, eager, batch, monkeypatch):
     """Between clips, and where clips are always in flight, as one is admitted."""
     monkeypatch.setattr(garbage, "PATIENCE", 2)
     clip = captioner.read(shipped()[0])
-    source, knots = Waiting(Request(str(number), clip, key=number) for number in range(8)), []
+    source, knots = Waiting(CaptionRequest(str(number), clip, key=number) for number in range(8)), []
     with full_collections() as found:
         for _, event in captioner.serve(source, batch=batch):
             if isinstance(event, Finished):

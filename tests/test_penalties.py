@@ -18,15 +18,15 @@ from tiers import full_but
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
 from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
-from vidspec.engine.graphs import Graphs
-from vidspec.engine.penalties import History, Penalties
-from vidspec.engine.requests import alone
+from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.penalties import Penalties, PenaltyHistory
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 from vidspec.events.events import Finished
 
@@ -45,7 +45,7 @@ EACH = [
     Penalties(no_repeat_ngram=2),
     Penalties(1.3, 0.4, 3),
 ]
-LIMITS = Limits(LENGTH)
+LIMITS = StoppingRules(LENGTH)
 
 
 def penalised(table, penalties, prompt=PROMPT):
@@ -74,7 +74,7 @@ DRAFTERS = {
 
 def written(penalties, **drafting):
     """Text and counts of drafted and accepted tokens."""
-    one = on_tables(TARGET, LIMITS, history=History(penalties, PROMPT), **drafting)
+    one = on_tables(TARGET, LIMITS, history=PenaltyHistory(penalties, PROMPT), **drafting)
     rounds = rounds_of(sequential if drafting else autoregressive, one)
     return one.token_ids, sum(step.drafted for step in rounds), sum(step.accepted for step in rounds)
 
@@ -98,7 +98,7 @@ def test_greedy_texts_of_a_table(kind, penalties):
 def test_a_draft_that_equals_the_target_follows_its_penalties(kind, penalties):
     """So no window, or branch of a tree, is cut short, which is not so where it follows none."""
     _, drafted, accepted = written(penalties, **DRAFTERS[kind](TARGET))
-    one = on_tables(TARGET, LIMITS, history=History(penalties, PROMPT), **DRAFTERS[kind](TARGET))
+    one = on_tables(TARGET, LIMITS, history=PenaltyHistory(penalties, PROMPT), **DRAFTERS[kind](TARGET))
     one.drafter.history = None
     rounds = rounds_of(sequential, one)
     assert one.token_ids == greedy_text(penalised(TARGET, penalties), LIMITS)
@@ -109,20 +109,20 @@ def test_a_draft_that_equals_the_target_follows_its_penalties(kind, penalties):
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 def test_a_draft_beside_the_target_follows_them_wherever_it_is_cut(penalties):
     engine, table = ToyEngine(TARGET), penalised(TARGET, penalties)
-    text, expected = DraftText(engine, engine.start(), History(penalties, PROMPT)), []
+    text, expected = DraftText(engine, engine.start(), PenaltyHistory(penalties, PROMPT)), []
     for keep, tokens in [(0, []), (3, [5]), (6, [1, 2]), (7, [0])]:
         text.cut(keep, tokens)
         expected[keep:] = tokens
         for _ in range(6):
             expected.append(int(table(tuple(expected)).argmax()))
-            assert alone(text.extend()) == expected[-1]
+            assert run_to_completion(text.extend()) == expected[-1]
     assert text.tokens == expected
 
 
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 def test_weights_of_an_ensemble_rest_on_penalised_distributions(penalties):
     """At every verified position, the one of a bonus too, which its contexts read a round later."""
-    tables, history = contexts(2), History(penalties, PROMPT)
+    tables, history = contexts(2), PenaltyHistory(penalties, PROMPT)
     own, judge = [penalised(table, penalties) for table in tables], penalised(TARGET, penalties)
     drafter = ensemble(tables, GREEDY, RNG, "inverse")
     one = on_tables(TARGET, LIMITS, draft=drafter, gamma=3, history=history)
@@ -143,7 +143,7 @@ def test_weights_of_an_ensemble_rest_on_penalised_distributions(penalties):
 @pytest.mark.parametrize("kind", ["chain", "ensemble"])
 def test_a_drawn_window_carries_the_distributions_it_was_drawn_from(kind, penalties):
     """Penalised ones: by others the target would judge it wrongly."""
-    sampling, history = Sampling(0.9, 0.8), History(penalties, PROMPT)
+    sampling, history = Sampling(0.9, 0.8), PenaltyHistory(penalties, PROMPT)
     rng = torch.Generator().manual_seed(1)
     tables = [OTHER] if kind == "chain" else [OTHER, *contexts(1)]
     drafter = ensemble(tables, sampling, rng)
@@ -165,7 +165,7 @@ def test_a_drawn_window_carries_the_distributions_it_was_drawn_from(kind, penalt
 
 SMALL = random_table(11, 4, 1.2)
 SMALL_DRAFT = blend(SMALL, random_table(12, 4, 1.5), 0.6)
-SHORT = Limits(3, frozenset({3}))
+SHORT = StoppingRules(3, frozenset({3}))
 DRAWN = Penalties(1.5, 0.5, 2)
 SAMPLING = Sampling(0.8, 0.9)
 #: Between the penalties and the text stands a first token that is always 0: windows of two fit into texts of three.
@@ -192,7 +192,7 @@ def draws(way, count, penalties=DRAWN):
         elif given:
             tables = [shifted(SMALL_DRAFT), shifted(random_table(13, 4, 1.2))]
             given["draft"] = ensemble(tables, SAMPLING, rng)
-        limits, history = Limits(4, SHORT.eos), History(penalties, [1])
+        limits, history = StoppingRules(4, SHORT.eos), PenaltyHistory(penalties, [1])
         one = on_tables(shifted(SMALL), limits, sampling=SAMPLING, rng=rng, history=history, **given)
         rounds_of(sequential if given else autoregressive, one)
         assert one.token_ids[0] == 0
@@ -213,8 +213,10 @@ def test_drawn_texts_have_the_penalised_distribution(way):
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["chain", "greedy chain", "tree"])
 def test_rows_that_forget_drafted_tokens_are_found(way, monkeypatch):
-    after = History.after
-    monkeypatch.setattr(History, "after", lambda self, paths, *more: after(self, [()] * len(paths), *more))
+    after = PenaltyHistory.changes_for_paths
+    monkeypatch.setattr(
+        PenaltyHistory, "changes_for_paths", lambda self, paths, *more: after(self, [()] * len(paths), *more)
+    )
     assert p_value(draws(way, 2000), distribution()) < SIGNIFICANCE
 
 
@@ -290,7 +292,7 @@ class Repeating(Pair):
         """By ``generate``."""
         captioner = self.captioner("ar")
         pixels = self.target.preprocess(captioner.read(CLIPS[clip]))
-        prefix = self.target.prefix(self.target.see(pixels), captioner.profile.generate.prompt)
+        prefix = self.target.prefix(self.target.encode(pixels), captioner.profile.generate.prompt)
         wanted = {key.removeprefix("generate."): value for key, value in SETTINGS.get(settings, {}).items()}
         more = LogitsProcessorList()
         if "presence_penalty" in wanted:
@@ -355,7 +357,7 @@ def test_replayed_passes(pair, monkeypatch, profile):
     """A device that feeds a chain's tokens back by itself knows no penalties: with them it is asked pass by pass."""
     fed_back = []
     for model in (pair.target, pair.draft):
-        graphs = Graphs(model.decoder, standin.attention)
+        graphs = ReplayedPasses(model.decoder, standin.attention)
         greedy = graphs.greedy
         monkeypatch.setattr(graphs, "greedy", lambda *given, greedy=greedy: fed_back.append(given) or greedy(*given))
         monkeypatch.setattr(model.decoder, "graphs", graphs)

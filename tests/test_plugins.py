@@ -15,7 +15,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
-from vidspec.registry import configured
+from vidspec.registry import build_part
 
 MINE = """
 from typing import Annotated
@@ -78,7 +78,7 @@ def test_options_reach_the_constructor(folder):
     (folder / "mine.yaml").write_text(text)
     profile = profiles.load("own/mine.yaml", env={})
     prune = profile.prune.model_dump(exclude_defaults=True)
-    assert configured(registry.pruners.get("mine"), prune, depth=4).size == 3
+    assert build_part(registry.pruners.get("mine"), prune, depth=4).size == 3
     assert profiles.override(profile, {"prune.options.size": "4"}).prune.options == {"size": 4}
     assert profiles.override(profile, {"prune.method": "uniform"}).prune.options == {}
 

@@ -22,7 +22,7 @@ from fake_captioner import FakeCaptioner
 from test_readme import PAGES, ROOT, console_lines
 
 from vidspec import cli
-from vidspec.dataset.pool import Factory
+from vidspec.dataset.pool import CaptionerFactory
 from vidspec.embedded.samples import shipped
 
 pytestmark = pytest.mark.full
@@ -113,7 +113,7 @@ def faked(monkeypatch):
     module = ModuleType("vidspec.captioner")
     module.Captioner = FakeCaptioner
     monkeypatch.setitem(sys.modules, "vidspec.captioner", module)
-    monkeypatch.setattr(Factory.__init__, "__defaults__", ("fake_captioner:FakeCaptioner",))
+    monkeypatch.setattr(CaptionerFactory.__init__, "__defaults__", ("fake_captioner:FakeCaptioner",))
 
 
 def run(line, capfd):

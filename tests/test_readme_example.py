@@ -15,8 +15,8 @@ from research import position_bias
 from vidspec import cli, registry
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.pruning.base import budget
-from vidspec.registry import configured
+from vidspec.pruning.base import kept_count
+from vidspec.registry import build_part
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/extend.md"
 FILES = {"python": "inner_attention.py", "yaml": "inner.yaml"}
@@ -51,12 +51,12 @@ def command(blocks, program):
 
 def test_the_pruner_keeps_its_contract(folder):
     prune = profiles.load("inner.yaml", env={}).prune
-    pruner = configured(registry.pruners.get(prune.method), {**prune.model_dump(), "options": {"border": 2}}, depth=4)
+    pruner = build_part(registry.pruners.get(prune.method), {**prune.model_dump(), "options": {"border": 2}}, depth=4)
     assert pruner.border == 2
     for visual in (visual_tokens(4, 6, 5), visual_tokens(2, 3, 3), irregular_tokens(3, 5, 4)):
         for alpha in (0.0, 0.5, 0.9, 0.99):
             kept = pruner(random_signals(visual, pruner.needs), alpha)
-            assert len(kept) == budget(len(visual), alpha) and kept.tolist() == sorted(set(kept.tolist()))
+            assert len(kept) == kept_count(len(visual), alpha) and kept.tolist() == sorted(set(kept.tolist()))
     visual = visual_tokens(4, 6, 5)
     kept = pruner(random_signals(visual, pruner.needs), 0.7)
     assert torch.isin(visual.row[kept[:-1]], torch.tensor([2, 3])).all() and kept[-1] == len(visual) - 1

@@ -12,7 +12,7 @@ from tiers import full_but
 
 from vidspec.drafting.base import FreeDrafter
 from vidspec.events.events import Finished
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 from vidspec.registry import drafters, families
 
 CLIP = CLIPS["two-objects"]
@@ -64,7 +64,7 @@ def pair(request, tmp_path_factory):
 def test_rejections_at_every_place(pair, gamma, batch):
     Scripted.clips = count()
     captioner = pair.captioner("vanilla-sd", {"draft.kind": "scripted", "draft.gamma": gamma})
-    arrivals = Given([Request(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
+    arrivals = Given([CaptionRequest(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
     said = [event.caption for _, event in captioner.serve(arrivals, batch=batch) if isinstance(event, Finished)]
     assert [one.token_ids for one in said] == [Scripted.whole] * batch
     assert {length for one in said for length in one.counters["accepted_lengths"]} == set(range(gamma + 1))

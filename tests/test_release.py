@@ -15,13 +15,13 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.protocol import PrefillDraft, Propose, Proposed
 from vidspec.decoding.workers.draft import DraftWorker
-from vidspec.decoding.workers.frames import drop, share
-from vidspec.decoding.workers.messages import OpenClip, Order
+from vidspec.decoding.workers.frames import release_frames, share_frames
+from vidspec.decoding.workers.messages import ClipOrder, OpenClip
 from vidspec.embedded.samples import shipped
-from vidspec.events.events import Again, Finished, Prefilled
-from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.events.events import Finished, Prefilled, Restarted
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.llava_onevision import LlavaOnevision
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 from vidspec.video import Clip
 
 CLIPS = 4
@@ -82,7 +82,7 @@ def requests(captioner, paths):
     for path in paths:
         clip = captioner.read(path)
         frames += [weakref.ref(clip), weakref.ref(clip.frames)]
-        found.append(Request(path, clip, key=path, reread=partial(captioner.read, path)))
+        found.append(CaptionRequest(path, clip, key=path, reread=partial(captioner.read, path)))
     return Given(found), frames
 
 
@@ -178,7 +178,7 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
         read, found = 0, {}
         for key, event in captioner.serve(source, batch=2):
             read += isinstance(event, Prefilled)
-            if isinstance(event, Again):
+            if isinstance(event, Restarted):
                 again.append(key)
             elif isinstance(event, Finished):
                 found[key] = event.caption.token_ids
@@ -190,15 +190,15 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         read, sent = captioner.read(shipped()[0]), []
         profile = profiles.override(captioner.profile, {"schedule.kind": "parallel"})
-        block = share(read.frames)
+        block = share_frames(read.frames)
         order = OpenClip(
             1, profile, block.name, read.frames.shape, None, tuple(read.timestamps), "What?", None, (), 99, True, {}
         )
         worker = DraftWorker(captioner.draft, sent.append)
         worker.take(order)
-        drop(block)
-        worker.take(Order(1, PrefillDraft(None, frozenset())))
-        worker.take(Order(1, Propose(0, 8)))
+        release_frames(block)
+        worker.take(ClipOrder(1, PrefillDraft(None, frozenset())))
+        worker.take(ClipOrder(1, Propose(0, 8)))
         while worker.busy:
             worker.turn()
         assert len([one for one in sent if isinstance(getattr(one, "result", None), Proposed)]) == 8
@@ -208,9 +208,15 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
 def test_an_outline_has_the_places_of_the_prompt(pair):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         model, clip = captioner.target.model, captioner.read(shipped()[0])
-        prefix = model.prefix(model.see(model.preprocess(clip)), "What moves?")
+        prefix = model.prefix(model.encode(model.preprocess(clip)), "What moves?")
         outline, kept = prefix.outline(), torch.arange(3)
-        assert isinstance(prefix, Prefix) and outline.length == prefix.length and outline.text_ids == prefix.text_ids
+        assert (
+            isinstance(prefix, EmbeddedPrompt)
+            and outline.length == prefix.length
+            and outline.text_ids == prefix.text_ids
+        )
         assert torch.equal(outline.rows_kept(kept), prefix.rows_kept(kept))
         assert outline.embeds.numel() == outline.visual.features.numel() == 0
-        assert isinstance(model.see(model.preprocess(clip)), Seen) and isinstance(model.preprocess(clip), Pixels)
+        assert isinstance(model.encode(model.preprocess(clip)), VisionOutput) and isinstance(
+            model.preprocess(clip), Pixels
+        )

@@ -12,13 +12,13 @@ from research.world.samples import draw
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.draft_length.batch import START
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
-from vidspec.events.events import Again, Finished, Load, Opened, Prefilled
+from vidspec.events.events import Finished, LoopLoad, Opened, Prefilled, Restarted
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 CLIPS = 6
 
@@ -71,14 +71,14 @@ def under(loaded, name, **overrides):
 
 def arrivals(clips, order=None, **asked):
     paths = list(order or clips)
-    return Given([Request(path, clips[path], key=path, **asked) for path in paths])
+    return Given([CaptionRequest(path, clips[path], key=path, **asked) for path in paths])
 
 
 def served(captioner, source, batch, wake=None):
     """What became of each clip, in the order they ended; and how the whole stood meanwhile."""
     ended, loads = {}, []
     for key, said in captioner.serve(source, batch=batch, wake=wake):
-        if isinstance(said, Load):
+        if isinstance(said, LoopLoad):
             loads.append(said)
         elif isinstance(said, Finished):
             ended[key] = said.caption.token_ids
@@ -117,7 +117,7 @@ def test_texts_do_not_depend_on_batch_order_or_neighbours(loaded, clips, name):
 def test_events_of_a_clip_are_those_it_has_alone(loaded, clips):
     said = {}
     for key, event in loaded.serve(arrivals(clips), batch=4):
-        if not isinstance(event, Load):
+        if not isinstance(event, LoopLoad):
             said.setdefault(key, []).append(event)
     for path, clip in clips.items():
         alone = list(loaded.stream(path, clip=clip))
@@ -150,7 +150,7 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clip
     def feed():
         for path, clip in clips.items():
             time.sleep(0.01)
-            source.arrivals.append(Request(path, clip, key=path))
+            source.arrivals.append(CaptionRequest(path, clip, key=path))
             wake.set()
         done.set()
         wake.set()
@@ -182,8 +182,8 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(loaded, clips, monkeypat
     expected, _ = served(loaded, arrivals(clips), 1)
     first, second, *_ = clips
     failing = [
-        Request("nothing.mp4", key="nothing"),
-        Request("late.mp4", clips[first], key="late", timeout=1.0, spent=2.0),
+        CaptionRequest("nothing.mp4", key="nothing"),
+        CaptionRequest("late.mp4", clips[first], key="late", timeout=1.0, spent=2.0),
     ]
     read = loaded.setup.read
 
@@ -217,7 +217,7 @@ def test_who_finds_no_memory_in_company_is_done_again_alone(loaded, clips, monke
     again = []
     ended = {}
     for key, said in loaded.serve(arrivals(clips), batch=3):
-        if isinstance(said, Again):
+        if isinstance(said, Restarted):
             again.append(key)
         elif isinstance(said, Finished):
             ended[key] = said.caption.token_ids
@@ -241,7 +241,7 @@ def test_memory_bounds_how_many_are_let_in(loaded, clips, monkeypatch):
     monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: 1000)
     seen = []
     for _, said in loaded.serve(arrivals(clips), batch=5):
-        if isinstance(said, Load):
+        if isinstance(said, LoopLoad):
             seen.append(said.clips)
     assert max(seen) == 1
 
@@ -299,8 +299,8 @@ def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
 def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(loaded, clips):
     captioner = under(loaded, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
-        one = captioner.start(Request(path, clip, prompt="What moves?"), Trace())
-        alone(one.steps)
+        one = captioner.start(CaptionRequest(path, clip, prompt="What moves?"), Trace())
+        run_to_completion(one.steps)
         seed = captioner.caption(path, clip=clip, prompt="What moves?").seed
         assert one.rng.initial_seed() == one.seed == one.events[-1].caption.seed == seed
 
@@ -309,8 +309,8 @@ def test_sampled_texts_are_each_clips_own(loaded, clips):
     """The same clip under several keys is answered the same, whoever is beside it."""
     captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2})
     (path, clip), *_ = clips.items()
-    twice = Given([Request(path, clip, key=number) for number in range(3)])
-    mixed = Given([*arrivals(clips).arrivals, Request(path, clip, key="again")])
+    twice = Given([CaptionRequest(path, clip, key=number) for number in range(3)])
+    mixed = Given([*arrivals(clips).arrivals, CaptionRequest(path, clip, key="again")])
     same, _ = served(captioner, twice, 3)
     others, _ = served(captioner, mixed, 4)
     assert same[0] == same[1] == same[2] == others["again"] == others[path]

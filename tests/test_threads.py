@@ -17,8 +17,8 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.engine import exclusive
 from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError, VidspecError
-from vidspec.events.events import Again, Finished, Opened, Prefilled, Round
-from vidspec.models.request import Exchange, Request
+from vidspec.events.events import Finished, Opened, Prefilled, Restarted, Round
+from vidspec.models.request import CaptionRequest, DialogueTurn
 
 QUESTIONS = ("Describe the video.", "What moves?")
 #: Seconds after which a thread counts as blocked.
@@ -43,7 +43,7 @@ def ids_of(dialogue):
 
 def served(captioner, path, clip):
     """The answers to both questions, from one call of ``serve``."""
-    source = Given([Request(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
+    source = Given([CaptionRequest(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
     ended = {key: said.caption.token_ids for key, said in captioner.serve(source) if isinstance(said, Finished)}
     return [ended[prompt] for prompt in QUESTIONS]
 
@@ -188,8 +188,8 @@ def test_an_interrupted_call_costs_the_others_time_alone(loaded, clips, monkeypa
         patch.setattr(loaded._serving.loop, "turn", interrupted)
         loaded.caption(second, clip=clips[second])
     events = list(held)
-    again = [event for event in events if isinstance(event, (Again, Opened, Prefilled))]
-    assert [type(event) for event in again] == [Again, Opened, Prefilled] and finished(events) == expected
+    again = [event for event in events if isinstance(event, (Restarted, Opened, Prefilled))]
+    assert [type(event) for event in again] == [Restarted, Opened, Prefilled] and finished(events) == expected
     assert loaded.target.model.decoder.slab.used == 0
 
 
@@ -223,7 +223,7 @@ def test_a_call_without_memory_beside_others_is_repeated_alone(loaded, clips, mo
     held = loaded.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
     events = list(loaded.stream(second, clip=clips[second]))
-    assert any(isinstance(event, Again) for event in events) and finished(events) == expected[second]
+    assert any(isinstance(event, Restarted) for event in events) and finished(events) == expected[second]
     assert finished(held) == expected[first]
 
 
@@ -331,7 +331,7 @@ def test_threads_that_share_a_dialogue_take_turns(loaded, clips):
     for question, answer in dialogue.exchanges:
         again = loaded.caption(path, clip=clip, prompt=question, earlier=said)
         assert again.token_ids == answers[question]
-        said = (*said, Exchange(question, answer))
+        said = (*said, DialogueTurn(question, answer))
 
 
 def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(loaded, clips):

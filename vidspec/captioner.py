@@ -19,40 +19,40 @@ from typing_extensions import Unpack
 from vidspec import garbage, video
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
-from vidspec.decoding.admission import Claim
-from vidspec.decoding.calls import Arrivals, News, SingleArrival
+from vidspec.decoding.admission import MemoryClaim
+from vidspec.decoding.calls import Arrivals, ServingEvents, SingleArrival
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.plain_step import time_plain_step
-from vidspec.decoding.prompts import Prompts
+from vidspec.decoding.prompts import PromptQueue
 from vidspec.decoding.report import report
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Serving
-from vidspec.decoding.setup import Setup
+from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers import places
-from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.draft_length.pace import Pace
+from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.draft_length.pace import WindowController
 from vidspec.embedded import ships
 from vidspec.engine.decoder import LanguageModel
-from vidspec.engine.device import synchroniser, take_one_core
+from vidspec.engine.device import synchroniser, use_one_core
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps
 from vidspec.errors import ArgumentError, ClosedError, GenerationError, ModelError
-from vidspec.events.events import Again, Event, Finished, Load, Opened, Prefilled
-from vidspec.events.record import Caption, Models
+from vidspec.events.events import Event, Finished, LoopLoad, Opened, Prefilled, Restarted
+from vidspec.events.record import Caption, ModelsRecord
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
-from vidspec.models.base import Pixels, Seen, VideoLanguageModel
+from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
 from vidspec.models.head import Head
-from vidspec.models.identity import check_sight
+from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
-from vidspec.models.request import Exchange, Question, Request
-from vidspec.models.vision_worker import VisionWorker, possible
+from vidspec.models.request import CaptionRequest, DialogueTurn, Question
+from vidspec.models.vision_worker import VisionWorker, is_available
 from vidspec.registry import nearest
 
-__all__ = ["Asked", "Captioner"]
+__all__ = ["CaptionOptions", "Captioner"]
 
 _PLAIN = {
     "models.captioner": None,
@@ -66,7 +66,7 @@ _PLAIN = {
 }
 
 
-class Asked(TypedDict, total=False):
+class CaptionOptions(TypedDict, total=False):
     """What a clip is asked differently from the profile; a missing or None entry leaves the profile's.
 
     ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
@@ -78,7 +78,7 @@ class Asked(TypedDict, total=False):
     prompt: str | None
     system: str | None
     clip: video.Clip | None
-    earlier: tuple[Exchange, ...]
+    earlier: tuple[DialogueTurn, ...]
 
 
 class Captioner:
@@ -112,34 +112,36 @@ class Captioner:
         *,
         embedded: bool = False,
         describe: ImageCaptioner | None = None,
-        slot: DraftSlot | None = None,
+        slot: DraftProcessSlot | None = None,
         head: Head | None = None,
     ) -> None:
         if draft is not None:
             loading.check_pair(target, draft)
-            check_sight(draft, shown=profile.shows_the_video or (profile.describes and describe is None))
+            require_vision(draft, shown=profile.shows_the_video or (profile.describes and describe is None))
         self.profile, self.embedded = profile, embedded
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
-            describe = DraftCaptioner(draft, beside=places.room_for_two(target.device, draft.device))
+            describe = DraftCaptioner(draft, beside=places.has_room_for_two(target.device, draft.device))
         #: Whether another thread encodes clips, beside the passes.
         self.has_feed = False
         self._vision_worker: VisionWorker | None = None
-        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
+        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
+            WeakKeyDictionary()
+        )
         self.slot = slot if profile.concurrent else None
         if profile.concurrent and slot is None:
             drafting = target if draft is None else draft
-            self.slot = DraftSlot(drafting.source, places.of_draft(profile), profile)
+            self.slot = DraftProcessSlot(drafting.source, places.draft_placement(profile), profile)
         if self.slot is not None:
             self.slot.target = target
-        self._setup: Setup | None = Setup.of(
+        self._setup: DecodingSetup | None = DecodingSetup.of(
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
         self._serving = Serving(synchroniser(*self.devices))
         _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> DecodingSetup:
         """The parts of the profile.
 
         Raises:
@@ -178,8 +180,8 @@ class Captioner:
         wanted = profile.models
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
-        where, beside = places.of_target(profile), places.of_draft(profile)
-        hub.require(profile.named_models)
+        where, beside = places.target_placement(profile), places.draft_placement(profile)
+        hub.require_models(profile.named_models)
         embedded = wanted.pair is not None
         if wanted.pair is not None:
             folder = loading.embedded_folder(wanted.pair, "target")
@@ -195,24 +197,24 @@ class Captioner:
         with ExitStack() as undo:
             # The target last: a map of it counts the memory that is left.
             whole = replace(beside, weights=None)
-            describe = image_captioner.load(wanted.captioner, whole) if wanted.captioner else None
+            describe = image_captioner.load_image_captioner(wanted.captioner, whole) if wanted.captioner else None
             draft = slot = None
             if profile.concurrent:
-                slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
+                slot = DraftProcessSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
-                draft = loading.load(names[1], beside, text=True)
-            target = loading.load(names[0], where)
+                draft = loading.load_model(names[1], beside, text=True)
+            target = loading.load_model(names[0], where)
             if embedded:
                 target.name = "embedded/target"
                 if draft is not None:
                     draft.name = "embedded/draft"
             head: Head | None = None
             if profile.names_a_head:
-                head = eagle3.load(names[1], target, beside)
+                head = eagle3.load_eagle3(names[1], target, beside)
                 head.name = "embedded/head" if embedded else head.name
             elif profile.drafts_with_a_head:
-                head = mtp.load(target)
+                head = mtp.load_mtp(target)
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
             if slot is not None:
                 slot.ready()  # it was loading meanwhile; what is wrong with it is said now
@@ -245,7 +247,7 @@ class Captioner:
             drafter.close()
 
     @property
-    def models(self) -> Models:
+    def models(self) -> ModelsRecord:
         """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
         model, decoder = self.target.model, self.target.model.decoder
         adapter = self.profile.models.adapter
@@ -262,32 +264,34 @@ class Captioner:
         }
 
     @property
-    def pace(self) -> Pace | None:
+    def pace(self) -> WindowController | None:
         """What chooses windows, and so wants to hear of passes."""
         return self.setup.pace
 
-    def needs(self, request: Request) -> list[Claim]:
+    def needs(self, request: CaptionRequest) -> list[MemoryClaim]:
         """What a clip takes of each model and of its device.
 
         Of a draft as if it saw what the target sees; of one in another process on the target's device, whose slab is
         not known here, as much memory as the target takes.
         """
-        generate, model, sound = self.profile.generate, self.target.model, request.shown.sound
-        frames, height, width, _ = request.shown.frames.shape
+        generate, model, sound = self.profile.generate, self.target.model, request.frames.sound
+        frames, height, width, _ = request.frames.frames.shape
         text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
         visual = model.visual_tokens(frames, height, width)
         visual += 0 if sound is None else model.audio_tokens(len(sound))
         tokens = visual + model.text_tokens(*text)
         entries, read = tokens + self.setup.room, model.reading_bytes(visual, tokens)
-        claims = [Claim(model, entries, *read)]
+        claims = [MemoryClaim(model, entries, *read)]
         if self.draft is not None and self.profile.shows_the_video:
-            claims.append(Claim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
+            claims.append(MemoryClaim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
         if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
-            claims.append(Claim(model, 0, *read, beside=entries * model.decoder.slab.entry_bytes))
+            claims.append(MemoryClaim(model, 0, *read, beside=entries * model.decoder.slab.entry_bytes))
         if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
-            claims.append(Claim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0))
+            claims.append(
+                MemoryClaim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0)
+            )
         if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own
-            claims.append(Claim(model, entries, 0, 0))
+            claims.append(MemoryClaim(model, entries, 0, 0))
         return claims
 
     @property
@@ -335,15 +339,15 @@ class Captioner:
             return None
         return "embedded/draft" if self.embedded else self.slot.model
 
-    def caption(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
+    def caption(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
         _check_arguments("caption", asked)
-        for event in self._alone(Request(str(path), **asked), result_only=True):
+        for event in self._caption_one(CaptionRequest(str(path), **asked), result_only=True):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
-    def baseline(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
+    def baseline(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Caption:
         """Plain decoding of the same target on the same clip, with the same engine, cache and kernels."""
         _check_arguments("baseline", asked)
         plain = profiles.override(self.profile, _PLAIN)
@@ -376,17 +380,17 @@ class Captioner:
             )
             once.caption("", clip=clip)
 
-    def stream(self, path: str | Path, **asked: Unpack[Asked]) -> Iterator[Event]:
+    def stream(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Iterator[Event]:
         """Caption one clip, event by event.
 
         Args:
             path: a video file.
-            asked: what differs from the profile, see :class:`Asked`.
+            asked: what differs from the profile, see :class:`CaptionOptions`.
 
         Yields:
             ``Opened``, ``Reading`` now and then while a long prompt is read, ``Prefilled``, one ``Round`` per
             verification, and ``Finished`` with the record. Where the
-            draft's process dies or hangs, ``Again``, and from ``Prefilled`` on anew with another, once.
+            draft's process dies or hangs, ``Restarted``, and from ``Prefilled`` on anew with another, once.
 
         Raises:
             VideoError: the file gives no frames.
@@ -395,35 +399,35 @@ class Captioner:
             ArgumentError: an argument is unknown; raised by the call itself.
         """
         _check_arguments("stream", asked)
-        return self._alone(Request(str(path), **asked))
+        return self._caption_one(CaptionRequest(str(path), **asked))
 
-    def dialogue(self, path: str | Path, **asked: Unpack[Asked]) -> Dialogue:
+    def dialogue(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Dialogue:
         """Read a clip, to ask about it again and again: each turn is read behind the caches of those before.
 
         Args:
             path: a video file.
-            asked: see :class:`Asked`; ``prompt`` means nothing here.
+            asked: see :class:`CaptionOptions`; ``prompt`` means nothing here.
 
         Raises:
             VideoError: the file gives no frames.
         """
         _check_arguments("dialogue", asked)
-        return Dialogue(self._alone, self._opened(path, asked))
+        return Dialogue(self._caption_one, self._opened(path, asked))
 
-    def captions(self, path: str | Path, prompts: Items[str], **asked: Unpack[Asked]) -> list[Caption]:
+    def captions(self, path: str | Path, prompts: Items[str], **asked: Unpack[CaptionOptions]) -> list[Caption]:
         """What a clip is answered to each of several prompts; it is read once, and they are decoded together.
 
         Args:
             path: a video file.
             prompts: one after the other.
-            asked: see :class:`Asked`; ``prompt`` means nothing here.
+            asked: see :class:`CaptionOptions`; ``prompt`` means nothing here.
 
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
         """
         _check_arguments("captions", asked)
         request = self._opened(path, asked)
-        waiting = Prompts(
+        waiting = PromptQueue(
             [
                 replace(request, key=number, prompt=prompt, question=Question("prompt", number))
                 for number, prompt in enumerate(prompts)
@@ -441,13 +445,13 @@ class Captioner:
                     answers[key] = said.caption
         return [answers[number] for number in range(len(prompts))]
 
-    def _opened(self, path: str | Path, asked: Asked) -> Request:
-        request = Request(str(path), **asked)
+    def _opened(self, path: str | Path, asked: CaptionOptions) -> CaptionRequest:
+        request = CaptionRequest(str(path), **asked)
         if request.clip is not None:
             return request
         return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
 
-    def _alone(self, request: Request, *, result_only: bool = False) -> Generator[Event, None, None]:
+    def _caption_one(self, request: CaptionRequest, *, result_only: bool = False) -> Generator[Event, None, None]:
         """The events of one clip, or its ``Finished`` alone."""
         trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
@@ -462,10 +466,10 @@ class Captioner:
             for _, news in events:
                 if isinstance(news, Exception):
                     raise news
-                if not isinstance(news, Load):
+                if not isinstance(news, LoopLoad):
                     yield news
 
-    def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> News:
+    def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
         """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
 
         What a clip is answered does not depend on the others. Calls of other threads share the passes, as clips of one
@@ -540,37 +544,37 @@ class Captioner:
         """
         if threading.current_thread() is not threading.main_thread():
             self.has_feed = True
-            take_one_core()
-        models = self._lookers
-        made: dict[VideoLanguageModel, Pixels | Seen] = {}
+            use_one_core()
+        models = self._vision_models
+        made: dict[VideoLanguageModel, Pixels | VisionOutput] = {}
         if self._vision_worker is not None and self._vision_worker.alive:
             with suppress(OSError):  # it is done here then
-                made.update(zip(models, self._vision_worker.see(clip), strict=True))
+                made.update(zip(models, self._vision_worker.encode(clip), strict=True))
         for model in models if not made else ():
             pixels = model.preprocess(clip)
-            made[model] = model.see(pixels) if model.device.type == "cpu" else pixels
+            made[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
         self._ahead[clip] = made
         return sum(_bytes_of(one) for one in made.values())
 
-    def look_beside(self) -> None:
+    def start_vision_worker(self) -> None:
         """Have :meth:`prepare` work in a process of its own, where there can be one; before other threads call it."""
-        if self._vision_worker is None and self._lookers and possible(self._lookers):
-            self._vision_worker = VisionWorker(self._lookers)
+        if self._vision_worker is None and self._vision_models and is_available(self._vision_models):
+            self._vision_worker = VisionWorker(self._vision_models)
 
     @property
-    def _lookers(self) -> list[VideoLanguageModel]:
+    def _vision_models(self) -> list[VideoLanguageModel]:
         """Models in this process that are shown the video."""
         seeing = (self.target, self.draft if self.profile.shows_the_video else None)
         return [engine.model for engine in seeing if engine is not None]
 
-    def _whole(self, request: Request) -> Request:
+    def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
         """With what the profile asks, and what was made of the clip before."""
         generate = self.profile.generate
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
-        ahead, return_probs = self._ahead.pop(request.shown, {}), request.return_probs or self.return_probs
+        ahead, return_probs = self._ahead.pop(request.frames, {}), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
 
-    def start(self, request: Request, trace: Trace) -> Sequence:
+    def start(self, request: CaptionRequest, trace: Trace) -> Sequence:
         """The sequence of a clip whose frames have been read; its events are those of :meth:`stream`.
 
         Args:
@@ -585,10 +589,10 @@ class Captioner:
         return sequence
 
     def _decoded(self, sequence: Sequence) -> Steps[None]:
-        sequence.job = self._whole(sequence.job)
+        sequence.job = self._with_defaults(sequence.job)
         for attempt in (1, 2):
             try:
-                if sequence.job.reread is not None and not sequence.job.shown.frames.size:
+                if sequence.job.reread is not None and not sequence.job.frames.frames.size:
                     sequence.job = replace(sequence.job, clip=sequence.job.reread())
                 sequence.attempt(self.setup)
                 yield from decode(sequence)
@@ -598,12 +602,13 @@ class Captioner:
                     raise
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
             except torch.OutOfMemoryError as error:
+                count = len(sequence.job.frames.frames)
                 raise GenerationError(
-                    f"{sequence.job.path}: {len(sequence.job.shown.frames)} frames do not fit into the device's memory",
+                    f"{sequence.job.path}: {count} frames do not fit into the device's memory",
                     hint="fewer --frames, or a smaller dtype",
                     kind="memory",
                 ) from error
-            sequence.emit(Again(why))
+            sequence.emit(Restarted(why))
         if self._can_estimate(sequence):
             sequence.deadline = None  # its text is complete
             sequence.plain_step_s = yield from time_plain_step(sequence)
@@ -618,16 +623,16 @@ class Captioner:
         return self.estimates_speedup and alone and drafts and not self.profile.prunes_the_target
 
 
-def _check_arguments(method: str, asked: Asked) -> None:
-    """Refuse keyword arguments that :class:`Asked` does not have."""
-    for name in asked.keys() - Asked.__annotations__.keys():
-        closest = nearest(name, Asked.__annotations__)
-        hint = f"did you mean {closest}?" if closest else f"there are {', '.join(Asked.__annotations__)}"
+def _check_arguments(method: str, asked: CaptionOptions) -> None:
+    """Refuse keyword arguments that :class:`CaptionOptions` does not have."""
+    for name in asked.keys() - CaptionOptions.__annotations__.keys():
+        closest = nearest(name, CaptionOptions.__annotations__)
+        hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
         raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)
 
 
-def _bytes_of(made: Pixels | Seen) -> int:
+def _bytes_of(made: Pixels | VisionOutput) -> int:
     """Bytes of what was made of a clip before its turn."""
-    audio = made.audio if isinstance(made, Seen) else made.sound
-    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.stored,)
+    audio = made.audio if isinstance(made, VisionOutput) else made.sound
+    levels = (made.features, *made.deepstack) if isinstance(made, VisionOutput) else (made.stored,)
     return sum(level.nbytes for level in levels) + (0 if audio is None else audio.nbytes)

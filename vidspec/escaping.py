@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["cell", "cue", "json_text", "one_line", "shown"]
+__all__ = ["cell", "cue", "escape_text", "json_text", "one_line"]
 
 #: C0 but tab and line feed, DEL, C1; embeddings, overrides and isolates of the Unicode bidirectional algorithm; halves
 #: of surrogates, which stand for bytes of a name that are not UTF-8.
@@ -25,7 +25,7 @@ _BREAKING = re.compile(_JSON.pattern[:-1] + "\t\n]")
 _FORMULA = re.compile("[\t\r]|\\s*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     r"""``text`` on lines of its own, tabs and line feeds as they are.
 
     >>> shown("a\x1b[31m\nb")
@@ -57,7 +57,7 @@ def cell(text: str, *, raw: bool = False, lines: bool = True) -> str:
     """``text`` for a cell of CSV, of several lines if ``lines``: one that begins like a formula gets a ``'`` before it
     unless ``raw``."""
     guard = "'" if not raw and _FORMULA.match(text) else ""
-    return guard + (shown(text) if lines else one_line(text))
+    return guard + (escape_text(text) if lines else one_line(text))
 
 
 def cue(text: str) -> str:

@@ -17,15 +17,15 @@ from vidspec.errors import OutputError, UsageError
 
 __all__ = [
     "PICTURE",
-    "Kind",
-    "Lock",
+    "FileKind",
+    "FileLock",
     "NamedPath",
+    "back_up",
     "backup_of",
     "check_distinct",
     "check_output",
-    "encoded",
+    "encode_line",
     "read_whole",
-    "set_aside",
     "write_whole",
 ]
 
@@ -35,7 +35,7 @@ NamedPath: TypeAlias = "tuple[str, str | Path | None]"
 _HEAD = 1 << 20
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """Files of one sort that vidspec writes, by what tells them from all others.
 
     ``name`` completes "is no ..." in an error; ``mark`` is a regular expression that is found in the first MiB of each
@@ -47,10 +47,10 @@ class Kind(NamedTuple):
 
 
 #: PNG and SVG; their writers name vidspec as the software or the creator, or in a comment.
-PICTURE = Kind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
+PICTURE = FileKind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
-def encoded(line: str) -> bytes:
+def encode_line(line: str) -> bytes:
     """UTF-8 of ``line``, whatever the locale; of a path that is not UTF-8 the foreign bytes become ``\\udcXX``.
 
     JSON escapes them the same way, so a JSON line stays valid.
@@ -95,7 +95,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
-            file.write(encoded(content) if isinstance(content, str) else content)
+            file.write(encode_line(content) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -109,14 +109,14 @@ def backup_of(path: Path) -> Path:
     return next(name for name in names if not os.path.lexists(name))
 
 
-def set_aside(path: Path) -> Path | None:
+def back_up(path: Path) -> Path | None:
     """Keep a file that is there as :func:`backup_of` it; returns that, or None where there was nothing to keep."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     return path.replace(backup_of(path))
 
 
-class Lock:
+class FileLock:
     """Keeps other processes from a file by a locked ``.NAME.lock`` beside it, which is gone when the lock is released.
 
     Whoever waits for a lock file that was removed meanwhile gets a lock on no name: filelock finds that out when it has
@@ -144,14 +144,14 @@ class Lock:
                 os.unlink(self._lock.lock_file)  # while it is locked, or it might be somebody else's by then
             self._lock.release()
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> FileLock:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def check_output(path: Path, inputs: Iterable[str], option: str, kind: Kind | None = None) -> None:
+def check_output(path: Path, inputs: Iterable[str], option: str, kind: FileKind | None = None) -> None:
     """Find out before any model is loaded that ``path`` cannot be written, is one of the clips, or is not to be lost.
 
     Args:
@@ -206,7 +206,7 @@ def _identity(path: str | Path | None) -> object:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def _is(path: Path, kind: Kind) -> bool:
+def _is(path: Path, kind: FileKind) -> bool:
     """Whether a file is of a kind, or empty; what is no regular file is of none."""
     if not path.is_file():
         return False

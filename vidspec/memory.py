@@ -7,12 +7,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available", "limit", "release", "resident"]
+__all__ = ["available_memory", "limit_memory", "release_memory", "resident_memory"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """Bytes of main memory that this process can still get without swapping; None where the system does not say.
 
     Linux does; there the limits of the container and of the process count too.
@@ -21,13 +21,13 @@ def available() -> int | None:
     return min(found, default=None)
 
 
-def release() -> None:
+def release_memory() -> None:
     """Give memory that is free inside this process back to the system, which glibc does not; no effect elsewhere."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def resident() -> int | None:
+def resident_memory() -> int | None:
     """Bytes of main memory that this process occupies; None where the system is not Linux."""
     with suppress(OSError, ValueError):
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
@@ -35,7 +35,7 @@ def resident() -> int | None:
     return None
 
 
-def limit(more: int) -> None:
+def limit_memory(more: int) -> None:
     """Let this process take ``more`` bytes of its own from now on; without effect where there is no such limit."""
     with suppress(ImportError, OSError, ValueError):
         import resource

@@ -8,7 +8,7 @@ hold more (:func:`load_plugin`), and a running process may register more itself.
 A method says of itself what others must know, on its class: the protocols here. Its options are the typed parameters
 of its constructor, of which :func:`options_of` makes a model; those of vidspec's own methods that are marked
 :func:`key` are keys of the profile's section too. What a method refuses of a profile, its ``check`` says
-(:func:`problems`). Modules of vidspec's own methods import no torch, so that a profile is checked without it.
+(:func:`option_conflicts`). Modules of vidspec's own methods import no torch, so that a profile is checked without it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from vidspec.errors import ProfileError
 
 __all__ = [
     "DrafterFacts",
-    "Family",
-    "Options",
-    "Problem",
+    "FamilyFacts",
+    "OptionConflict",
+    "PartOptions",
     "PrunerFacts",
     "Registry",
     "RuleFacts",
     "ScheduleFacts",
     "TargetPrunerFacts",
-    "configured",
+    "build_part",
     "drafters",
     "families",
     "key",
@@ -51,8 +51,8 @@ __all__ = [
     "lossy",
     "names",
     "nearest",
+    "option_conflicts",
     "options_of",
-    "problems",
     "pruners",
     "rules",
     "schedules",
@@ -64,7 +64,7 @@ T = TypeVar("T")
 Obj = TypeVar("Obj")
 
 
-class Problem(NamedTuple):
+class OptionConflict(NamedTuple):
     """Keys that exclude each other: the one to change, why, and what to write instead."""
 
     key: str
@@ -134,7 +134,7 @@ class ScheduleFacts(Protocol):
     beside: bool = False
 
 
-class Family(Protocol):
+class FamilyFacts(Protocol):
     """What is known of a model family: its name, the ``model_type`` of its checkpoints."""
 
     family: str
@@ -281,7 +281,7 @@ def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
     return source is not None and re.search(pattern, source, re.MULTILINE) is not None
 
 
-class Options(BaseModel):
+class PartOptions(BaseModel):
     """What a part takes; see :func:`options_of`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -296,14 +296,14 @@ def key(about: str, **bounds: Any) -> Any:
     return Field(description=about, json_schema_extra=_KEY, **bounds)
 
 
-def options_of(part: Callable[..., object], *given: str) -> type[Options]:
+def options_of(part: Callable[..., object], *given: str) -> type[PartOptions]:
     """The options of a part: the parameters of its constructor, with their types, bounds and defaults.
 
     Args:
         part: ``Annotated[int, Field(ge=1)]`` bounds a parameter; one without a type takes any value.
         given: parameters that are no options; the decoding knows them.
     """
-    return create_model("Options", __base__=Options, **_parameters(part, given))  # type: ignore[call-overload, no-any-return]
+    return create_model("Options", __base__=PartOptions, **_parameters(part, given))  # type: ignore[call-overload, no-any-return]
 
 
 def _parameters(part: Callable[..., object], given: Iterable[str]) -> dict[str, tuple[Any, Any]]:
@@ -321,13 +321,13 @@ def _parameters(part: Callable[..., object], given: Iterable[str]) -> dict[str, 
     }
 
 
-def problems(part: object, profile: object) -> Iterable[Problem]:
+def option_conflicts(part: object, profile: object) -> Iterable[OptionConflict]:
     """What a part refuses of a profile that names it: what its ``check(profile)`` yields; most parts have none."""
-    check: Callable[[object], Iterable[Problem]] | None = getattr(part, "check", None)
+    check: Callable[[object], Iterable[OptionConflict]] | None = getattr(part, "check", None)
     return check(profile) if check else ()
 
 
-def configured(part: Callable[..., T], section: BaseModel | Mapping[str, object], **known: object) -> T:
+def build_part(part: Callable[..., T], section: BaseModel | Mapping[str, object], **known: object) -> T:
     """A part with what its constructor takes.
 
     Args:
@@ -359,7 +359,7 @@ rules: Registry[type[RuleFacts]] = Registry(
 schedules: Registry[ScheduleFacts] = Registry(
     "schedules", "vidspec.decoding", "schedule", "schedule.kind", (), (), ScheduleFacts
 )
-families: Registry[Callable[..., Family]] = Registry("families", "vidspec.models", "model family", "models.family")
+families: Registry[Callable[..., FamilyFacts]] = Registry("families", "vidspec.models", "model family", "models.family")
 lossy: Registry[type[TargetPrunerFacts]] = Registry(
     "lossy", "vidspec.pruning.target", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
 )

@@ -28,7 +28,7 @@ from research.commands import run
 from research.evidence import pages
 from research.evidence.parts import PARTS, Part, words
 from research.world.samples import HELD_OUT_SEED, draw
-from vidspec.cli.printed import note
+from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError, VidspecError
 
 __all__ = ["kept", "main", "measure"]
@@ -125,14 +125,14 @@ def _places(work: Path, *, smoke: bool) -> Iterator[tuple[dict[str, str], list[s
         if (python.parents[1] / "installed").exists():
             places[name] = str(python)
         else:
-            note(f"{name}: could not be installed, and is left out")
+            print_note(f"{name}: could not be installed, and is left out")
     checkout = work / "earlier"
     if (checkout / "vidspec").is_dir() or not subprocess.run(
         ["git", "worktree", "add", "--quiet", "--force", "--detach", str(checkout), EARLIER], cwd=ROOT
     ).returncode:
         places["earlier"] = str(checkout)
     else:
-        note(f"the version before, {EARLIER}, is not in this repository, and is left out")
+        print_note(f"the version before, {EARLIER}, is not in this repository, and is left out")
     try:
         yield places, [str(clip) for clip in clips]
     finally:
@@ -162,12 +162,12 @@ def command(
             for part in chosen:
                 if (smoke and not part.tried) or ((out / f"{part.name}.md").exists() and not again):
                     continue
-                note(f"{time.strftime('%H:%M:%S')} {part.name}")
+                print_note(f"{time.strftime('%H:%M:%S')} {part.name}")
                 try:
                     measure(part, places, clips, out, smoke=smoke)
                 except VidspecError as error:
                     failed.append(part.name)
-                    note(str(error))
+                    print_note(str(error))
     if not only and not smoke:
         pages.write(out)
         pages.draw(work / f"clips-{CLIPS}")

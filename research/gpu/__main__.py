@@ -12,7 +12,7 @@ import typer
 
 from research.commands import run
 from research.gpu.results import Results, read
-from vidspec.cli.printed import note
+from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(
 def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:
     """One part; whether all is well with it."""
     holds = True
-    with Results(out, part, minutes, say=note) as results, results.guarded(part):
+    with Results(out, part, minutes, say=print_note) as results, results.guarded(part):
         if part == "tests":
             from research.gpu.marked import run_tests
 

@@ -16,17 +16,17 @@ from statistics import median
 import torch
 
 from research.gpu.results import Results
-from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.tables import table
 from vidspec.captioner import Captioner
-from vidspec.dataset.ties import EPSILON, gap
-from vidspec.engine.requests import alone
+from vidspec.dataset.ties import EPSILON, logit_gap
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import decode_rate
 from vidspec.events.events import Finished
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 from vidspec.video import Clip
 
 __all__ = ["AtOnce", "Disagreement", "Folder", "Profiled", "disagreement", "markdown", "measure"]
@@ -122,7 +122,7 @@ def measure(wanted: Folder, clips: Mapping[str, Clip], device: str, results: Res
                 continue
             with (
                 results.guarded(f"{pair} {dtype}"),
-                closing(Loaded(Source(pair, device=device, dtype=dtype))) as loaded,
+                closing(LoadedModels(ModelSource(pair, device=device, dtype=dtype))) as loaded,
             ):
                 for row in _pair(loaded, wanted, clips, results):
                     results.add(type(row).__name__.lower(), **asdict(row))
@@ -131,7 +131,7 @@ def measure(wanted: Folder, clips: Mapping[str, Clip], device: str, results: Res
 
 
 def _pair(
-    loaded: Loaded, wanted: Folder, clips: Mapping[str, Clip], results: Results
+    loaded: LoadedModels, wanted: Folder, clips: Mapping[str, Clip], results: Results
 ) -> Iterator[Profiled | Disagreement | AtOnce]:
     names = loaded.source.pair, loaded.source.dtype
     captioners: dict[str, Captioner] = {}
@@ -171,7 +171,7 @@ def _profiled(
     clips: Mapping[str, Clip],
 ) -> Profiled:
     gaps = [
-        gap(captioner, Request(path, clips[path]), plain[path].token_ids, record.token_ids)
+        logit_gap(captioner, CaptionRequest(path, clips[path]), plain[path].token_ids, record.token_ids)
         for path, record in records.items()
     ]
     ties = sum(0 < one <= EPSILON for one in gaps)
@@ -194,8 +194,8 @@ def disagreement(
     places = differ = ties = 0
     apart = 0.0
     for path, record in plain.items():
-        request = Request(path, clips[path], generate.prompt, generate.system)
-        prefix = alone(captioner.setup.read(request, Trace()))
+        request = CaptionRequest(path, clips[path], generate.prompt, generate.system)
+        prefix = run_to_completion(captioner.setup.read(request, Trace()))
         both = []
         for rows in (1, _ROWS):
             span = engine.prefill(prefix, len(record.token_ids)).span
@@ -215,13 +215,13 @@ class _Waiting:
     """Clips in memory, which are all there from the beginning."""
 
     def __init__(self, clips: Mapping[str, Clip]) -> None:
-        self._left = [Request(path, clip, key=path) for path, clip in clips.items()]
+        self._left = [CaptionRequest(path, clip, key=path) for path, clip in clips.items()]
 
     @property
     def over(self) -> bool:
         return not self._left
 
-    def take(self) -> Request | None:
+    def take(self) -> CaptionRequest | None:
         return self._left.pop(0) if self._left else None
 
 

@@ -25,15 +25,15 @@ from research.random_init import random_model
 from research.scale import TEXT
 from research.sizes import SIZES, Size, Tower
 from vidspec.bench import bandwidth
-from vidspec.bench.memory import Peak
+from vidspec.bench.memory import PeakMemory
 from vidspec.bench.tables import table
-from vidspec.bench.turns import timed
+from vidspec.bench.turns import time_call
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Prompt, Rows
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Grid", "Pass", "Timed", "bytes_needed", "copy_rate", "markdown", "measure"]
@@ -208,7 +208,7 @@ def _ways(model: Language) -> Iterator[Way]:
     except ImportError:
         pass
     else:
-        decoder.graphs = Graphs(decoder, capture=False)
+        decoder.graphs = ReplayedPasses(decoder, capture=False)
         yield "kernel"
     decoder.graphs = None
     yield "eager"
@@ -225,7 +225,7 @@ def _passes(
 ) -> Pass:
     clips, entries = shape
     spans = behind(model, clips, entries, _MARGIN)
-    peak = Peak(model.device)
+    peak = PeakMemory(model.device)
     peak.reset()
 
     def run(work: Callable[[], object]) -> float:
@@ -246,7 +246,7 @@ def _median(device: torch.device, work: Callable[[], object], repeats: tuple[int
     for _ in range(warm_ups):
         work()
     while len(taken) < least or (len(taken) < most and sum(taken) < _SECONDS):
-        taken.append(timed(work, wait))
+        taken.append(time_call(work, wait))
     return median(taken)
 
 
@@ -273,7 +273,7 @@ def _prefill(engine: Engine, name: str, size: Size, entries: int, repeats: tuple
     embeds = torch.randn(1, length, size.hidden, device=device, dtype=decoder.slab.dtype)
     positions = torch.arange(length, device=device).expand(decoder.axes, 1, -1)
     prompt: Prompt = _Noise(embeds, positions, _Nothing(torch.arange(entries, device=device)), length, length)
-    peak = Peak(device)
+    peak = PeakMemory(device)
     peak.reset()
     seconds = _median(device, lambda: engine.prefill(prompt, _MARGIN).span.free(), repeats)
     return Timed(name, "prefill", entries, seconds, size.prefill_flops(length) / seconds, peak.read())
@@ -286,20 +286,20 @@ def _tower(tower: Tower, grid: Grid, device: torch.device) -> Iterator[Timed]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_config(tower)), encoding="utf-8")
-        where = placement(str(device), str(grid.dtype).removeprefix("torch."))
+        where = resolve_placement(str(device), str(grid.dtype).removeprefix("torch."))
         model = random_model(config, where)
     for entries in grid.entries:
         count = 2 * max(1, round(entries / tokens))
         noise = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
         facts = SourceFacts("", count, side, side, "none", "none", 1.0, False, 0, count, "none")
         clip = Clip(noise, np.arange(float(count)), facts)
-        peak = Peak(device)
+        peak = PeakMemory(device)
         peak.reset()
         first = _median(device, partial(model.preprocess, clip), grid.repeats)
         yield Timed("Qwen2.5-VL tower", "preprocess", entries, first, None, peak.read())
         pixels = model.preprocess(clip)
         peak.reset()
-        seconds = _median(device, partial(model.see, pixels), grid.repeats)
+        seconds = _median(device, partial(model.encode, pixels), grid.repeats)
         yield Timed("Qwen2.5-VL tower", "tower", entries, seconds, tower.flops * count / 2 / seconds, peak.read())
 
 

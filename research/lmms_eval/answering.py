@@ -11,7 +11,7 @@ from typing import Any
 
 from research.lmms_eval.arguments import wanted
 from research.lmms_eval.visuals import shown
-from vidspec.captioner import Asked, Captioner
+from vidspec.captioner import Captioner, CaptionOptions
 from vidspec.config import profiles
 from vidspec.events.record import Caption
 
@@ -115,7 +115,7 @@ class Answering:
         self.unread.update(asked.unread)
         captioner = self.under(asked.overrides, repeat)
         what = shown(visual, captioner.profile.video)
-        question: Asked = {"prompt": context.replace("<image>", "").replace("<video>", "").strip()}
+        question: CaptionOptions = {"prompt": context.replace("<image>", "").replace("<video>", "").strip()}
         if not isinstance(what, str):
             question["clip"], what = what, name
         record = captioner.caption(what, **question)

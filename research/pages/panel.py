@@ -16,12 +16,12 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from vidspec import Captioner
-from vidspec.display.overall import RECENT, overall
-from vidspec.display.panel import render
+from vidspec.display.overall import RECENT, render_run
+from vidspec.display.panel import render_clip
 from vidspec.display.state import PanelState
-from vidspec.events.events import Finished, Load, Opened
+from vidspec.events.events import Finished, LoopLoad, Opened
 from vidspec.events.tally import Tally
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 WIDTH, HEIGHT = 100, 34
 BATCH = 8
@@ -32,14 +32,14 @@ def one(captioner: Captioner, clip: str) -> RenderableType:
     captioner.estimates_speedup = True
     for event in captioner.stream(clip):
         state.apply(event)
-    return render(state, width=WIDTH)
+    return render_clip(state, width=WIDTH)
 
 
 def many(captioner: Captioner, folder: str) -> RenderableType:
     paths = sorted(Path(folder).glob("*.mp4"))
-    tally, states, loads = Tally(total=len(paths)), dict[int, PanelState](), deque[Load](maxlen=RECENT)
+    tally, states, loads = Tally(total=len(paths)), dict[int, PanelState](), deque[LoopLoad](maxlen=RECENT)
     for key, said in captioner.serve(Read(captioner, paths), batch=BATCH):
-        if isinstance(said, Load):
+        if isinstance(said, LoopLoad):
             loads.append(said)
             continue
         if isinstance(said, Exception):
@@ -54,7 +54,9 @@ def many(captioner: Captioner, folder: str) -> RenderableType:
         decoding = len(states) == BATCH and all(len(state.rounds) > 1 for state in states.values())
         if decoding and 2 * tally.done >= tally.total:
             shown = list(states.values())
-            return overall(tally, shown, loads, now=time.monotonic(), width=WIDTH, height=HEIGHT, max_in_flight=BATCH)
+            return render_run(
+                tally, shown, loads, now=time.monotonic(), width=WIDTH, height=HEIGHT, max_in_flight=BATCH
+            )
     raise SystemExit(f"{folder}: too few clips for {BATCH} at once")
 
 
@@ -68,11 +70,11 @@ class Read:
     def over(self) -> bool:
         return not self.left
 
-    def take(self) -> Request | None:
+    def take(self) -> CaptionRequest | None:
         if not self.left:
             return None
         key, path = self.left.pop(0)
-        return Request(path, self.captioner.read(path), key=key)
+        return CaptionRequest(path, self.captioner.read(path), key=key)
 
 
 def shown_name(source: str) -> str:

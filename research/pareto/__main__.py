@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from research.commands import run
-from vidspec.cli.bench import Form
+from vidspec.cli.bench import BenchFormat
 from vidspec.cli.options import ModelOptions
-from vidspec.cli.printed import note, print_facts, print_json
+from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.errors import UsageError
 
 __all__ = ["main"]
@@ -65,7 +65,7 @@ def command(
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw speed-up against quality; needs matplotlib.")
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="The same as PNG.")] = None,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with methods.")] = "markdown",
+    form: Annotated[BenchFormat, typer.Option("--format", help="json: one object with methods.")] = "markdown",
 ) -> int:
     """Hold speed-up against quality for lossless, loose and lossy methods, and mark those that none beats in both.
 
@@ -90,11 +90,11 @@ def command(
     else:
         from research.pareto.run import Pareto, measure
         from research.suites.rows import suite
-        from vidspec.bench.loaded import names_of
+        from vidspec.bench.loaded import profile_labels
 
         results = measure(
             Pareto(
-                contenders=suite(SUITE) if profiles is None else names_of(profiles),
+                contenders=suite(SUITE) if profiles is None else profile_labels(profiles),
                 clips=clips or (),
                 source=models.source,
                 count=count,
@@ -106,13 +106,13 @@ def command(
                 json=json,
                 overwrite=overwrite,
             ),
-            note,
+            print_note,
         )
     found = outcome(results)
     if files:
         plot.draw(found, files)
         for file in files:
-            note(f"drew {file}")
+            print_note(f"drew {file}")
     if form == "json":
         print_json(found.to_dict())
     else:

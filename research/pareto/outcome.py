@@ -12,7 +12,7 @@ from typing import Any
 from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from research.world.scoring import Statement
 from vidspec.bench.compare import MIN_CLIPS
-from vidspec.bench.results import accepted_shares, restored
+from vidspec.bench.results import accepted_shares, restore_caption
 from vidspec.bench.rows import speed_ups
 from vidspec.bench.tables import bullets, cell, heading, inverted, spread, table
 from vidspec.config.labels import DRAFT
@@ -114,7 +114,7 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
         name, clip = one.get("contender"), one["path"]
         if name not in captions:
             continue
-        caption = restored(one)
+        caption = restore_caption(one)
         captions[name].setdefault(clip, caption)
         if not one.get(QUALITY_ONLY):
             timed[name].setdefault(clip, []).append(caption)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from research.pareto.likeness import edit_distance, rouge_l
 from research.world.scoring import Statement, score
-from vidspec.bench.compare import DRAWS, SEED, redrawn
+from vidspec.bench.compare import DRAWS, SEED, bootstrap_samples
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption
 
@@ -116,7 +116,7 @@ def mean(values: list[float]) -> Estimate:
 def median(values: list[float]) -> Estimate:
     """The median over clips, at least one."""
     column = np.array(values)
-    return _estimate(float(np.median(column)), np.median(redrawn(column), axis=1))
+    return _estimate(float(np.median(column)), np.median(bootstrap_samples(column), axis=1))
 
 
 def _counts(caption: Caption, real: Statement) -> tuple[int, int, int]:

@@ -18,11 +18,11 @@ from research.world.scoring import Statement
 from vidspec._version import __version__
 from vidspec.bench.interleaved import machine, run
 from vidspec.bench.judging import judge
-from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.measure import fingerprint
 from vidspec.bench.peers import Contender
-from vidspec.bench.results import Key, Results, Stored, read_results, restored
-from vidspec.bench.rows import by_other_draws
+from vidspec.bench.results import ResultsFile, StoredKey, StoredRun, read_results, restore_caption
+from vidspec.bench.rows import methods_with_other_draws
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.labels import DRAFT
@@ -53,7 +53,7 @@ class Pareto:
 
     contenders: Sequence[str]
     clips: Sequence[Path] = ()
-    source: Source = field(default_factory=Source)
+    source: ModelSource = field(default_factory=ModelSource)
     count: int = 200
     clips_dir: Path | None = None
     timed: int = 24
@@ -95,10 +95,10 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
     """
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    loaded = Loaded(asked.source)
+    loaded = LoadedModels(asked.source)
     try:
         every = {name: _contender(loaded, name) for name in asked.contenders}
-        also = profiles.same({name: one.profile for name, one in every.items() if name != DRAFT})
+        also = profiles.group_equal_profiles({name: one.profile for name, one in every.items() if name != DRAFT})
         contenders = {name: one for name, one in every.items() if name == DRAFT or name in also}
         first = asked.contenders[0]
         if first == DRAFT or not contenders[first].setup.lossless:
@@ -107,7 +107,7 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
             clips = clips_of(asked, Path(folder), say)
             path = asked.json or Path(folder) / "results.json"
             stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
-            results = Results(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
+            results = ResultsFile(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
             if results.stored:
                 say(f"{path}: continuing behind {len(results.stored)} records; --overwrite begins anew")
             named = {name: Named(one, clips) for name, one in contenders.items()}
@@ -130,7 +130,7 @@ def settings(
     also: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What two runs must share for their records to be one run's, with the truth, without which they say little."""
-    drawn = by_other_draws(used, next(iter(used)))
+    drawn = methods_with_other_draws(used, next(iter(used)))
     return {
         "vidspec": __version__,
         **asdict(asked.source),
@@ -148,7 +148,7 @@ def stripped(caption: Caption) -> Caption:
     return replace(caption, timings={}, speed={}, trace=None)
 
 
-def _contender(loaded: Loaded, name: str) -> Captioner:
+def _contender(loaded: LoadedModels, name: str) -> Captioner:
     if name != DRAFT:
         return loaded.captioner(name)
     if loaded.draft is None:
@@ -184,7 +184,9 @@ def clips_of(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[st
     return {name: Shown(out / name, facts) for name, (_, facts) in drawn.items()}
 
 
-def _machine(asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str], loaded: Loaded) -> dict[str, Any]:
+def _machine(
+    asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str], loaded: LoadedModels
+) -> dict[str, Any]:
     """Facts of the machine whose times the file will hold: those that it has, if no time comes to them."""
     if asked.json is not None and asked.json.exists() and asked.json.stat().st_size and not asked.overwrite:
         known = read_results(asked.json)
@@ -196,14 +198,16 @@ def _machine(asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str
     return machine(loaded.where.device)
 
 
-def _timed(stored: Sequence[Stored]) -> dict[Key, Caption]:
+def _timed(stored: Sequence[StoredRun]) -> dict[StoredKey, Caption]:
     return {
-        (one["contender"], one["path"], one["repeat"]): restored(one) for one in stored if not one.get(QUALITY_ONLY)
+        (one["contender"], one["path"], one["repeat"]): restore_caption(one)
+        for one in stored
+        if not one.get(QUALITY_ONLY)
     }
 
 
 def _quality(
-    contenders: Mapping[str, Named], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
+    contenders: Mapping[str, Named], clips: Mapping[str, Shown], results: ResultsFile, say: Callable[[str], None]
 ) -> None:
     """Caption once whatever a contender has not captioned yet."""
     done = {(one["contender"], one["path"]) for one in results.stored}

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
-from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.draft_length import speed
 from vidspec.draft_length.base import WindowSize
 
@@ -77,9 +77,11 @@ def even_lengths(mean: float, count: int = 400) -> list[int]:
 
 
 def parallel_run(text: Text, times: Times, window: WindowSize, tokens: int, startup: int | None = None) -> Run:
-    """``tokens`` tokens by the parallel schedule. ``startup``: see ``Settings``."""
+    """``tokens`` tokens by the parallel schedule. ``startup``: see ``ParallelSettings``."""
     prefill = times.prefill
-    settings = Settings(tokens, overlap=prefill.overlap, startup=startup, await_kept=prefill.signals is not None)
+    settings = ParallelSettings(
+        tokens, overlap=prefill.overlap, startup=startup, await_kept=prefill.signals is not None
+    )
     return simulate(Scheduler(settings, window), SimulatedWorkers(text, times.costs()))
 
 

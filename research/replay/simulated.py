@@ -16,19 +16,19 @@ from research.replay.virtual import Block, Costs, Run, Text, verified
 from vidspec.decoding.parallel import Scheduler
 from vidspec.decoding.protocol import (
     Abort,
-    Kept,
-    Message,
+    KeptTokensMessage,
     PrefillDraft,
     PrefillTarget,
+    PromptRead,
     Propose,
     Proposed,
     Prune,
-    Ready,
-    Result,
     Rollback,
-    Verdict,
     Verify,
-    Worker,
+    VerifyResult,
+    WorkerName,
+    WorkerOrder,
+    WorkerResult,
 )
 from vidspec.events.events import Round
 
@@ -52,7 +52,7 @@ class _Draft:
     """The draft's side: ``text`` holds emitted and proposed tokens alike."""
 
     text: list[int] = field(default_factory=list)
-    inbox: deque[Message] = field(default_factory=deque)
+    inbox: deque[WorkerOrder] = field(default_factory=deque)
     eos: frozenset[int] = frozenset()
     busy: bool = False
     read: bool = False
@@ -75,18 +75,18 @@ class SimulatedWorkers:
         self.draft_forwards = 0
         self.target, self.draft = _Target(), _Draft()
         self._events: list[tuple[float, float, int, Callable[[], None]]] = []
-        self._results: deque[Result] = deque()
-        self._last: dict[tuple[Worker, str], tuple[float, float]] = {}  # messages of one way do not overtake
+        self._results: deque[WorkerResult] = deque()
+        self._last: dict[tuple[WorkerName, str], tuple[float, float]] = {}  # messages of one way do not overtake
         self._count = 0
 
-    def submit(self, worker: Worker, message: Message) -> None:
+    def submit(self, worker: WorkerName, message: WorkerOrder) -> None:
         """Hand over a message."""
         if worker == "target":
             self._travel(worker, "in", lambda: self._tell_target(message))
         else:
             self._travel(worker, "in", lambda: self._tell_draft(message))
 
-    def result(self) -> Result:
+    def result(self) -> WorkerResult:
         """The next answer of either; moves the clock. Of one worker they come in the order of sending.
 
         Raises:
@@ -111,16 +111,16 @@ class SimulatedWorkers:
         self._count += 1
         heapq.heappush(self._events, (time, self.tie(), self._count, happen))
 
-    def _travel(self, worker: Worker, way: str, happen: Callable[[], None]) -> None:
+    def _travel(self, worker: WorkerName, way: str, happen: Callable[[], None]) -> None:
         arrival = max((self.now + self.costs.latency(), self.tie()), self._last.get((worker, way), (0.0, 0.0)))
         self._last[worker, way] = arrival
         self._count += 1
         heapq.heappush(self._events, (*arrival, self._count, happen))
 
-    def _answer(self, worker: Worker, result: Result) -> None:
+    def _answer(self, worker: WorkerName, result: WorkerResult) -> None:
         self._travel(worker, "out", lambda: self._results.append(result))
 
-    def _tell_target(self, message: Message) -> None:
+    def _tell_target(self, message: WorkerOrder) -> None:
         state = self.target
         if state.busy:
             raise AssertionError(f"the target is at work and gets {message}")
@@ -129,7 +129,7 @@ class SimulatedWorkers:
             end = self.now + self.costs.target_prefill
             self.blocks.append(Block("target", "prefill", self.now, end))
             if self.costs.signals is not None:
-                self._at(self.now + self.costs.signals, lambda: self._answer("target", Kept((0,))))
+                self._at(self.now + self.costs.signals, lambda: self._answer("target", KeptTokensMessage((0,))))
             self._at(end, self._target_read)
         elif isinstance(message, Verify):
             if message.prefix != len(state.text):
@@ -145,15 +145,15 @@ class SimulatedWorkers:
         self.target.busy = False
         token = self.text.choose(())
         self.target.text.append(token)
-        self._answer("target", Ready("target", self.costs.target_prefill, token))
+        self._answer("target", PromptRead("target", self.costs.target_prefill, token))
 
     def _verified(self, message: Verify, seconds: float) -> None:
         accepted, token = verified(self.text, self.target.text, message.window)
         self.target.text.append(token)
         self.target.busy = False
-        self._answer("target", Verdict(message.round, accepted, token, len(message.window) + 1, seconds))
+        self._answer("target", VerifyResult(message.round, accepted, token, len(message.window) + 1, seconds))
 
-    def _tell_draft(self, message: Message) -> None:
+    def _tell_draft(self, message: WorkerOrder) -> None:
         self.draft.inbox.append(message)
         if not self.draft.busy:
             self._draft_on()
@@ -176,7 +176,7 @@ class SimulatedWorkers:
         self.blocks.append(Block("draft", "draft", self.now, self.now + seconds, len(state.text), state.epoch))
         self._at(self.now + seconds, lambda: self._drafted(seconds))
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: WorkerOrder) -> None:
         state = self.draft
         if isinstance(message, PrefillDraft):
             state.busy, state.eos = True, message.eos
@@ -201,7 +201,7 @@ class SimulatedWorkers:
 
     def _draft_read(self) -> None:
         self.draft.busy, self.draft.read = False, True
-        self._answer("draft", Ready("draft", self.costs.draft_prefill))
+        self._answer("draft", PromptRead("draft", self.costs.draft_prefill))
         self._draft_on()
 
     def _drafted(self, seconds: float) -> None:

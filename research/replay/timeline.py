@@ -5,18 +5,20 @@ from __future__ import annotations
 from rich.text import Text
 
 from research.replay.virtual import Block, Run
-from vidspec.display.lanes import ACCEPTED, LANE, WAITING, WASTED, Glyphs
+from vidspec.display.lanes import ACCEPTED, LANE, WAITING, WASTED, LaneGlyphs
 
 __all__ = ["timeline"]
 
 
-def timeline(run: Run, *, width: int, strips: int = 3, glyphs: Glyphs | None = None, unit: str = "ms") -> list[Text]:
+def timeline(
+    run: Run, *, width: int, strips: int = 3, glyphs: LaneGlyphs | None = None, unit: str = "ms"
+) -> list[Text]:
     """Lines for a terminal: ``strips`` pairs of lanes, from the first token on, and a legend.
 
     A draft pass is a mark, the time it takes a line behind it; a target pass is a line labelled with its rows and the
     tokens it emitted. ``width``: columns, at least 40. ``unit``: of the run's times, for the legend.
     """
-    glyphs = glyphs or Glyphs()
+    glyphs = glyphs or LaneGlyphs()
     columns = max(width, 40) - LANE
     begin = run.times[0]
     step = _scale(run)
@@ -47,7 +49,7 @@ def timeline(run: Run, *, width: int, strips: int = 3, glyphs: Glyphs | None = N
 class _Lane:
     """One line of cells; what is not drawn on is waiting."""
 
-    def __init__(self, length: int, glyphs: Glyphs) -> None:
+    def __init__(self, length: int, glyphs: LaneGlyphs) -> None:
         self.length = length
         self.cells = [(glyphs.waiting, WAITING)] * length
 
@@ -72,7 +74,7 @@ def _scale(run: Run) -> float:
     return max(finest, longest / 30) or 1.0
 
 
-def _looks(run: Run, block: Block, glyphs: Glyphs) -> tuple[str, str, str]:
+def _looks(run: Run, block: Block, glyphs: LaneGlyphs) -> tuple[str, str, str]:
     """Label, style and filling of a block."""
     if block.kind == "draft":
         kept = any(one.holds(block.epoch, block.position) for one in run.rounds)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from vidspec.decoding.protocol import Worker
+from vidspec.decoding.protocol import WorkerName
 from vidspec.events.events import Round
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Costs:
 class Block:
     """One piece of work of a worker; ``position`` and ``epoch`` say which token a draft pass was for."""
 
-    worker: Worker
+    worker: WorkerName
     kind: Work
     start: float
     end: float

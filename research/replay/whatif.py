@@ -8,7 +8,7 @@ from research.replay.predict import Times, geometric_lengths, parallel_run, sequ
 from research.replay.virtual import Pattern, Run, Text
 from vidspec.draft_length import speed
 from vidspec.draft_length.base import WindowSize
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled_window
 
 __all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
 
@@ -46,7 +46,7 @@ def what_if(
     ``gamma`` None: for the sequential chain the best by formula, for the parallel schedule what it measures itself.
     """
     chain = best_chain(beta, times) if gamma is None else gamma
-    window = settled(times.verify, times.draft, rounding, HIGHEST_GAMMA) if gamma is None else gamma
+    window = settled_window(times.verify, times.draft, rounding, HIGHEST_GAMMA) if gamma is None else gamma
     tp1, tp = times.verify(1), times.verify(window)
     # One after the other: without overlap the sequential schedule reads its prompts in turn.
     apart = replace(times, prefill=replace(times.prefill, overlap=False, signals=None))

@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 
 from vidspec import video
 from vidspec.bench.tables import table
-from vidspec.bench.turns import rotated
+from vidspec.bench.turns import rotate
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.pace import WindowController
 from vidspec.embedded.samples import shipped
 from vidspec.events.record import Caption
 from vidspec.models.loading import embedded_folder
@@ -88,12 +88,12 @@ def measure(
     for captioner in captioners.values():
         captioner.caption(clips[0], clip=frames[clips[0]])
         if captioner.setup.pace is not None:
-            captioner.setup.pace = Pace()
+            captioner.setup.pace = WindowController()
     gc.collect()
     gc.freeze()
     for turn in range(repeats):
         for at, clip in enumerate(clips):
-            for name in rotated(list(captioners), turn + at):
+            for name in rotate(list(captioners), turn + at):
                 gc.collect()
                 found[name][clip].append(captioners[name].caption(clip, clip=frames[clip]))
     return found

@@ -48,7 +48,7 @@ def prompts(clip):
         sides = []
         for engine in (one.target, one.draft):
             model = engine.model
-            prefix = model.prefix(model.see(model.preprocess(read)), wanted.prompt, wanted.system)
+            prefix = model.prefix(model.encode(model.preprocess(read)), wanted.prompt, wanted.system)
             sides.append((engine, prefix))
         known[clip] = sides
     return known[clip]

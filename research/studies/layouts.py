@@ -22,8 +22,8 @@ from research.sizes import SIZES, Size
 from vidspec import memory
 from vidspec.bench.interleaved import machine
 from vidspec.bench.tables import table
-from vidspec.bench.turns import repeated, timed
-from vidspec.engine.layouts import Wanted
+from vidspec.bench.turns import run_repeated, time_call
+from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.rows import Rows
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     dtype: torch.dtype
     packed: bool
-    wanted: Wanted
+    wanted: WeightFormat
     bytes: float
 
 
@@ -58,7 +58,7 @@ class Contender(NamedTuple):
 
 def contender(size: Size, layout: Layout, entries: int) -> Contender:
     model = language(size, CPU, layout.dtype, packed=layout.packed, wanted=layout.wanted)
-    memory.release()
+    memory.release_memory()
     engine, spans = engine_of(model), behind(model, 1, entries, max(ROWS))
     return Contender(
         model.weight_bytes + entries * model.decoder.slab.entry_bytes,
@@ -69,7 +69,7 @@ def contender(size: Size, layout: Layout, entries: int) -> Contender:
 def read_rate(megabytes: int = 512, repeats: int = 8) -> float:
     """Bytes a second that the fastest of several sums over a buffer reads."""
     buffer = torch.ones(megabytes * 2**20 // 4)
-    return buffer.nbytes / min(timed(buffer.sum) for _ in range(repeats))
+    return buffer.nbytes / min(time_call(buffer.sum) for _ in range(repeats))
 
 
 def fits(size: Size, layout: Layout, free: int | None) -> bool:
@@ -82,14 +82,16 @@ def measured(name: str, layouts: Sequence[str], entries: int, repeats: int) -> l
     size, found = SIZES[name], dict[str, Contender]()
     for label in sorted(layouts, key=lambda label: LAYOUTS[label].bytes):
         layout = LAYOUTS[label]
-        if not fits(size, layout, memory.available()):
+        if not fits(size, layout, memory.available_memory()):
             print(f"{name} {label}: too little memory", file=sys.stderr)
             continue
         found[label] = contender(size, layout, entries)
         gc.collect()
-    runs = {(label, rows): partial(timed, work) for label, one in found.items() for rows, work in one.passes.items()}
+    runs = {
+        (label, rows): partial(time_call, work) for label, one in found.items() for rows, work in one.passes.items()
+    }
     rate = read_rate()
-    seconds = {key: median(taken) for key, taken in repeated(runs, repeats).items()}
+    seconds = {key: median(taken) for key, taken in run_repeated(runs, repeats).items()}
     base = next(label for label in layouts if label in found)
     return [
         (

@@ -230,9 +230,9 @@ def measure(folder: str, dtype: str, weights: str | None, frames: int, new_token
     from vidspec import memory
     from vidspec.captioner import Captioner
     from vidspec.cli.checkpoint import inspect
-    from vidspec.models.known_pairs import Load
+    from vidspec.models.known_pairs import MemoryWorkload
 
-    estimate = inspect(folder, load=Load(frames, SIZE, new_tokens, dtype)).to_dict()
+    estimate = inspect(folder, load=MemoryWorkload(frames, SIZE, new_tokens, dtype)).to_dict()
     overrides = {
         "models.target": folder,
         "models.dtype": dtype,
@@ -242,12 +242,12 @@ def measure(folder: str, dtype: str, weights: str | None, frames: int, new_token
         "generate.max_new_tokens": new_tokens,
     }
     captioner = Captioner.from_profile("ar", overrides=overrides)
-    loaded = memory.resident()
+    loaded = memory.resident_memory()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the largest size from here on
     seconds = captioner.caption(CLIP).timings["end_to_end"]
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     peak = int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    used = {"seconds": seconds, "loaded": loaded, "captioned": memory.resident(), "peak": peak}
+    used = {"seconds": seconds, "loaded": loaded, "captioned": memory.resident_memory(), "peak": peak}
     print(json.dumps({**estimate, **used}))
 
 

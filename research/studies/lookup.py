@@ -25,12 +25,12 @@ from statistics import median, quantiles
 from research.world.samples import draw_sample
 from vidspec.config.sections import TREE
 from vidspec.config.tree import parse_tree
-from vidspec.drafting.lookup import Lookup
-from vidspec.drafting.memory import Memory
+from vidspec.drafting.lookup import LookupDrafter
+from vidspec.drafting.memory import TextMemory
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.drafting.ngram import NgramDraft
 from vidspec.drafting.suffix import SuffixDraft
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.models.loading import embedded_folder
 
 #: Characters of a paragraph that stands for a caption.
@@ -78,8 +78,8 @@ class Rows:
     def __init__(self, share: float) -> None:
         self.share = share
 
-    def prices(self, rows: int) -> Sequence[float]:
-        """As of :class:`vidspec.drafting.lookup.Prices`."""
+    def row_prices(self, rows: int) -> Sequence[float]:
+        """As of :class:`vidspec.drafting.lookup.RowPrices`."""
         return [self.share * drafted for drafted in range(rows + 1)]
 
 
@@ -90,7 +90,7 @@ class Counted:
         self.tokens = self.rounds = self.proposals = self.drafted = self.accepted = 0
         self.seconds: list[float] = []
 
-    def replay(self, kind: Lookup, text: Sequence[int], nodes: int | None, price: float) -> None:
+    def replay(self, kind: LookupDrafter, text: Sequence[int], nodes: int | None, price: float) -> None:
         """Write ``text`` with what ``kind`` proposes."""
         one = copy(kind)
         one.prompt, one.text = (), []
@@ -100,7 +100,7 @@ class Counted:
         self.tokens += len(text)
         while at < len(text):
             begun = time.perf_counter()
-            draft = alone(one.propose(len(text) - at - 1))
+            draft = run_to_completion(one.propose(len(text) - at - 1))
             self.seconds.append(time.perf_counter() - begun)
             path: list[int] = []
             while True:
@@ -144,7 +144,7 @@ def accepted(sets: dict[str, list[list[int]]], price: float) -> None:
         for kind, shape in ((NgramDraft, None), (SuffixDraft, None), (SuffixDraft, nodes)):
             one, counted = kind(), Counted()
             if kind is SuffixDraft:
-                one.memory = Memory(1_000_000, one.least, one.most)
+                one.memory = TextMemory(1_000_000, one.least, one.most)
             for text in texts:
                 counted.replay(one, text, shape, price)
             size = f"{len(texts)} texts, {sum(map(len, texts))} tokens"
@@ -158,7 +158,7 @@ def times(captions: Iterator[list[int]], few: list[list[int]], most: int, price:
     """The second table: proposals of ``few`` texts with more and more remembered."""
     rows = []
     kind = SuffixDraft()
-    kind.memory = Memory(2 * most, kind.least, kind.most)  # so that none of it is dropped
+    kind.memory = TextMemory(2 * most, kind.least, kind.most)  # so that none of it is dropped
     size = 1000
     while size <= most:
         added, begun = 0, time.perf_counter()
@@ -181,7 +181,7 @@ def times(captions: Iterator[list[int]], few: list[list[int]], most: int, price:
             file.add(array("i", [token for text in reversed(kind.memory.texts) for token in text.tokens]))
             saved = time.perf_counter() - begun
             begun = time.perf_counter()
-            Memory(2 * most, kind.least, kind.most, file)
+            TextMemory(2 * most, kind.least, kind.most, file)
             loaded = time.perf_counter() - begun
         rows.append(
             [

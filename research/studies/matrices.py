@@ -18,9 +18,9 @@ from torch import nn
 from research.studies.layouts import CPU
 from vidspec.bench.interleaved import machine
 from vidspec.bench.tables import table
-from vidspec.bench.turns import repeated, timed
-from vidspec.engine.matrix import PackedCopy, Plain
-from vidspec.engine.quantised import Int4, Int8, kernel
+from vidspec.bench.turns import run_repeated, time_call
+from vidspec.engine.matrix import MatrixWithPackedCopy, PlainMatrix
+from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel
 
 __all__ = ["main", "products"]
 
@@ -33,14 +33,14 @@ def products(inputs: int, outputs: int) -> dict[str, Callable[[torch.Tensor], to
     def layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
         return nn.Linear(inputs, outputs, bias=False, dtype=dtype).requires_grad_(False)
 
-    half, weight = Plain([layer(torch.bfloat16)]), layer().weight
+    half, weight = PlainMatrix([layer(torch.bfloat16)]), layer().weight
     eight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
     return {
-        "8 bits, of a checkpoint": Int8.from_codes(eight, torch.rand(outputs)),
-        "8 bits, rounded when loaded": Int8.of(weight),
-        "4 bits": Int4.of(weight),
-        "float32": Plain([layer()]),
-        "float32 with a packed copy": PackedCopy([layer()]),
+        "8 bits, of a checkpoint": Int8Matrix.from_codes(eight, torch.rand(outputs)),
+        "8 bits, rounded when loaded": Int8Matrix.of(weight),
+        "4 bits": Int4Matrix.of(weight),
+        "float32": PlainMatrix([layer()]),
+        "float32 with a packed copy": MatrixWithPackedCopy([layer()]),
         "bfloat16": lambda rows: half(rows.bfloat16()),
     }
 
@@ -55,14 +55,14 @@ def main(args: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     known = products(asked.inputs, asked.outputs)
     runs = {
-        (name, count): partial(timed, partial(product, torch.randn(count, asked.inputs)))
+        (name, count): partial(time_call, partial(product, torch.randn(count, asked.inputs)))
         for name, product in known.items()
         for count in ROWS
     }
-    taken = {key: median(seconds) for key, seconds in repeated(runs, asked.repeats).items()}
+    taken = {key: median(seconds) for key, seconds in run_repeated(runs, asked.repeats).items()}
     lines = [(name, *(f"{1e3 * taken[name, count]:.2f}" for count in ROWS)) for name in known]
     facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
-    eight = kernel(8, (asked.outputs, asked.inputs), "cpu")
+    eight = choose_kernel(8, (asked.outputs, asked.inputs), "cpu")
     print(f"{asked.inputs} inputs, {asked.outputs} outputs, eight-bit products by {eight}; {facts}\n")
     print(table(("weights", *(f"{count} row{'s' * (count > 1)}, ms" for count in ROWS)), lines))
     return 0

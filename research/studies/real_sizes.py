@@ -27,7 +27,7 @@ from research.studies.layouts import CPU, LAYOUTS
 from vidspec import memory
 from vidspec.bench.interleaved import machine
 from vidspec.bench.tables import table
-from vidspec.bench.turns import repeated, timed
+from vidspec.bench.turns import run_repeated, time_call
 from vidspec.engine.rows import Rows
 
 __all__ = ["Passes", "Way", "main", "simulated"]
@@ -97,15 +97,16 @@ def measured(names: Sequence[str], visual: Sequence[int], repeats: int) -> dict[
         size, _, label = name.partition(" ")
         layout = LAYOUTS[label]
         model = language(SIZES[size], CPU, layout.dtype, packed=layout.packed, wanted=layout.wanted)
-        memory.release()
+        memory.release_memory()
         engine = engine_of(model)
         for entries in (0, *visual):
             (span,) = behind(model, 1, entries, CHUNK)
             for rows in (*ROWS, CHUNK) if entries else (CHUNK,):
                 work = partial(engine.run, [Rows(span, [0] * rows)])
-                runs[name, entries, rows] = partial(timed, partial(rolled_back, [span], work))
+                runs[name, entries, rows] = partial(time_call, partial(rolled_back, [span], work))
     many = {
-        key: median(taken) for key, taken in repeated({k: v for k, v in runs.items() if k[2] != CHUNK}, repeats).items()
+        key: median(taken)
+        for key, taken in run_repeated({k: v for k, v in runs.items() if k[2] != CHUNK}, repeats).items()
     }
     many |= {key: work() for key, work in runs.items() if key[2] == CHUNK}
     return {
@@ -151,7 +152,7 @@ def main(args: list[str] | None = None) -> int:
     passes: dict[str, Passes] = {}
     for names in GROUPS:
         passes |= measured(names, visual, asked.repeats)
-        memory.release()
+        memory.release_memory()
     facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
     heads = ["model", "visual tokens", *(f"{rows} rows, ms" for rows in ROWS), f"{CHUNK} rows of a prompt, ms"]
     lines = [

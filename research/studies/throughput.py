@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from vidspec.bench.loaded import Source
-from vidspec.bench.memory import Watch
+from vidspec.bench.loaded import ModelSource
+from vidspec.bench.memory import MemorySampler
 from vidspec.bench.tables import table
-from vidspec.bench.throughput import Contender, Outcome, Throughput, contenders, markdown, measure
-from vidspec.events.answering import Worker
+from vidspec.bench.throughput import ContenderProcess, Throughput, ThroughputResult, markdown, measure, start_contenders
+from vidspec.events.answering import JsonWorker
 from vidspec.models.loading import embedded_folder
 
 FRAMES = 8
@@ -49,7 +49,7 @@ def asked_of(args: argparse.Namespace, clips: Sequence[Path], profiles: str, **m
     return Throughput(
         [str(clip.resolve()) for clip in clips],
         profiles.split(","),
-        source=Source(args.pair, device="cpu", dtype="float32"),
+        source=ModelSource(args.pair, device="cpu", dtype="float32"),
         frames=FRAMES,
         threads=1,
         **more,  # type: ignore[arg-type]
@@ -73,16 +73,16 @@ def throughput(args: argparse.Namespace) -> None:
         pythons=pythons,
     )
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: ThroughputResult) -> None:
         if args.json:
             args.json.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", encoding="utf-8")
 
     left: dict[str, str] = {}
-    with contenders(asked, say, left) as own, ExitStack() as stack:
-        workers: dict[str, Contender] = dict(own)
+    with start_contenders(asked, say, left) as own, ExitStack() as stack:
+        workers: dict[str, ContenderProcess] = dict(own)
         for name in earlier:
             say(f"loading {name}")
-            worker = Worker(name, *earlier_command(args.earlier, name.removeprefix("earlier "), asked), cwd="/")
+            worker = JsonWorker(name, *earlier_command(args.earlier, name.removeprefix("earlier "), asked), cwd="/")
             stack.callback(worker.close)
             worker.ready()
             workers[name] = worker
@@ -108,7 +108,7 @@ def earlier_command(checkout: Path, label: str, wanted: Throughput) -> tuple[lis
     return command, {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": str(wanted.threads)}
 
 
-def aims(outcome: Outcome) -> str:
+def aims(outcome: ThroughputResult) -> str:
     """What was aimed at, of the best lossless profile at its best size unless said otherwise."""
     rows = {(row.name, row.batch): row for row in outcome.rows}
     others = ("earlier ", "generate-batched", "vllm")
@@ -154,7 +154,7 @@ def equality(args: argparse.Namespace) -> None:
     plain: dict[str, Any] = {}
     for label in asked.profiles:  # one at a time: nothing is timed
         alone = asked_of(args, args.clips, label, batches=[1])
-        with contenders(alone, say) as workers:
+        with start_contenders(alone, say) as workers:
             (worker,) = workers.values()
             reference = worker.ask("run", clips=given, batch=1)["ids"]
             plain = plain or (reference if label == "ar" else worker.ask("plain", clips=given))
@@ -183,9 +183,9 @@ def memory(args: argparse.Namespace) -> None:
                 shutil.copy(source, many[-1])
         size = max(int(one) for one in args.batch.split(",") if int(one) <= 8)
         asked = asked_of(args, many, args.memory_profile, batches=[size])
-        with contenders(asked, say) as workers:
+        with start_contenders(asked, say) as workers:
             (worker,) = workers.values()
-            with Watch(worker.pid, 0.2) as watch:
+            with MemorySampler(worker.pid, 0.2) as watch:
                 told = worker.ask("run", clips=list(asked.clips), batch=size)
     held = [one / 2**20 for _, one in watch.samples]
 

@@ -13,9 +13,9 @@ from research import plots as drawing
 from research.commands import run
 from research.suites.measured import markdown
 from research.suites.rows import contenders, papers_of
-from vidspec.cli.bench import BenchOptions, Clips, run_bench
+from vidspec.cli.bench import BenchOptions, ClipArguments, run_bench
 from vidspec.cli.options import ModelOptions
-from vidspec.cli.printed import note
+from vidspec.cli.printed import print_note
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ def command(
         str, typer.Argument(metavar="NAME", help="A paper's table, such as lvspec-1; papers: the rows of all tables.")
     ],
     *,
-    clips: Clips = None,
+    clips: ClipArguments = None,
     models: ModelOptions,
     options: BenchOptions,
     plots: Annotated[
@@ -46,7 +46,7 @@ def command(
         print(f"\n{markdown(of_papers, outcome.rows, names[0])}")
     if plots is not None:
         for file in drawing.draw(outcome.rows, outcome.records, plots):
-            note(f"drew {file}")
+            print_note(f"drew {file}")
     return 0
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from research.replay import tables
 from research.suites.rows import TABLES
-from vidspec.bench.interleaved import of_turn
-from vidspec.bench.rows import Row
+from vidspec.bench.interleaved import turn_label
+from vidspec.bench.rows import BenchRow
 from vidspec.bench.tables import cell, spread, table
 
 __all__ = ["Claim", "claims", "markdown"]
@@ -19,7 +19,7 @@ _LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run
 class Claim(NamedTuple):
     """What a paper prints for a row on one pair: the accepted length, what it means, and the speed-up if there is one.
 
-    ``length`` is a field of :class:`~vidspec.bench.interleaved.Row`.
+    ``length`` is a field of :class:`~vidspec.bench.interleaved.BenchRow`.
     """
 
     accepted: float
@@ -55,7 +55,7 @@ def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, C
     return found
 
 
-def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
+def markdown(names: Sequence[str], rows: Sequence[BenchRow], baseline: str) -> str:
     """A table for each of the papers'.
 
     Args:
@@ -68,15 +68,15 @@ def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
     parts = []
     for name in names:
         turn = 0
-        while of_turn(baseline, turn) in by_label:
+        while turn_label(baseline, turn) in by_label:
             labels = {label for label, _ in (*TABLES[name].rows, *TABLES[name].own)}
-            of_this = {label: by_label[one] for label in labels if (one := of_turn(label, turn)) in by_label}
-            parts.append(_table(name, of_this, of_turn(baseline, turn), turn))
+            of_this = {label: by_label[one] for label in labels if (one := turn_label(label, turn)) in by_label}
+            parts.append(_table(name, of_this, turn_label(baseline, turn), turn))
             turn += 1
     return "\n\n".join(parts)
 
 
-def _table(name: str, rows: dict[str, Row], baseline: str, turn: int) -> str:
+def _table(name: str, rows: dict[str, BenchRow], baseline: str, turn: int) -> str:
     """One of the paper's tables; of a turn whose figures the paper does not print, without any."""
     suite = TABLES[name]
     benchmark = (suite.benchmark, suite.second)[turn] if turn < 2 else ""
@@ -118,12 +118,12 @@ def _table(name: str, rows: dict[str, Row], baseline: str, turn: int) -> str:
     return "\n\n".join(parts)
 
 
-def _length(row: Row, field: str) -> str:
+def _length(row: BenchRow, field: str) -> str:
     value = getattr(row, field)
     return "-" if value is None else f"{_LENGTHS[field]} {value:.2f}"
 
 
-def _share(value: float | None, row: Row) -> str:
+def _share(value: float | None, row: BenchRow) -> str:
     """Of a row whose text is plain decoding's, all."""
     same = row.retention is None and row.accepted_by_target is None and row.equal == row.clips
     return "100%" if same else cell(value, ".1%")

@@ -30,10 +30,10 @@ from vidspec.config import profiles
 from vidspec.embedded import prompts
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
-from vidspec.events.record import Counts
+from vidspec.events.record import CountsRecord
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 #: Asked behind a caption, of those that the clip answers; those that the caption answers come after them.
 QUESTIONS = 2
@@ -50,7 +50,7 @@ def evaluate(
     scenes: list[Scene] = [draw_sample(rng.randrange(2**31)).scene for _ in range(clips)]
     scores: dict[str, list[Score]] = {"target": [], "draft": []}
     right: dict[str, dict[str, list[bool]]] = {"target": {}, "draft": {}}
-    counters: list[Counts] = []
+    counters: list[CountsRecord] = []
     visual = 0
     with tempfile.TemporaryDirectory() as folder:
         for path, scene in zip(draw(Path(folder), clips, seed), scenes, strict=True):
@@ -130,8 +130,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    where = placement()
-    target, draft = (loading.load(str(args.pair / role), where) for role in ("target", "draft"))
+    where = resolve_placement()
+    target, draft = (loading.load_model(str(args.pair / role), where) for role in ("target", "draft"))
     weights = {role: digest(args.pair / role) for role in ("target", "draft")}
     known = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.is_file() else {}
     found: dict[str, Any] = known if known.get("sha256") == weights else {"sha256": weights}

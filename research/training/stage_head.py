@@ -31,8 +31,8 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
-from vidspec.models.eagle3 import PROJECTIONS, Eagle3Decoder, head_config, usual_blocks
-from vidspec.models.placement import placement
+from vidspec.models.eagle3 import PROJECTIONS, Eagle3Decoder, default_tap_blocks, head_config
+from vidspec.models.placement import resolve_placement
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]
@@ -77,8 +77,8 @@ def clips(count: int, shown: int, seed: int = SEED) -> Iterator[tuple[Clip, str]
 @torch.inference_mode()
 def harvest(target: Any, clip: Clip, prompt: str, most: int = MOST) -> Text:
     """Let the target caption a clip in at most ``most`` tokens."""
-    prefix = target.prefix(target.see(target.preprocess(clip)), prompt)
-    engine, blocks = Engine(target), usual_blocks(target.layers)
+    prefix = target.prefix(target.encode(target.preprocess(clip)), prompt)
+    engine, blocks = Engine(target), default_tap_blocks(target.layers)
     taps = Taps(rows=torch.arange(0), visual=prefix.visual.index, hidden=blocks)
     read = engine.prefill(prefix, room=most, taps=taps)
     states, tokens = [torch.cat([taps.states[block] for block in blocks], dim=1)], [int(read.logits.argmax())]
@@ -287,7 +287,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    target = loading.load(str(loading.embedded_folder(args.pair, "target")), placement("cpu", "float32"))
+    target = loading.load_model(str(loading.embedded_folder(args.pair, "target")), resolve_placement("cpu", "float32"))
     texts = [harvest(target, *told) for told in clips(args.clips, args.frames)]
     train_head(target, texts, args.out, steps=args.steps, peak=args.peak, begin=args.begin)
 

@@ -17,7 +17,7 @@ from research.training.codes import shares
 from research.training.stage_language import FRAMES, FRAMES_WEIGHT, Reader, Seen, Source, rank
 from research.training.stage_vision import pixels
 from research.world.scene import draw_scene
-from vidspec.models.placement import slow_half
+from vidspec.models.placement import has_slow_half_precision
 
 __all__ = ["Bank", "build_bank", "grow"]
 
@@ -33,7 +33,7 @@ def build_bank(family: Architecture, seers: dict[str, Any], clips: int, seed: in
         (grid,) = py.choices(tuple(family.grids), tuple(family.grids.values()))
         times = np.linspace(0, 1, frames)
         shown = pixels(family, scene, times, grid, rng)
-        with torch.autocast("cpu", torch.bfloat16, enabled=not slow_half()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=not has_slow_half_precision()):
             features = {name: seer.tokens(shown).flatten(0, 2).half() for name, seer in seers.items()}
         bank.append(Seen(scene, frames, grid, features, shares(scene, times, grid).astype(np.float16)))
     return bank

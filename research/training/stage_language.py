@@ -26,7 +26,7 @@ from research.training.hints import NAMED, Hints, colour_ids, named_truth, seen_
 from research.world.questions import draw_dialogue
 from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene, draw_scene
 from vidspec.embedded.prompts import PROMPTS
-from vidspec.models.placement import slow_half
+from vidspec.models.placement import has_slow_half_precision
 
 __all__ = [
     "Batch",
@@ -146,7 +146,7 @@ class Reader(torch.nn.Module):
         embeds = self.model.embed_tokens(batch.ids)
         index = batch.visual[..., None].expand(-1, -1, embeds.shape[-1])
         embeds = embeds.scatter(1, index, visual)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.training and not slow_half()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.training and not has_slow_half_precision()):
             # A dictionary of masks goes through untouched: plain causal attention, no search for packed sequences.
             states = self.model(
                 inputs_embeds=embeds,

@@ -17,7 +17,7 @@ from research.training.codes import Codes, pool_shares, shares
 from research.training.stage_language import FRAMES, FRAMES_WEIGHT, Learner, learning_rate, save
 from research.world.drawing import frames
 from research.world.scene import Scene, draw_scene
-from vidspec.models.placement import slow_half
+from vidspec.models.placement import has_slow_half_precision
 
 __all__ = ["pixels", "train_vision"]
 
@@ -95,7 +95,7 @@ def train_vision(
                     for scene, part in zip(drawn, parts, strict=True)
                 ]
             )
-            with torch.autocast("cpu", torch.bfloat16, enabled=not slow_half()):
+            with torch.autocast("cpu", torch.bfloat16, enabled=not has_slow_half_precision()):
                 seen = learner.module(shown)
             error = (seen.float() - wanted).square().sum(-1)
             loss = (error * weight).sum() / weight.sum()

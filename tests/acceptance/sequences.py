@@ -10,7 +10,7 @@ import torch
 from decoding.toys import Prefix, Table
 from scipy.stats import chi2
 
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.engine.sampling import Sampling
 
 #: The third gate of docs/metrics.md, "Losslessness".
@@ -30,7 +30,7 @@ def reference_distribution(logits: torch.Tensor, sampling: Sampling) -> list[flo
     return [p / mass if token in kept else 0.0 for token, p in enumerate(probs)]
 
 
-def exact_distribution(table: Table, sampling: Sampling, limits: Limits) -> dict[Prefix, float]:
+def exact_distribution(table: Table, sampling: Sampling, limits: StoppingRules) -> dict[Prefix, float]:
     """The probability of every text."""
     done: dict[Prefix, float] = {}
     open_: list[tuple[Prefix, float]] = [((), 1.0)]

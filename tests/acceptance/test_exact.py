@@ -10,13 +10,13 @@ from tiers import full_but
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
 from acceptance.windows import window_pass
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.exact import ExactRule
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.sampling import Sampling, draw_token
 
 RNG = torch.Generator()
 
@@ -44,7 +44,7 @@ def test_greedy_equals_a_literal_loop(data):
     best = [row.index(max(row)) for row in rows]
     agree = data.draw(st.integers(0, gamma))
     tokens = [best[i] if i < agree else data.draw(st.integers(0, vocabulary - 1)) for i in range(gamma)]
-    verdict = Exact()(chain(*tokens), window_pass(chain(*tokens), torch.tensor(rows)), RNG)
+    verdict = ExactRule()(chain(*tokens), window_pass(chain(*tokens), torch.tensor(rows)), RNG)
     assert verdict == literal_greedy(tokens, rows)
     assert verdict.loosened == ()
 
@@ -61,17 +61,17 @@ LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
     ],
 )
 def test_greedy(tokens, expected):
-    assert Exact()(chain(*tokens), window_pass(chain(*tokens), LOGITS), RNG) == expected
+    assert ExactRule()(chain(*tokens), window_pass(chain(*tokens), LOGITS), RNG) == expected
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, 0.9)])
 def test_an_empty_window_gives_the_targets_own_token(sampling):
     sharp = torch.tensor([[0.0, 0.0, 99.0, 0.0]])
-    assert Exact()(chain(), window_pass(chain(), sharp, None, sampling, RNG), RNG) == Verdict.chain(0, 2)
+    assert ExactRule()(chain(), window_pass(chain(), sharp, None, sampling, RNG), RNG) == Verdict.chain(0, 2)
 
 
 def test_is_lossless():
-    assert Exact.lossless is True
+    assert ExactRule.lossless is True
 
 
 @pytest.mark.parametrize("given_probs", [True, False])
@@ -80,7 +80,7 @@ def test_a_token_the_target_never_draws_is_never_accepted(given_probs):
     probs = torch.tensor([[0.0, 1.0, 0.0]]) if given_probs else None
     rng = torch.Generator().manual_seed(1)
     draft = chain(1, probs=probs)
-    verdicts = [Exact()(draft, window_pass(draft, p, None, Sampling(1.0), rng), rng) for _ in range(200)]
+    verdicts = [ExactRule()(draft, window_pass(draft, p, None, Sampling(1.0), rng), rng) for _ in range(200)]
     assert {v.accepted for v in verdicts} == {0}
     assert {v.token for v in verdicts} == {0, 2}
 
@@ -90,9 +90,9 @@ def test_a_draft_that_equals_the_target_is_always_accepted():
     logits = torch.randn(4, 6, generator=rng)
     probs = sampling.distribution(logits)
     for _ in range(200):
-        tokens = [draw(row, rng) for row in probs[:3]]
+        tokens = [draw_token(row, rng) for row in probs[:3]]
         draft = chain(*tokens, probs=probs[:3])
-        assert Exact()(draft, window_pass(draft, logits, None, sampling, rng), rng).accepted == 3
+        assert ExactRule()(draft, window_pass(draft, logits, None, sampling, rng), rng).accepted == 3
 
 
 def test_leaves_what_it_is_given_as_it_was():
@@ -101,13 +101,13 @@ def test_leaves_what_it_is_given_as_it_was():
     before = logits.clone(), probs.clone()
     for _ in range(50):
         draft = chain(0, 1, probs=probs)
-        Exact()(draft, window_pass(draft, logits, None, sampling, rng), rng)
+        ExactRule()(draft, window_pass(draft, logits, None, sampling, rng), rng)
     assert torch.equal(logits, before[0]) and torch.equal(probs, before[1])
 
 
 def exact(sampling):
     """The rule; it is the target's pass that draws."""
-    return Exact()
+    return ExactRule()
 
 
 class AcceptsAll:
@@ -119,7 +119,7 @@ class AcceptsAll:
         self.sampling = sampling
 
     def __call__(self, draft, passed, rng):
-        return Verdict.chain(len(draft.tokens), draw(self.sampling.distribution(passed.logits)[-1], rng))
+        return Verdict.chain(len(draft.tokens), draw_token(self.sampling.distribution(passed.logits)[-1], rng))
 
 
 class ResamplesFromTarget(AcceptsAll):
@@ -130,21 +130,21 @@ class ResamplesFromTarget(AcceptsAll):
         for i, x in enumerate(draft.tokens):
             q = 1.0 if draft.probs is None else float(draft.probs[i, x])
             if torch.rand((), generator=rng) * q >= p[i, x]:
-                return Verdict.chain(i, draw(p[i], rng))
-        return Verdict.chain(len(draft.tokens), draw(p[-1], rng))
+                return Verdict.chain(i, draw_token(p[i], rng))
+        return Verdict.chain(len(draft.tokens), draw_token(p[-1], rng))
 
 
 class ForgetsTemperature(AcceptsAll):
     """Wrong: tests against the target's plain distribution."""
 
     def __call__(self, draft, passed, rng):
-        return Exact()(draft, window_pass(draft, passed.logits, None, Sampling(1.0), rng), rng)
+        return ExactRule()(draft, window_pass(draft, passed.logits, None, Sampling(1.0), rng), rng)
 
 
 VOCABULARY, EOS, LENGTH = 4, 3, 3
 TARGET = random_table(11, VOCABULARY, 1.2)
 DRAFT = blend(TARGET, random_table(12, VOCABULARY, 1.5), 0.6)
-LIMITS = Limits(LENGTH, frozenset({EOS}))
+LIMITS = StoppingRules(LENGTH, frozenset({EOS}))
 SAMPLINGS = [Sampling(1.0), Sampling(0.7, 0.8)]
 
 
@@ -157,7 +157,7 @@ def draws_of_the_rule(rule, sampling, draft_sampling, count):
             tokens, probs, prefix = [], [], text
             for _ in range(LENGTH - len(text)):
                 q = draft_sampling.distribution(DRAFT(prefix)[None])[0]
-                tokens.append(int(q.argmax()) if draft_sampling.greedy else draw(q, rng))
+                tokens.append(int(q.argmax()) if draft_sampling.greedy else draw_token(q, rng))
                 probs.append(q)
                 prefix = (*prefix, tokens[-1])
             rows = torch.stack([TARGET((*text, *tokens[:i])) for i in range(len(tokens) + 1)])
@@ -176,7 +176,7 @@ def shifted(table):
 
 def draws_of_the_schedule(rule, sampling, draft_sampling, count):
     rng = torch.Generator().manual_seed(6)
-    limits = Limits(LENGTH + 1, LIMITS.eos)
+    limits = StoppingRules(LENGTH + 1, LIMITS.eos)
     target, draft = shifted(TARGET), shifted(DRAFT)
     for _ in range(count):
         one = on_tables(
@@ -190,7 +190,7 @@ def draws_of_the_schedule(rule, sampling, draft_sampling, count):
 
 def draws_with_a_tree(rule, sampling, draft_sampling, count):
     rng = torch.Generator().manual_seed(8)
-    limits = Limits(LENGTH + 1, LIMITS.eos)
+    limits = StoppingRules(LENGTH + 1, LIMITS.eos)
     for _ in range(count):
         one = on_tables(
             shifted(TARGET), limits, draft=shifted(DRAFT), gamma=2, tree="0 1 00 01 10", sampling=sampling,
@@ -205,9 +205,9 @@ class TakesTheFirstBranch(AcceptsAll):
     """Wrong: follows the tree's best child whenever the target does not want it, half of the time."""
 
     def __call__(self, draft, passed, rng):
-        verdict = Exact()(draft, passed, rng)
+        verdict = ExactRule()(draft, passed, rng)
         if draft.tokens and not verdict.path and torch.rand((), generator=rng) < 0.5:
-            return Verdict((0,), draw(self.sampling.distribution(passed.logits)[1], rng))
+            return Verdict((0,), draw_token(self.sampling.distribution(passed.logits)[1], rng))
         return verdict
 
 
@@ -228,9 +228,9 @@ def test_greedy_walk_down_a_tree():
     tree = Draft((5, 6, 7, 8), (-1, -1, 1, 1))
     rows = torch.zeros(5, 9)
     rows[0, 6] = rows[2, 8] = rows[4, 5] = 1.0
-    assert Exact()(tree, window_pass(tree, rows), RNG) == Verdict((1, 3), 5)
+    assert ExactRule()(tree, window_pass(tree, rows), RNG) == Verdict((1, 3), 5)
     rows[0, 0] = 2.0
-    assert Exact()(tree, window_pass(tree, rows), RNG) == Verdict((), 0)
+    assert ExactRule()(tree, window_pass(tree, rows), RNG) == Verdict((), 0)
 
 
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)

@@ -22,9 +22,9 @@ from acceptance.windows import (
     trees,
     window_pass,
 )
-from vidspec.acceptance.exact import Exact
-from vidspec.acceptance.fly import Fly
-from vidspec.acceptance.fly_minus import FlyMinus
+from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.fly import FlyRule
+from vidspec.acceptance.fly_minus import FlyMinusRule
 from vidspec.drafting.base import Draft
 
 RNG = torch.Generator()
@@ -70,23 +70,23 @@ def literal_pardons(draft, entropy_behind, theta, window):
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=9), st.integers(1, 5))
 def test_entropy(row, length):
     table = torch.tensor([row] * (length + 1), dtype=torch.float32)
-    measured = FlyMinus(GREEDY).measure(chain(*[0] * length), window_pass(chain(*[0] * length), table), RNG)
+    measured = FlyMinusRule(GREEDY).measure(chain(*[0] * length), window_pass(chain(*[0] * length), table), RNG)
     assert measured == pytest.approx([literal_entropy(row)] * length, abs=1e-4)
 
 
 def test_a_token_of_no_chance_adds_no_entropy():
     passed = window_pass(chain(0), torch.tensor([[0.0, -1e9, -1e9]] * 2))
-    measured = FlyMinus(GREEDY).measure(chain(0), passed, RNG)
+    measured = FlyMinusRule(GREEDY).measure(chain(0), passed, RNG)
     assert measured == [0.0]
 
 
 def test_entropy_is_that_of_the_place_before_the_token():
     """In a chain the row before, in a tree the parent's."""
     table = logits((0, 0, 0), (SURE, UNSURE, SURE))
-    first, second = FlyMinus(GREEDY).measure(chain(1, 2), window_pass(chain(1, 2), table), RNG)
+    first, second = FlyMinusRule(GREEDY).measure(chain(1, 2), window_pass(chain(1, 2), table), RNG)
     assert first < 0.1 < second
     tree = Draft((1, 2), (-1, -1))
-    assert FlyMinus(GREEDY).measure(tree, window_pass(tree, table), RNG) == [first, first]
+    assert FlyMinusRule(GREEDY).measure(tree, window_pass(tree, table), RNG) == [first, first]
 
 
 @settings(deadline=None, max_examples=200)
@@ -97,9 +97,9 @@ def test_verdicts(data):
     table = logits(wanted, margins)
     theta, window = data.draw(st.sampled_from([0.0, 0.3, 0.8, 2.0])), data.draw(st.integers(1, 6))
     entropy = [literal_entropy(row) for row in table.tolist()]
-    gate = FlyMinus(GREEDY, END, SAFE, theta=theta)(draft, window_pass(draft, table), RNG)
+    gate = FlyMinusRule(GREEDY, END, SAFE, theta=theta)(draft, window_pass(draft, table), RNG)
     assert outcome(gate) == literal_walk(draft, wanted, literal_pardons(draft, entropy, theta, None))
-    judged = Fly(GREEDY, END, SAFE, theta=theta, window=window)(draft, window_pass(draft, table), RNG)
+    judged = FlyRule(GREEDY, END, SAFE, theta=theta, window=window)(draft, window_pass(draft, table), RNG)
     assert outcome(judged) == literal_walk(draft, wanted, literal_pardons(draft, entropy, theta, window))
     for one in (*gate.loosened, *judged.loosened):
         assert one.entropy >= theta and one.relevance is None
@@ -110,9 +110,9 @@ def test_verdicts(data):
 def test_a_gate_that_never_opens_is_the_exact_rule(case):
     draft, wanted = case
     table = logits(wanted, [UNSURE] * len(wanted))
-    exact = Exact()(draft, window_pass(draft, table), RNG)
-    assert FlyMinus(GREEDY, theta=9.0)(draft, window_pass(draft, table), RNG) == exact
-    assert Fly(GREEDY, theta=9.0)(draft, window_pass(draft, table), RNG) == exact
+    exact = ExactRule()(draft, window_pass(draft, table), RNG)
+    assert FlyMinusRule(GREEDY, theta=9.0)(draft, window_pass(draft, table), RNG) == exact
+    assert FlyRule(GREEDY, theta=9.0)(draft, window_pass(draft, table), RNG) == exact
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,21 @@ def test_a_gate_that_never_opens_is_the_exact_rule(case):
 def test_windows_by_hand(tokens, wanted, sure, window, expected):
     margins = [SURE if str(row) in sure else UNSURE for row in range(len(wanted))]
     passed = window_pass(chain(*tokens), logits(wanted, margins))
-    judged = Fly(GREEDY, END, SAFE, theta=0.3, window=window)(chain(*tokens), passed, RNG)
+    judged = FlyRule(GREEDY, END, SAFE, theta=0.3, window=window)(chain(*tokens), passed, RNG)
     assert outcome(judged) == expected
 
 
 def test_the_gate_alone_lets_neighbours_and_the_last_pass():
     table = logits((0, 0, 3), (UNSURE, UNSURE, SURE))
-    judged = FlyMinus(GREEDY, END, SAFE)(chain(1, 2), window_pass(chain(1, 2), table), RNG)
+    judged = FlyMinusRule(GREEDY, END, SAFE)(chain(1, 2), window_pass(chain(1, 2), table), RNG)
     assert outcome(judged) == ((0, 1), 3, [(0, 0, "entropy"), (1, 0, "entropy")])
 
 
 def test_they_are_not_lossless():
-    assert not Fly.lossless and not FlyMinus.lossless
+    assert not FlyRule.lossless and not FlyMinusRule.lossless
 
 
 def test_the_gate_is_inclusive():
     passed = window_pass(chain(2), rows(0, 1))
-    entropy = FlyMinus(GREEDY).measure(chain(2), passed, RNG)[0]
-    assert FlyMinus(GREEDY, theta=entropy)(chain(2), passed, RNG).accepted == 1
+    entropy = FlyMinusRule(GREEDY).measure(chain(2), passed, RNG)[0]
+    assert FlyMinusRule(GREEDY, theta=entropy)(chain(2), passed, RNG).accepted == 1

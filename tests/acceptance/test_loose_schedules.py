@@ -16,22 +16,22 @@ from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
-from vidspec.decoding.limits import Limits
-from vidspec.decoding.parallel import Scheduler, Settings
-from vidspec.decoding.protocol import Proposed, Ready, Verdict
+from vidspec.decoding.limits import StoppingRules
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.protocol import PromptRead, Proposed, VerifyResult
 from vidspec.decoding.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.embedded.samples import shipped
-from vidspec.engine.requests import alone
-from vidspec.events.events import Loosened, Round
+from vidspec.engine.requests import run_to_completion
+from vidspec.events.events import LooseToken, Round
 from vidspec.events.trace import Trace
 from vidspec.models import loading
-from vidspec.models.placement import placement
-from vidspec.models.request import Request
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import CaptionRequest
 
 CLIP = shipped()[0]
 TOKENS = 48
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 LOSSY = [name for name, profile in packaged().items() if profile.accept.rule != "exact"]
 #: Each changes several tokens of this pair's text; of the others rounding may leave none.
@@ -42,7 +42,7 @@ STRICT = {"accept.rule": "lvspec", "accept.lam": 0, "accept.tolerance": False}
 class Pair:
     def __init__(self, target, draft):
         self.folders = {"models.pair": None, "models.target": str(target), "models.draft": str(draft)}
-        self.target, self.draft = loading.load(str(target), PLACE), loading.load(str(draft), PLACE)
+        self.target, self.draft = loading.load_model(str(target), PLACE), loading.load_model(str(draft), PLACE)
         self.slot = None
         self.plain = cache(lambda: self.caption("ar").token_ids)
 
@@ -92,7 +92,9 @@ def test_nothing_loose_is_plain_decoding(pair, name, overrides):
 def audit(captioner, record):
     """What the target wants at each place of the text and its relevance there, from one pass over all of it."""
     setup, trace = captioner.setup, Trace()
-    prefix = alone(setup.read(Request("", captioner.read(CLIP), captioner.profile.generate.prompt), trace))
+    prefix = run_to_completion(
+        setup.read(CaptionRequest("", captioner.read(CLIP), captioner.profile.generate.prompt), trace)
+    )
     state = setup.target.prefill(prefix, len(record.token_ids) + 1, states=True)
     passed = forward(setup.target, state, record.token_ids)
     wanted = [int(state.logits.argmax()), *passed.logits.argmax(-1).tolist()]
@@ -146,13 +148,13 @@ def test_lossless_profiles_have_no_loose_part(pair):
     assert pair.caption("vanilla-sd").loose is None and pair.caption("ar").loose is None
 
 
-LIMITS = Limits(40, frozenset({3}))
+LIMITS = StoppingRules(40, frozenset({3}))
 
 
 @pytest.mark.parametrize("tree", [None, "0 1 00 10 000 100"])
 @pytest.mark.parametrize(
     "rule",
-    [LVSpec(GREEDY, LIMITS.eos, lam=0.7).at(torch.eye(9)[:4]), RandomLoose(GREEDY, LIMITS.eos, rate=0.6)],
+    [LVSpec(GREEDY, LIMITS.eos, lam=0.7).for_clip(torch.eye(9)[:4]), RandomLoose(GREEDY, LIMITS.eos, rate=0.6)],
     ids=["lvspec", "random"],
 )
 def test_caches_follow_loose_tokens(rule, tree):
@@ -174,7 +176,7 @@ def test_caches_follow_loose_tokens(rule, tree):
 
 def test_loose_tokens_behind_the_end_of_the_text_are_not_reported():
     rounds = list(_cut_short())
-    assert rounds[-1].token_ids == (1, 3) and rounds[-1].loosened == (Loosened(0, 2, "chance"),)
+    assert rounds[-1].token_ids == (1, 3) and rounds[-1].loosened == (LooseToken(0, 2, "chance"),)
 
 
 def _cut_short():
@@ -192,15 +194,15 @@ def _cut_short():
 
 
 def test_the_parallel_schedule_passes_loose_tokens_on_and_compares_the_next_strictly():
-    one = Scheduler(Settings(max_new_tokens=20, startup=3), FixedGamma(3))
+    one = Scheduler(ParallelSettings(max_new_tokens=20, startup=3), FixedGamma(3))
     one.start()
-    one.receive(Ready("draft", 1.0))
+    one.receive(PromptRead("draft", 1.0))
     for position, token in enumerate((7, 8, 9)):
         one.receive(Proposed(0, position, token, 0.1))
-    one.receive(Ready("target", 5.0, 7))
+    one.receive(PromptRead("target", 5.0, 7))
     one.receive(Proposed(0, 3, 1, 0.1))
-    loose = (Loosened(1, 4, "relevance", relevance=0.2),)
-    _, outcome = one.receive(Verdict(1, 2, 5, 3, 0.4, loose))
+    loose = (LooseToken(1, 4, "relevance", relevance=0.2),)
+    _, outcome = one.receive(VerifyResult(1, 2, 5, 3, 0.4, loose))
     assert outcome.token_ids == (8, 9, 5) and outcome.origins == ("draft", "loose", "correction")
     assert outcome.loosened == loose and outcome.accepted == 2
 

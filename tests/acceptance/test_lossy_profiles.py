@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 from fake_captioner import record
 
-from vidspec.acceptance.exact import Exact
-from vidspec.acceptance.fly import Fly
+from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.fly import FlyRule
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.cli.report import summary
 from vidspec.config import profiles
 from vidspec.config.profiles import load
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
-from vidspec.registry import configured, rules
+from vidspec.registry import build_part, rules
 
 LOSSY = ("fly", "fly_minus", "lvspec", "random_loose")
 
@@ -80,10 +80,10 @@ def test_protected_words_as_one_text():
 def test_a_rule_gets_what_its_constructor_takes():
     options = loaded("lvspec", **{"accept.lam": 0.3, "accept.theta": 0.9, "accept.window": 2}).accept.model_dump()
     target = {"eos": frozenset({1}), "protected": frozenset({2})}
-    lvspec, fly = (configured(rule, options, sampling=Sampling(), **target) for rule in (LVSpec, Fly))
+    lvspec, fly = (build_part(rule, options, sampling=Sampling(), **target) for rule in (LVSpec, FlyRule))
     assert (lvspec.lam, lvspec.similar, lvspec.tolerance, lvspec.strict) == (0.3, 10, True, {1, 2})
     assert (fly.theta, fly.window, fly.strict) == (0.9, 2, {1, 2})
-    assert isinstance(configured(Exact, options, sampling=Sampling(), **target), Exact)
+    assert isinstance(build_part(ExactRule, options, sampling=Sampling(), **target), ExactRule)
 
 
 def test_a_profile_that_does_not_say_it_is_lossy_is_listed_so(monkeypatch, tmp_path):
@@ -112,5 +112,5 @@ def test_options_of_a_rule_are_no_business_of_a_plugins():
     """A rule that takes nothing but the sampling is given nothing else."""
     seen = []
     rule = lambda sampling: seen.append(sampling) or SimpleNamespace()  # noqa: E731
-    configured(rule, {"lam": 1.0}, sampling=Sampling(), eos=frozenset())
+    build_part(rule, {"lam": 1.0}, sampling=Sampling(), eos=frozenset())
     assert seen == [Sampling()]

@@ -24,7 +24,7 @@ from acceptance.windows import (
     window_pass,
 )
 from vidspec.acceptance.base import Verdict, for_clip
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.loose import branches
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.drafting.base import Draft
@@ -48,7 +48,7 @@ VISUAL = torch.tensor([[1.0, 0.0]])
 
 
 def rule(visual=VISUAL, **options):
-    return LVSpec(GREEDY, END, SAFE, **options).at(visual)
+    return LVSpec(GREEDY, END, SAFE, **options).for_clip(visual)
 
 
 def judge(tokens, wanted, relevance, **options):
@@ -128,7 +128,7 @@ def test_without_a_loose_share_and_tolerance_it_is_the_exact_rule(data):
     relevance = [data.draw(st.floats(-1, 1)) for _ in draft.tokens]
     logits = rows(*wanted)
     passed = window_pass(draft, logits, states(relevance))
-    assert rule(lam=0.0, tolerance=False)(draft, passed, RNG) == Exact()(draft, passed, RNG)
+    assert rule(lam=0.0, tolerance=False)(draft, passed, RNG) == ExactRule()(draft, passed, RNG)
 
 
 @given(trees())
@@ -239,7 +239,7 @@ def test_is_made_for_each_clip():
         for_clip(bare, None)
     passed = window_pass(chain(1), rows(1, 2), states((LOW,)))
     assert for_clip(bare, VISUAL)(chain(1), passed, RNG) == Verdict.chain(1, 2)
-    exact = Exact()
+    exact = ExactRule()
     assert for_clip(exact, None) is exact
     assert LVSpec.lossless is False
 

@@ -19,7 +19,7 @@ from acceptance.windows import (
     trees,
     window_pass,
 )
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.random_loose import RandomLoose
 
 
@@ -45,7 +45,7 @@ def test_verdicts(case, rate, seed):
 def test_never_is_the_exact_rule(case):
     draft, wanted = case
     passed = window_pass(draft, rows(*wanted))
-    assert RandomLoose(GREEDY, rate=0.0)(draft, passed, rng()) == Exact()(draft, passed, rng())
+    assert RandomLoose(GREEDY, rate=0.0)(draft, passed, rng()) == ExactRule()(draft, passed, rng())
 
 
 def test_always():

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.drafting.base import Draft
-from vidspec.engine.choices import read_back
-from vidspec.engine.rows import Passed, Rows
-from vidspec.engine.sampling import Draw, Sampling
-from vidspec.events.events import Loosened
+from vidspec.engine.choices import read_back_tokens
+from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.sampling import DrawRule, Sampling
+from vidspec.events.events import LooseToken
 
 GREEDY = Sampling()
 VOCABULARY, EOS, PROTECTED = 7, 5, 6
@@ -32,8 +32,10 @@ def window_pass(draft, logits, hidden=None, sampling=GREEDY, rng=None):
     """A target's pass over a window, as the engine gives it: of sampled tokens each row has a random number."""
     draw = None
     if not sampling.greedy:
-        draw = Draw(sampling, tuple(torch.rand(len(logits), dtype=torch.float64, generator=rng).tolist()), draft.probs)
-    (found,) = read_back([Rows(None, [0, *draft.tokens], draw=draw)], [Passed(logits, hidden)])
+        draw = DrawRule(
+            sampling, tuple(torch.rand(len(logits), dtype=torch.float64, generator=rng).tolist()), draft.probs
+        )
+    (found,) = read_back_tokens([Rows(None, [0, *draft.tokens], draw=draw)], [PassResult(logits, hidden)])
     return found
 
 
@@ -101,4 +103,4 @@ def outcome(verdict: Verdict):
 
 
 def passed(at, wanted, by="relevance", **measured):
-    return Loosened(at, wanted, by, **measured)
+    return LooseToken(at, wanted, by, **measured)

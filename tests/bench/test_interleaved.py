@@ -12,7 +12,7 @@ import torch
 from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
 from vidspec.bench.interleaved import run
 from vidspec.bench.peers import Contender
-from vidspec.bench.rows import by_other_draws, markdown, summary
+from vidspec.bench.rows import bench_rows, markdown, methods_with_other_draws
 from vidspec.config import profiles
 from vidspec.events.record import Caption
 
@@ -68,7 +68,7 @@ def test_contenders_take_turns_after_a_warm_up_of_each():
 def test_summary_compares_clip_by_clip():
     plain = Timed("plain", {"a.mp4": 4.0, "b.mp4": 2.0})
     fast = Timed("fast", {"a.mp4": 1.0, "b.mp4": 1.0}, drafted=True)
-    rows = {row.name: row for row in summary(run({"plain": plain, "fast": fast}, CLIPS, 1), "plain")}
+    rows = {row.name: row for row in bench_rows(run({"plain": plain, "fast": fast}, CLIPS, 1), "plain")}
     assert rows["plain"].decode == (1.0, 1.0, 1.0)
     assert rows["plain"].tau is None and rows["plain"].kept is None
     assert rows["fast"].decode == pytest.approx((3.0, 2.0, 4.0))
@@ -83,7 +83,7 @@ def test_summary_compares_clip_by_clip():
 def test_summary_counts_clips_with_other_tokens():
     plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
     other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
-    rows = {row.name: row for row in summary(run({"plain": plain, "other": other}, CLIPS, 1), "plain")}
+    rows = {row.name: row for row in bench_rows(run({"plain": plain, "other": other}, CLIPS, 1), "plain")}
     assert (rows["plain"].equal, rows["other"].equal) == (2, 0)
 
 
@@ -93,7 +93,7 @@ def test_end_to_end_is_of_texts_as_long_as_the_baselines():
     plain = Timed("plain", times)
     short = Timed("short", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=tuple(range(6)))
     long = Timed("long", times, ids=tuple(range(21)))
-    rows = summary(run({"plain": plain, "short": short, "long": long}, CLIPS, 2), "plain")
+    rows = bench_rows(run({"plain": plain, "short": short, "long": long}, CLIPS, 2), "plain")
     assert [row.tokens for row in rows] == [11, 6, 21]
     assert [row.end_to_end[0] for row in rows] == pytest.approx([1.0, 5 / 3, 5 / 3])
     assert [row.end_to_end_raw[0] for row in rows] == pytest.approx([1.0, 5 / 2, 1.0])
@@ -106,7 +106,7 @@ def test_end_to_end_is_of_texts_as_long_as_the_baselines():
 def test_a_text_of_one_token_does_not_say_how_long_more_would_take():
     times = {"a.mp4": 4.0, "b.mp4": 4.0}
     silent = Timed("silent", {"a.mp4": 0.0, "b.mp4": 0.0}, ids=(1,))
-    _, row = summary(run({"plain": Timed("plain", times), "silent": silent}, CLIPS, 1), "plain")
+    _, row = bench_rows(run({"plain": Timed("plain", times), "silent": silent}, CLIPS, 1), "plain")
     assert (row.decode[0], row.end_to_end[0], row.end_to_end_raw[0]) == (0.0, 0.0, 5.0)
 
 
@@ -126,22 +126,22 @@ HOT = {"generate.temperature": 0.7}
 )
 def test_methods_that_draw_other_tokens_of_the_same_distribution(settings, by_others):
     loaded = {name: profiles.load(name, overrides, env={}) for name, overrides in settings.items()}
-    assert by_other_draws(loaded, next(iter(loaded))) == by_others
+    assert methods_with_other_draws(loaded, next(iter(loaded))) == by_others
 
 
 def test_the_tokens_of_a_method_that_draws_others_are_not_held_against_it():
     plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
     other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
-    rows = summary(run({"plain": plain, "other": other}, CLIPS, 1), "plain", ["other"])
+    rows = bench_rows(run({"plain": plain, "other": other}, CLIPS, 1), "plain", ["other"])
     assert [(row.equal, row.equality) for row in rows] == [(2, "2/2"), (None, "in distribution")]
     assert "| other | in distribution |" in markdown(rows, "plain", lambda _: 1.0)
 
 
 def test_a_table_says_that_two_names_are_one_method():
     named = {name: profiles.load(name, env={}) for name in ("ar", "hippo-sequential", "hippo-no-vpsd", "sd-tree")}
-    also = profiles.same(named)
+    also = profiles.group_equal_profiles(named)
     times = {"a.mp4": 1.0, "b.mp4": 1.0}
-    rows = summary(run({name: Timed(name, times) for name in also}, CLIPS, 1), "ar", also=also)
+    rows = bench_rows(run({name: Timed(name, times) for name in also}, CLIPS, 1), "ar", also=also)
     assert [row.names for row in rows] == ["ar", "hippo-sequential = hippo-no-vpsd", "sd-tree"]
     header, _, _, twins, _ = markdown(rows, "ar", lambda _: 1.0).splitlines()
     assert header.startswith("| method (= its other names: measured once) | same tokens as ar |")

@@ -4,10 +4,10 @@ import pytest
 from engine.passing import forward
 from pruning.target.families import case, decode
 
-from vidspec.bench.judging import acceptance_share, accepted_by_target, wanted_tokens
+from vidspec.bench.judging import acceptance_share, accepted_by_target, target_choices
 from vidspec.engine.forward import Engine
-from vidspec.pruning.target.engine import LossyEngine
-from vidspec.pruning.target.fastv import FastV
+from vidspec.pruning.target.engine import PrunedTargetEngine
+from vidspec.pruning.target.fastv import FastVPruner
 
 
 def test_by_hand():
@@ -23,18 +23,18 @@ def test_a_target_accepts_its_own_text():
     model, prefix = case("qwen2_5_vl")
     engine = Engine(model)
     text = decode(engine, prefix)[0]
-    assert wanted_tokens(engine, prefix, text) == text and accepted_by_target(engine, prefix, text) == 1.0
-    assert wanted_tokens(engine, prefix, text[:1]) == text[:1]
+    assert target_choices(engine, prefix, text) == text and accepted_by_target(engine, prefix, text) == 1.0
+    assert target_choices(engine, prefix, text[:1]) == text[:1]
 
 
 def test_what_it_wants_follows_the_text_that_is_judged():
     model, prefix = case("qwen2_5_vl")
     engine = Engine(model)
-    text = decode(LossyEngine(model, FastV(layer=1, keep=[0.05])), prefix)[0]
+    text = decode(PrunedTargetEngine(model, FastVPruner(layer=1, keep=[0.05])), prefix)[0]
     expected = []
     for place in range(len(text)):
         state = engine.prefill(prefix, len(text))
         rows = [forward(engine, state, [token]).logits[-1] for token in text[:place]]
         expected.append(int((rows[-1] if rows else state.logits).argmax()))
-    assert wanted_tokens(engine, prefix, text) == expected != text
+    assert target_choices(engine, prefix, text) == expected != text
     assert accepted_by_target(engine, prefix, text) == acceptance_share(text, expected) < 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 
-from vidspec.bench.loaded import Loaded, Source, names_of
+from vidspec.bench.loaded import LoadedModels, ModelSource, profile_labels
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
@@ -13,28 +13,28 @@ from vidspec.errors import UsageError
 
 @pytest.mark.full
 def test_all_means_every_lossless_profile_with_plain_decoding_first():
-    names = names_of("all")
+    names = profile_labels("all")
     assert names[0] == "ar" and len(names) == len(set(names)) > 10
     assert {"parallelvlm", "specvlm", "self-sd"} <= set(names)
     assert not {"eagle3", "mtp"} & set(names)  # a head is no model that other profiles could draft with
     assert not any(name.startswith(("lvspec", "fly", "random-loose")) for name in names)
-    assert names_of("all,eagle3") == [*names, "eagle3"]
+    assert profile_labels("all,eagle3") == [*names, "eagle3"]
 
 
 @pytest.mark.parametrize("text, complaint", [(" , ", "names none"), ("ar,sd-rand,ar", "names ar twice")])
 def test_names_that_make_no_run(text, complaint):
     with pytest.raises(UsageError, match=complaint):
-        names_of(text)
+        profile_labels(text)
 
 
 def test_a_draft_needs_a_target():
     with pytest.raises(UsageError, match="--draft needs --target"):
-        Source(draft="x").names  # noqa: B018
-    assert Source(target="x").names == ("x", None)
+        ModelSource(draft="x").names  # noqa: B018
+    assert ModelSource(target="x").names == ("x", None)
 
 
 def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
-    eight, plain = Loaded(Source(weights="int8")), Loaded(Source())
+    eight, plain = LoadedModels(ModelSource(weights="int8")), LoadedModels(ModelSource())
     ours, theirs = (one.captioner("ar", {"video.frames": 4, "generate.max_new_tokens": 4}) for one in (eight, plain))
     assert eight.target.decoder.only_bytes > 0 == plain.target.decoder.only_bytes
     assert [one.caption(shipped()[0]).models["weights"] for one in (ours, theirs)] == ["int8", None]
@@ -46,7 +46,7 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
 
 
 def test_a_draft_is_kept_as_the_profile_has_it():
-    loaded = Loaded(Source())
+    loaded = LoadedModels(ModelSource())
     made = {one: loaded.captioner(f"vanilla-sd+draft.precision={one}") for one in ("auto", "int8", "as-target")}
     drafts = {one: captioner.draft.model for one, captioner in made.items()}
     assert drafts["auto"] is loaded.draft and len({id(one) for one in drafts.values()}) == 3
@@ -59,7 +59,7 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
     target = str(checkpoints_qwen.save(kind, tmp_path / "target"))
     settings, weights = checkpoints_eagle3.config(kind), checkpoints_eagle3.tensors(kind)
     head = str(checkpoints_eagle3.save(tmp_path / "head", settings, weights))
-    loaded = Loaded(Source(target=target, draft=head, device="cpu"))
+    loaded = LoadedModels(ModelSource(target=target, draft=head, device="cpu"))
     models = {"models.target": target, "models.draft": head}
     assert loaded.captioner("eagle3", models).models["draft"] == head
     assert loaded.captioner("ar", models).models["draft"] is None
@@ -68,13 +68,13 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
     with pytest.raises(UsageError, match="the peers from transformers need a draft"):
         loaded.peers(profiles.load("ar", env={}))
     with pytest.raises(UsageError, match="profile eagle3 drafts with a head of the target"):
-        Loaded(Source(target=target, device="cpu")).captioner("eagle3", models)
+        LoadedModels(ModelSource(target=target, device="cpu")).captioner("eagle3", models)
 
 
 def test_a_layer_of_the_target_is_read_once(tmp_path):
     kind = checkpoints_qwen.Kind(checkpoints_mtp.FAMILY)
     target = str(checkpoints_mtp.save(kind, tmp_path, checkpoints_mtp.tensors(kind)))
-    loaded = Loaded(Source(target=target, device="cpu"))
+    loaded = LoadedModels(ModelSource(target=target, device="cpu"))
     made = [loaded.captioner("mtp", {"models.target": target}) for _ in range(2)]
     assert made[0].setup.head.model is made[1].setup.head.model
     assert loaded.captioner("ar", {"models.target": target}).setup.head is None

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from vidspec.bench import outside
-from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.measure import Bench, measure
-from vidspec.bench.outside import Outside, pythons
-from vidspec.bench.peers import Peer, PeerFailed, frames_of
+from vidspec.bench.outside import ExternalPeer, peer_interpreters
+from vidspec.bench.peers import GeneratePeer, PeerFailed, read_frames
 from vidspec.config import labels
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
@@ -24,7 +24,7 @@ CLIP = shipped()[0]
 
 @pytest.fixture(scope="module")
 def loaded():
-    return Loaded(Source("embedded-qwen"))
+    return LoadedModels(ModelSource("embedded-qwen"))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def peer(loaded, monkeypatch, tmp_path):
     def make(wrong="", label=f"ar{SMALL}", name="vllm", models=("big", "small")):
         monkeypatch.setenv("FAKE_PEER", wrong)
         monkeypatch.setitem(outside.OUTSIDE, name, "fake_peer")
-        made.append(Outside(name, sys.executable, labels.load(label), loaded.target, models, threads=1))
+        made.append(ExternalPeer(name, sys.executable, labels.load(label), loaded.target, models, threads=1))
         return made[-1]
 
     yield make
@@ -52,10 +52,10 @@ def test_a_peer_is_handed_our_frames_and_our_prompt(peer, loaded, tmp_path):
     one = peer()
     caption = one.caption(CLIP)
     (asked,) = map(json.loads, (tmp_path / "asked.jsonl").read_text().splitlines())
-    clip = frames_of(CLIP, one.profile)
+    clip = read_frames(CLIP, one.profile)
     assert asked["frames"] == clip.frames.tolist() and asked["seconds"] == clip.timestamps.tolist()
     model, prompt = loaded.target, one.profile.generate.prompt
-    whole = model.prefix(model.see(model.preprocess(clip)), prompt).token_ids.tolist()
+    whole = model.prefix(model.encode(model.preprocess(clip)), prompt).token_ids.tolist()
     assert asked["prompt"] == whole and prompt in asked["text"] and asked["ends"] == sorted(model.eos)
     collapsed = [token for token, before in zip(whole, [None, *whole], strict=False) if token != before or token != 4]
     assert model.visual_id == 4 and asked["ids"] == collapsed  # one place for all the visual tokens
@@ -108,14 +108,14 @@ def test_a_bad_peer_fails_with_a_reason_and_leaves_nothing(peer, wrong, reason, 
 )
 def test_a_peer_drafts_in_its_own_way_or_not_at_all(peer, monkeypatch, name, speculation):
     told = []
-    start = outside.foreign
+    start = outside.worker_command
     monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
     assert peer(name=name).caption(CLIP).profile == name
     assert told[0][2]["model"] == "big" and told[0][2]["speculation"] == speculation
 
 
 def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer, monkeypatch):
-    told, start, label = [], outside.foreign, f"ar{SMALL}+models.weights=int8"
+    told, start, label = [], outside.worker_command, f"ar{SMALL}+models.weights=int8"
     monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
     assert peer(name="openvino", label=label).caption(CLIP).profile == "openvino"
     assert told[0][2]["weights"] == "int8"
@@ -133,7 +133,7 @@ def test_peers_do_not_draw(peer):
     with pytest.raises(PeerFailed, match="vllm takes the likeliest tokens, and ar draws"):
         peer(label=hot).caption(CLIP)
     with pytest.raises(PeerFailed, match="generate takes the likeliest tokens"):
-        Peer("generate", labels.load(hot), None, None).caption(CLIP)
+        GeneratePeer("generate", labels.load(hot), None, None).caption(CLIP)
     with pytest.raises(PeerFailed, match="vllm penalises no tokens, and ar does"):
         peer(label=f"ar{SMALL}+generate.presence_penalty=0.5").caption(CLIP)
 
@@ -147,7 +147,7 @@ def test_a_bench_has_a_row_for_each_peer_and_goes_on_without_asking_again(peer, 
         [f"ar{SMALL}"],
         [CLIP],
         repeats=1,
-        source=Source("embedded-qwen"),
+        source=ModelSource("embedded-qwen"),
         peers=False,
         outside={"openvino": sys.executable, "vllm": sys.executable},
         json=file,
@@ -172,6 +172,6 @@ def test_a_bench_has_a_row_for_each_peer_and_goes_on_without_asking_again(peer, 
 
 def test_interpreters_by_name():
     python = sys.executable
-    assert pythons([f"vllm={python}", f"openvino={python}"]) == {"vllm": python, "openvino": python}
+    assert peer_interpreters([f"vllm={python}", f"openvino={python}"]) == {"vllm": python, "openvino": python}
     with pytest.raises(UsageError, match="must be one of generate-batched, vllm=PYTHON"):
-        pythons([f"openvino={python}"], ("vllm",), ("generate-batched",))
+        peer_interpreters([f"openvino={python}"], ("vllm",), ("generate-batched",))

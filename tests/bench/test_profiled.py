@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from vidspec.bench import bandwidth, profile_view
-from vidspec.bench.loaded import Source
-from vidspec.bench.memory import Memory, Peak, resident
+from vidspec.bench.loaded import ModelSource
+from vidspec.bench.memory import MemoryUse, PeakMemory, resident
 from vidspec.bench.profiled import profile_clip
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.files import PICTURE, check_output
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 FEW = {"video.frames": 4, "generate.max_new_tokens": 12}
 pytestmark = pytest.mark.usefixtures("forked_drafts")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("forked_drafts")
 @pytest.fixture(scope="module")
 def report():
     return profile_clip(
-        shipped()[0], ["ar", "specvlm", "parallelvlm"], Source(device="cpu"), overrides=FEW, repeats=2, threads=1
+        shipped()[0], ["ar", "specvlm", "parallelvlm"], ModelSource(device="cpu"), overrides=FEW, repeats=2, threads=1
     )
 
 
@@ -44,7 +44,7 @@ def test_parts_add_up_to_the_wall_clock(report):
 
 
 def test_memory_is_counted_by_process(report):
-    target = loading.load(str(loading.embedded_folder("embedded", "target")), placement("cpu"))
+    target = loading.load_model(str(loading.embedded_folder("embedded", "target")), resolve_placement("cpu"))
     plain, turns, beside = (one.memory for one in report.runs)
     assert plain[0].weights["target"] == bandwidth.model_weight_bytes(target)
     assert plain[0].kv["target"] % bandwidth.kv_bytes(target) == 0 and "draft" not in plain[0].kv
@@ -54,13 +54,13 @@ def test_memory_is_counted_by_process(report):
 
 
 def test_activations_are_the_rest_of_the_peak():
-    part = Memory(("target",), {"target": 30}, {"target": 7}, 100, "resident", 50)
+    part = MemoryUse(("target",), {"target": 30}, {"target": 7}, 100, "resident", 50)
     assert part.activations == 13
-    assert Memory(("draft",), {"draft": 30}, {}, None, "device").activations is None
+    assert MemoryUse(("draft",), {"draft": 30}, {}, None, "device").activations is None
 
 
 def test_the_peak_of_this_process_is_at_least_what_it_holds():
-    peak = Peak(placement("cpu").device)
+    peak = PeakMemory(resolve_placement("cpu").device)
     peak.reset()
     block = bytearray(b"x" * 2**26)
     assert peak.read() >= 2**26 and resident() > len(block)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from vidspec.bench.recorded import ahead, recorded
+from vidspec.bench.recorded import read_ahead, write_captions
 
 
 def test_items_come_in_order_and_at_most_so_many_are_read_ahead():
@@ -14,19 +14,19 @@ def test_items_come_in_order_and_at_most_so_many_are_read_ahead():
         read.append(item)
         return item * 2
 
-    found = ahead(one, range(9), 2, lambda: begun.append(threading.current_thread()))
+    found = read_ahead(one, range(9), 2, lambda: begun.append(threading.current_thread()))
     for at in range(9):
         assert next(found) == 2 * at and len(read) <= at + 3
     assert list(found) == [] and read == list(range(9)) and begun != [threading.main_thread()] and len(begun) == 1
 
 
 def test_what_cannot_be_read_is_raised_where_its_turn_is():
-    found = ahead(lambda item: 1 // item, [1, 0, 1], 3)
+    found = read_ahead(lambda item: 1 // item, [1, 0, 1], 3)
     assert next(found) == 1
     with pytest.raises(ZeroDivisionError):
         next(found)
 
 
 def test_token_ids_by_clip_and_seconds():
-    run = recorded(iter([("a.mp4", "one", [1, 2]), ("b.mp4", "two", [3])]))
+    run = write_captions(iter([("a.mp4", "one", [1, 2]), ("b.mp4", "two", [3])]))
     assert run["ids"] == {"a.mp4": [1, 2], "b.mp4": [3]} and run["errors"] == {} and run["seconds"] > 0

@@ -9,8 +9,8 @@ import pytest
 
 from vidspec.bench.interleaved import run
 from vidspec.bench.peers import Contender
-from vidspec.bench.results import Results, read_results
-from vidspec.bench.rows import summary
+from vidspec.bench.results import ResultsFile, read_results
+from vidspec.bench.rows import bench_rows
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption
 from vidspec.events.trace import Span, Trace
@@ -26,7 +26,7 @@ def record(clip="a.mp4", seconds=1.0):
 
 def test_the_file_is_whole_after_every_record(tmp_path):
     file = tmp_path / "r.json"
-    results = Results(file, SETTINGS, {"cores": 2})
+    results = ResultsFile(file, SETTINGS, {"cores": 2})
     for repeat in range(3):
         assert len(json.loads(file.read_text())["records"]) == repeat
         results.add(("ar", "a.mp4", repeat), record())
@@ -39,12 +39,12 @@ def test_the_file_is_whole_after_every_record(tmp_path):
 
 def test_further_entries_of_a_record_are_kept_and_may_be_changed(tmp_path):
     file = tmp_path / "r.json"
-    results = Results(file, SETTINGS, {})
+    results = ResultsFile(file, SETTINGS, {})
     results.add(("ar", "a.mp4", 0), record(), quality_only=True)
     results.stored[0]["accepted_by_target"] = 0.5
     results.rewrite()
     results.add(("ar", "a.mp4", 1), record())
-    again = Results(file, SETTINGS, {})
+    again = ResultsFile(file, SETTINGS, {})
     assert [one.get("quality_only") for one in again.stored] == [True, None]
     assert again.stored == json.loads(file.read_text())["records"] and again.stored[0]["accepted_by_target"] == 0.5
     assert again.done["ar", "a.mp4", 0].token_ids == [1, 2, 3]
@@ -52,8 +52,8 @@ def test_further_entries_of_a_record_are_kept_and_may_be_changed(tmp_path):
 
 def test_a_second_run_continues_before_and_after_the_end(tmp_path):
     file = tmp_path / "r.json"
-    Results(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())
-    second = Results(file, SETTINGS, {})
+    ResultsFile(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())
+    second = ResultsFile(file, SETTINGS, {})
     restored = second.done["ar", "a.mp4", 0]
     assert restored.token_ids == [1, 2, 3] and restored.timings["decode"] == 1.0
     assert sorted((one.kind, one.end - one.start) for one in restored.trace.spans) == [
@@ -62,34 +62,34 @@ def test_a_second_run_continues_before_and_after_the_end(tmp_path):
     ]
     second.add(("ar", "a.mp4", 1), record())
     second.finish(rows=[])
-    assert len(Results(file, SETTINGS, {}).done) == 2
+    assert len(ResultsFile(file, SETTINGS, {}).done) == 2
 
 
 def test_a_record_that_was_cut_off_is_measured_again(tmp_path):
     file = tmp_path / "r.json"
-    results = Results(file, SETTINGS, {})
+    results = ResultsFile(file, SETTINGS, {})
     for repeat in range(2):
         results.add(("ar", "a.mp4", repeat), record())
     file.write_bytes(file.read_bytes()[:-60])
-    assert list(Results(file, SETTINGS, {}).done) == [("ar", "a.mp4", 0)]
+    assert list(ResultsFile(file, SETTINGS, {}).done) == [("ar", "a.mp4", 0)]
 
 
 def test_other_settings_are_refused_and_overwriting_keeps_the_older_file(tmp_path):
     file = tmp_path / "r.json"
-    Results(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())
+    ResultsFile(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())
     before = file.read_bytes()
     other = {**SETTINGS, "clips": [["b.mp4", 3]]}
     with pytest.raises(UsageError, match="other clips"):
-        Results(file, other, {})
+        ResultsFile(file, other, {})
     assert file.read_bytes() == before
-    assert Results(file, other, {}, overwrite=True).done == {}
+    assert ResultsFile(file, other, {}, overwrite=True).done == {}
     assert (tmp_path / "r.json~").read_bytes() == before
 
 
 def test_a_file_of_the_older_layout_is_set_aside(tmp_path):
     file = tmp_path / "r.json"
     file.write_text('{"records": []}')
-    assert Results(file, SETTINGS, {}).done == {}
+    assert ResultsFile(file, SETTINGS, {}).done == {}
     assert (tmp_path / "r.json~").read_text() == '{"records": []}'
 
 
@@ -97,7 +97,7 @@ def test_another_kind_of_file_is_left_alone(tmp_path):
     file = tmp_path / "notes.json"
     file.write_text('{"mine": 1}')
     with pytest.raises(OutputError, match="holds no results"):
-        Results(file, SETTINGS, {})
+        ResultsFile(file, SETTINGS, {})
     with pytest.raises(OutputError, match=r"missing\.json: cannot be read"):
         read_results(tmp_path / "missing.json")
     assert file.read_text() == '{"mine": 1}'
@@ -116,14 +116,14 @@ def test_what_is_done_is_not_measured_again(tmp_path):
 
     contenders = {name: Counted(name) for name in "xy"}
     file, clips = tmp_path / "r.json", [Path("a.mp4"), Path("b.mp4")]
-    results = Results(file, SETTINGS, {})
+    results = ResultsFile(file, SETTINGS, {})
     run(contenders, clips, 1, done=results.done, keep=results.add)
     assert len(calls) == 6  # a warm-up each, then two clips each
     calls.clear()
-    again = Results(file, SETTINGS, {})
+    again = ResultsFile(file, SETTINGS, {})
     run(contenders, clips, 1, done=again.done, keep=again.add)
     assert calls == []
     records = run(contenders, clips, 2, done=again.done, keep=again.add)
     assert len(calls) == 6 and len(records["x"]["b.mp4"]) == 2
     assert len(json.loads(file.read_text())["records"]) == 8
-    assert [row.equal for row in summary(records, "x")] == [2, 2]
+    assert [row.equal for row in bench_rows(records, "x")] == [2, 2]

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from vidspec.bench import throughput
-from vidspec.bench.generate_worker import padded
-from vidspec.bench.memory import Watch, family, resident
-from vidspec.bench.throughput import Throughput, contenders, markdown, measure
+from vidspec.bench.generate_worker import pad_batch
+from vidspec.bench.memory import MemorySampler, process_tree, resident
+from vidspec.bench.throughput import Throughput, markdown, measure, start_contenders
 from vidspec.config import profiles
-from vidspec.dataset.job import Outcome
-from vidspec.draft_length.steady import Steady
+from vidspec.dataset.job import JobResult
+from vidspec.draft_length.steady import SteadyRate
 from vidspec.errors import GenerationError, UsageError, VidspecError
-from vidspec.events.answering import Worker
+from vidspec.events.answering import JsonWorker
 from vidspec.events.record import Caption
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
@@ -171,25 +171,27 @@ def test_peers_are_asked_what_the_first_profile_is():
     )
     loaded = {label: wanted.profile(label) for label in wanted.profiles}
     assert [one.video.frames for one in loaded.values()] == [4, 8]
-    command, env = throughput.command(wanted, "vllm", loaded)
+    command, env = throughput.contender_command(wanted, "vllm", loaded)
     told = json.loads(command[-1])
     assert command[0] == "/py" and env["OMP_NUM_THREADS"] == "1" and env["VLLM_CPU_OMP_THREADS_BIND"] == "0"
     assert (told["video"]["frames"], told["max_batch"], told["dtype"]) == (4, 16, "float32")
     assert (Path(told["model"]) / "config.json").is_file() and told["prompt"] == loaded["ar"].generate.prompt
-    command, _ = throughput.command(wanted, "generate-batched", loaded)
+    command, _ = throughput.contender_command(wanted, "generate-batched", loaded)
     assert json.loads(command[-1])["label"] == "vanilla-sd+video.frames=4" and command[2].endswith("generate_worker")
     rounded = replace(wanted, source=replace(wanted.source, weights="int8"))
     assert rounded.profile("ar").models.weights == "int8"
     with pytest.raises(UsageError, match="vllm has no target with --weights"):
-        throughput.command(rounded, "vllm", loaded)
+        throughput.contender_command(rounded, "vllm", loaded)
 
 
 def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
     code = {"ar": ANSWERING, "vllm": "raise SystemExit('no vllm here')"}
-    monkeypatch.setattr(throughput, "command", lambda asked, name, loaded: ([sys.executable, "-c", code[name]], {}))
+    monkeypatch.setattr(
+        throughput, "contender_command", lambda asked, name, loaded: ([sys.executable, "-c", code[name]], {})
+    )
     said = list[str]()
     left = dict[str, str]()
-    with contenders(asked(peers=("vllm",)), said.append, left) as workers:
+    with start_contenders(asked(peers=("vllm",)), said.append, left) as workers:
         assert list(workers) == ["ar"] and workers["ar"].ask("double", value=4) == 8
     assert list(left) == ["vllm"] and left["vllm"].endswith("no vllm here")
     assert said[-1] == "left out: vllm: its process ended with exit code 1: no vllm here"
@@ -212,7 +214,7 @@ answer(lambda: {"double": double})
 
 
 def test_questions_are_answered_by_another_process():
-    worker = Worker("it", [sys.executable, "-c", ANSWERING])
+    worker = JsonWorker("it", [sys.executable, "-c", ANSWERING])
     try:
         worker.ready()
         assert worker.ask("double", value=3) == 6
@@ -231,26 +233,26 @@ def test_questions_are_answered_by_another_process():
 
 def test_an_interpreter_that_is_not_there():
     with pytest.raises(UsageError, match="vllm: /no/python cannot be run: No such file"):
-        Worker("vllm", ["/no/python"])
+        JsonWorker("vllm", ["/no/python"])
 
 
 def test_memory_of_a_process_and_its_children():
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], stdin=sys.stdin)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        with Watch(process.pid, 0.01) as watch:
-            while len(found := family(process.pid)) < 2 or not resident(found[1]):
+        with MemorySampler(process.pid, 0.01) as watch:
+            while len(found := process_tree(process.pid)) < 2 or not resident(found[1]):
                 assert process.poll() is None
             while len(watch.samples) < 3:
                 pass
         assert found[0] == process.pid and watch.peak == max(held for _, held in watch.samples) > resident(found[1])
     finally:
         process.communicate(b"\n")
-    assert family(process.pid) == [process.pid]
+    assert process_tree(process.pid) == [process.pid]
 
 
 def test_decoding_alone_leaves_out_prompts_and_what_follows_the_first_end():
-    counted = Steady(2)
+    counted = SteadyRate(2)
     counted.emitted(1.0, "a", 1)
     counted.emitted(2.0, "a", 5)  # b's prompt is read meanwhile
     counted.emitted(3.0, "b", 1)
@@ -260,12 +262,12 @@ def test_decoding_alone_leaves_out_prompts_and_what_follows_the_first_end():
     counted.emitted(9.0, "a", 4)
     counted.finished(9.0)
     assert (counted.tokens, counted.seconds) == (5, 2.0)
-    early = Steady(2)
+    early = SteadyRate(2)
     early.emitted(1.0, "a", 1)
     early.finished(1.5)
     early.emitted(2.0, "b", 1)
     assert early.seconds == 0.0
-    assert Steady.together([counted, early]) == {"tokens": 5, "seconds": 2.0}
+    assert SteadyRate.combine([counted, early]) == {"tokens": 5, "seconds": 2.0}
 
 
 def test_batches_are_padded_on_the_left():
@@ -273,40 +275,40 @@ def test_batches_are_padded_on_the_left():
         ids = torch.arange(1, length + 1)[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixels": torch.ones(patches, 3)}
 
-    whole = padded([clip(3, 2), clip(5, 4)], 9)
+    whole = pad_batch([clip(3, 2), clip(5, 4)], 9)
     assert whole["input_ids"].tolist() == [[9, 9, 1, 2, 3], [1, 2, 3, 4, 5]]
     assert whole["attention_mask"].tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]] and whole["pixels"].shape == (6, 3)
     other = {**clip(3, 2), "pixels": torch.ones(2, 4)}
     with pytest.raises(ValueError, match="pixels"):
-        padded([clip(3, 2), other], 9)
+        pad_batch([clip(3, 2), other], 9)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_generate_in_batches_reads_the_same_prompts(pair):
-    from vidspec.bench.generate_worker import Theirs
-    from vidspec.dataset.timed import Ours
+    from vidspec.bench.generate_worker import GenerateContender
+    from vidspec.dataset.timed import ProfileContenderWorker
     from vidspec.embedded.samples import shipped
 
     profile = Throughput(
-        [], ["ar+generate.max_new_tokens=12"], source=throughput.Source(pair, dtype="float32"), frames=4
+        [], ["ar+generate.max_new_tokens=12"], source=throughput.ModelSource(pair, dtype="float32"), frames=4
     ).profile("ar+generate.max_new_tokens=12")
     clips = [str(clip) for clip in shipped()[:3]]
-    ours = Ours(profile).plain(clips)
-    theirs = Theirs(profile)
+    ours = ProfileContenderWorker(profile).plain(clips)
+    theirs = GenerateContender(profile)
     told = theirs.run(clips, 2)  # two, and one that is left
     assert told["ids"] == ours and not told["errors"] and told["seconds"] > 0 and told["rows"] == 2.0
     assert theirs.decode(clips[:2], 2)["tokens"] == 22  # the first of each comes with the prompt
 
 
 def test_a_folder_is_captioned_into_a_file():
-    from vidspec.dataset.timed import folder, how_of
+    from vidspec.dataset.timed import caption_folder, how_of
 
     def engine(jobs):
         for job in jobs:
             error = GenerationError("no room") if job.path == "1.mp4" else None
-            yield Outcome(Caption(path=job.path, caption="x", token_ids=[job.number]), error, job)
+            yield JobResult(Caption(path=job.path, caption="x", token_ids=[job.number]), error, job)
 
     profile = profiles.load("ar")
-    told = folder(engine, CLIPS[:3], profile, how_of(profile, 3, 2))
+    told = caption_folder(engine, CLIPS[:3], profile, how_of(profile, 3, 2))
     assert told["ids"] == {"0.mp4": [1], "2.mp4": [3]} and told["errors"] == {"1.mp4": "no room"}

@@ -32,8 +32,8 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
     monkeypatch.setattr("vidspec.events.trace.to_chrome", lambda trace: trace)
     monkeypatch.setattr("vidspec.dataset.local.Reader", FakeReader)
-    monkeypatch.setattr("vidspec.models.hub.reach", lambda name: True)
-    monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", lambda found, named: None)
+    monkeypatch.setattr("vidspec.models.hub.check_reachable", lambda name: True)
+    monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", lambda found, named: None)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "refuse", None)
     folder = tmp_path / "work"

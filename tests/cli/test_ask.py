@@ -12,7 +12,7 @@ import pytest
 from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.cli.interrupts import Terminated
-from vidspec.cli.session import Session
+from vidspec.cli.session import DialogueSession
 from vidspec.config.profiles import load
 from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Round
@@ -34,7 +34,7 @@ def piped(vidspec, monkeypatch):
 def session():
     fake = FakeCaptioner(None)
     fake.profile = type("Profile", (), {"name": "vanilla-sd"})
-    return Session("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), "text", "vanilla-sd")
+    return DialogueSession("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), "text", "vanilla-sd")
 
 
 def said(*lines):

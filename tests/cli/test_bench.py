@@ -110,12 +110,12 @@ def test_throughput(vidspec, monkeypatch, tmp_path):
         yield {}
 
     def measure(what, workers, say, keep, left):
-        row = throughput.Row("ar", 4, 2.0, (1.5, 2.5), 80.0, None, 2**21, None, 2, None, False, 2, 0)
-        outcome = throughput.Outcome([row], {}, left)
+        row = throughput.ThroughputRow("ar", 4, 2.0, (1.5, 2.5), 80.0, None, 2**21, None, 2, None, False, 2, 0)
+        outcome = throughput.ThroughputResult([row], {}, left)
         keep(outcome)
         return outcome
 
-    monkeypatch.setattr(throughput, "contenders", contenders)
+    monkeypatch.setattr(throughput, "start_contenders", contenders)
     monkeypatch.setattr(throughput, "measure", measure)
     for name in ("b.mp4", "a.mp4", "notes.txt"):
         (tmp_path / name).touch()

@@ -14,14 +14,14 @@ from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 
 from research.world.captions import PROMPTS
 from vidspec import video
-from vidspec.cli.report import failure, summary
+from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import NOTICE, REAL
 from vidspec.config.prompts import STYLES
 from vidspec.dataset import inputs
 from vidspec.dataset.schema import record_schema
 from vidspec.errors import DeviceError, ModelError, VideoError
-from vidspec.events.events import Again, Finished
-from vidspec.events.record import failed
+from vidspec.events.events import Finished, Restarted
+from vidspec.events.record import failed_caption
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = str(ROOT / "vidspec/embedded/pair/target")
@@ -106,14 +106,14 @@ def test_an_error_names_its_file_once_and_as_it_was_named(capsys, name, content)
     Path(name).write_text(content)
     with pytest.raises(VideoError) as caught:
         video.read(name)
-    failure(failed(name, caught.value), caught.value, debug=False)
+    print_failure(failed_caption(name, caught.value), caught.value, debug=False)
     said = capsys.readouterr().err
     assert said.startswith(f"error: {' '.join(name.split())}: ") and said.count(".mp4") == 1
 
 
 def test_an_error_that_names_no_file_gets_its_own(capsys):
     error = VideoError("out/clip.mp4.txt: cannot be written")
-    failure(failed("clip.mp4", error), error, debug=False)
+    print_failure(failed_caption("clip.mp4", error), error, debug=False)
     assert capsys.readouterr().err == "error: clip.mp4: out/clip.mp4.txt: cannot be written\n"
 
 
@@ -136,7 +136,7 @@ def test_quiet_prints_failures_only(vidspec, monkeypatch):
 def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, options):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("vidspec.dataset.inputs.collect", lambda sources: pytest.fail("clips were looked for"))
+    monkeypatch.setattr("vidspec.dataset.inputs.collect_inputs", lambda sources: pytest.fail("clips were looked for"))
     ran = vidspec("caption", "good.mp4", *options)
     assert (ran.code, ran.out) == (3, "") and not FakeCaptioner.made
     assert ran.err.startswith("error: device cuda") and "this machine has 0 CUDA devices" in ran.err
@@ -372,7 +372,7 @@ def test_a_hub_that_does_not_answer_ends_the_run_before_models_are_loaded(vidspe
     def silent(name):
         raise ModelError(f"{name}: the hub does not answer", kind="missing")
 
-    monkeypatch.setattr("vidspec.models.hub.reach", silent)
+    monkeypatch.setattr("vidspec.models.hub.check_reachable", silent)
     ran = vidspec("caption", "good.mp4", "--target", "a", "--draft", "b")
     hint = "if the names are right, `vidspec models get` fetches them where there is a network"
     assert ran.code == 3 and ran.err == f"loading a and b\nerror: a and b: the hub does not answer ({hint})\n"
@@ -449,7 +449,7 @@ def test_verify_where_drawn_tokens_need_not_be_the_same(vidspec, args, code):
 def test_a_clip_that_is_done_again_is_said(vidspec, monkeypatch, quiet):
     def stream(self, path, **asked):
         opened, *rest = events(path)
-        yield from (opened, *rest[:-1], Again("the draft worker failed: exit code -9"), *rest)
+        yield from (opened, *rest[:-1], Restarted("the draft worker failed: exit code -9"), *rest)
 
     monkeypatch.setattr(FakeCaptioner, "stream", stream)
     ran = vidspec("caption", "good.mp4", *["--quiet"] * quiet)
@@ -578,7 +578,7 @@ def test_no_panel_without_a_terminal(vidspec):
     assert "draft sees" not in said and "loading weights ..." not in said and "reading frames" not in said
 
 
-LEAVE_OUT = inputs.leave_out_missing
+LEAVE_OUT = inputs.drop_missing
 PIPED = """
 import sys; sys.path.insert(0, {tests!r})
 from types import ModuleType
@@ -665,7 +665,7 @@ def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
 
 def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypatch):
     """A clip, or a package that an option needs; nothing is recorded of either."""
-    monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", LEAVE_OUT)
+    monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
     assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
@@ -674,7 +674,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
-    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda *_: "no driver")
+    monkeypatch.setattr("vidspec.video.decode_hardware.refusal_reason", lambda *_: "no driver")
     ran = vidspec("caption", "good.mp4", "--decoder", "nvdec", "-o", "out.jsonl")
     assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use the decoder")
     assert not FakeCaptioner.made and not Path("out.jsonl").exists()
@@ -689,7 +689,7 @@ def test_versions_of_pyav_that_hang_are_refused(vidspec, monkeypatch, found):
 
 
 def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):
-    monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", LEAVE_OUT)
+    monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     Path("list.txt").write_text("no.mp4\ngood.mp4\n")
     ran = vidspec("caption", "--from-file", "list.txt", "--format", "jsonl")

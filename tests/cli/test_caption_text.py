@@ -232,7 +232,7 @@ module = ModuleType("vidspec.captioner"); module.Captioner = fake_captioner.Fake
 sys.modules["vidspec.captioner"] = module
 import vidspec.dataset.inputs, vidspec.dataset.local
 vidspec.dataset.local.Reader = fake_captioner.FakeReader
-vidspec.dataset.inputs.leave_out_missing = lambda found, named: None
+vidspec.dataset.inputs.drop_missing = lambda found, named: None
 from vidspec.cli import main
 sys.exit(main(["caption", "good.mp4"]))
 """

@@ -197,7 +197,7 @@ def test_doctor(vidspec, monkeypatch):
     found = json.loads(ran.out)
     assert ran.code == 0 and found["model_cache"] == "/models/hub" and found["offline"] is True
     assert found["packages"]["torch"] and any(device.startswith("cpu") for device in found["devices"])
-    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda *_: None)
+    monkeypatch.setattr("vidspec.video.decode_hardware.refusal_reason", lambda *_: None)
     decoders = json.loads(vidspec("doctor", "--format", "json").out)["decoders"]
     assert decoders[-4:] == ["av", "nvdec", "vaapi", "videotoolbox"]
     text = vidspec("doctor").out
@@ -229,10 +229,10 @@ def test_doctor_says_which_devices_models_get_and_why(vidspec, monkeypatch, gpus
 
 
 def test_doctor_says_which_other_device_is_chosen(vidspec, monkeypatch):
-    monkeypatch.setattr("vidspec.engine.device.automatic", lambda: "xpu")
+    monkeypatch.setattr("vidspec.engine.device.default_device_type", lambda: "xpu")
     found = json.loads(vidspec("doctor", "--format", "json").out)["placement"]
     assert found == "target and draft xpu: torch sees no CUDA device"
-    monkeypatch.setattr("vidspec.engine.device.automatic", lambda: "cpu")
+    monkeypatch.setattr("vidspec.engine.device.default_device_type", lambda: "cpu")
     monkeypatch.setattr("vidspec.engine.device.driver_problem", lambda: "torch cannot use the L4")
     found = json.loads(vidspec("doctor", "--format", "json").out)["placement"]
     assert found == "none: torch cannot use the L4; --device cpu works"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_captioner import FakeCaptioner
 
-from vidspec.bench.results import Results
+from vidspec.bench.results import ResultsFile
 from vidspec.embedded.samples import shipped
 from vidspec.events import trace
 from vidspec.files import check_output
@@ -93,7 +93,7 @@ def test_merged_records_are_written_again(vidspec, form):
 def test_results_of_a_bench_are_known_again(tmp_path):
     from vidspec.bench.results import RESULTS
 
-    results = Results(tmp_path / "r.json", {"clips": []}, {})
+    results = ResultsFile(tmp_path / "r.json", {"clips": []}, {})
     check_output(tmp_path / "r.json", (), "--json", RESULTS)
     results.finish(rows=[])
     check_output(tmp_path / "r.json", (), "--json", RESULTS)

@@ -16,8 +16,8 @@ from fake_captioner import TEXT, FakeCaptioner
 from tiers import full_but
 
 import vidspec
-from vidspec.cli.interrupts import SIGNALS, Terminated, terminable
-from vidspec.dataset.outputs import OneFile
+from vidspec.cli.interrupts import SIGNALS, Terminated, raise_on_signals
+from vidspec.dataset.outputs import SingleFileOutput
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
 
@@ -126,7 +126,7 @@ def test_a_file_that_is_deleted_behind_the_last_clip(vidspec, monkeypatch):
     from vidspec.cli.listeners import OutcomeLines
 
     monkeypatch.setattr(
-        OutcomeLines, "outcome", lambda self, outcome, tally: tally.done < 5 or os.remove("out/out.jsonl")
+        OutcomeLines, "result", lambda self, outcome, tally: tally.done < 5 or os.remove("out/out.jsonl")
     )
     ran = vidspec("caption", *CLIPS, *JSONL)
     assert ran.code == 1 and "error: out/out.jsonl: was moved, replaced or deleted" in ran.err
@@ -224,7 +224,7 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
 @pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
 def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
     path = Path("out/out")
-    live = OneFile(path, first, several=True)
+    live = SingleFileOutput(path, first, several=True)
     ran = vidspec("caption", *CLIPS, "--format", second, "-o", str(path))
     assert ran.code == 2 and "out/out: another run is writing it" in ran.err and not FakeCaptioner.made
     live.close([], complete=True)
@@ -318,7 +318,7 @@ def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind, 
             signal.raise_signal(number)
 
     before = [signal.getsignal(one) for one in SIGNALS], sys.unraisablehook
-    with pytest.raises(kind) as caught, terminable():
+    with pytest.raises(kind) as caught, raise_on_signals():
         one = Freed()
         del one  # nothing can be raised in here
         time.sleep(5)
@@ -330,7 +330,7 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch):
     """As SIGHUP under ``nohup``."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with terminable():
+        with raise_on_signals():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -342,11 +342,13 @@ def test_sigterm_ends_any_command_with_143(vidspec, monkeypatch):
     ran = vidspec("caption", CLIPS[0])
     assert ran.code == 143 and "terminated" in ran.err
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated), terminable():
+    with pytest.raises(Terminated), raise_on_signals():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
     inside = []
-    thread = threading.Thread(target=lambda: [inside.append(True) for _ in [0] if terminable().__enter__() is None])
+    thread = threading.Thread(
+        target=lambda: [inside.append(True) for _ in [0] if raise_on_signals().__enter__() is None]
+    )
     thread.start()
     thread.join()
     assert inside == [True] and signal.getsignal(signal.SIGTERM) is before

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.models.known_pairs import known
+from vidspec.models.known_pairs import known_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 BIG, SMALL = "llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"
@@ -44,7 +44,7 @@ def test_lines_in_a_pipe(vidspec):
     ran = vidspec("models")
     lines = [line.split("\t") for line in ran.out.splitlines()]
     assert ran.code == 0 and ran.err == "" and {len(line) for line in lines} == {8}
-    assert [line[0] for line in lines] == [pair.target.name for pair in known()]
+    assert [line[0] for line in lines] == [pair.target.name for pair in known_pairs()]
     first = lines[0]
     assert first[:3] == [BIG, SMALL, "6273"] and first[4:6] == ["apache-2.0", "no"] and "SpecVLM" in first[6]
     assert first[3] == "153.7 = 136.3 + 15.0 + 2.5"
@@ -168,7 +168,7 @@ def test_table_on_a_terminal(vidspec, monkeypatch, columns):
     assert "8 frames of 1280 x 720 pixels" in out.replace("\n", " ") and "\t" not in out
     plain = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
     assert max(map(len, plain)) <= int(columns)
-    for pair in known():  # whole names, whatever the width
+    for pair in known_pairs():  # whole names, whatever the width
         assert any(pair.target.name in line.split() for line in plain)
         assert pair.draft is None or any(pair.draft.name in line.split() for line in plain)
 

@@ -9,7 +9,7 @@ from fake_captioner import FakeCaptioner
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from vidspec.errors import ModelError
-from vidspec.models.known_pairs import Load, known, memory, recommended
+from vidspec.models.known_pairs import MemoryWorkload, known_pairs, pair_memory, recommended_pair
 
 TARGET, DRAFT = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
 OTHER = "Qwen/Qwen3-VL-8B-Instruct"
@@ -182,10 +182,10 @@ def test_without_a_hub(vidspec, monkeypatch, fetched):
     def reach(name):
         raise ModelError(f"{name}: the hub does not answer: no route")
 
-    monkeypatch.setattr("vidspec.models.hub.reach", reach)
+    monkeypatch.setattr("vidspec.models.hub.check_reachable", reach)
     ran = vidspec("models", "get", "x/y")
     assert (ran.code, ran.out, ran.err) == (3, "", "error: x/y: the hub does not answer: no route\n")
-    monkeypatch.setattr("vidspec.models.hub.reach", lambda name: False)  # and the cache has its config
+    monkeypatch.setattr("vidspec.models.hub.check_reachable", lambda name: False)  # and the cache has its config
     ran = vidspec("models", "get", "x/y")
     assert (ran.code, ran.out) == (3, "") and "x/y: cannot be fetched without the hub" in ran.err
     assert not fetched
@@ -218,13 +218,13 @@ def test_the_table_says_what_is_in_use(vidspec, monkeypatch):
 @pytest.mark.parametrize("smallest", [False, True])
 @pytest.mark.parametrize("gib", [8, 16, 40, 80, 640])
 def test_what_is_recommended(gib, smallest):
-    load, free = Load(dtype="bfloat16"), gib << 30
+    load, free = MemoryWorkload(dtype="bfloat16"), gib << 30
     fitting = [
         pair
-        for pair in known()
-        if pair.draft and pair.target.parameters and (memory(pair, load).total or free) <= 0.8 * free
+        for pair in known_pairs()
+        if pair.draft and pair.target.parameters and (pair_memory(pair, load).total or free) <= 0.8 * free
     ]
-    found = recommended(load, free, smallest=smallest)
+    found = recommended_pair(load, free, smallest=smallest)
     if found is None:
         assert all(pair.target.context == 4096 for pair in fitting)
         return

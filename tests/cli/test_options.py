@@ -9,7 +9,7 @@ import typer
 
 from vidspec.cli.app import app
 from vidspec.cli.ask import SHARED
-from vidspec.cli.options import flattened
+from vidspec.cli.options import flatten_options
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Group:
 
 
 def test_fields_become_options():
-    @flattened()
+    @flatten_options()
     def command(path: str, *, group: Group, last: bool = False) -> tuple[str, Group, bool]:
         return path, group, last
 
@@ -28,7 +28,7 @@ def test_fields_become_options():
 
 
 def test_a_field_that_is_left_out_keeps_its_default_beside_an_option_of_its_name():
-    @flattened("width")
+    @flatten_options("width")
     def command(group: Group, form: int = 0) -> tuple[Group, int]:
         return group, form
 

@@ -132,10 +132,10 @@ def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
     from display.pages.clips_of_reports import MEASURED
 
     from vidspec.bench import measure
-    from vidspec.bench.measure import Outcome
+    from vidspec.bench.measure import BenchResult
 
     record = Caption("a.mp4", "words", demo=True)
-    outcome = Outcome(MEASURED, "the table", {"cores": 2}, {"ar": {"a.mp4": [record]}}, {})
+    outcome = BenchResult(MEASURED, "the table", {"cores": 2}, {"ar": {"a.mp4": [record]}}, {})
     monkeypatch.setattr(measure, "measure", lambda bench, say: outcome)
     asked = ["a b.mp4", "--profiles", "ar,sd-uniform", "--pair", "embedded-qwen", "--no-peers", "--report", "x.html"]
     assert main(["bench", *asked]) == 0

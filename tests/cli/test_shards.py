@@ -195,7 +195,7 @@ def test_of_a_shard_that_is_cut_short_what_is_there(vidspec):
 def test_a_part_that_cannot_be_written_loses_nothing(vidspec, monkeypatch):
     write_shards(Path("shards"), 2, 3)
     args = ("caption", "shards/{00000..00001}.tar", "--output-dir", "out")
-    real = parts.put
+    real = parts.write_url
 
     def put(name, content):
         if name.endswith("00000.parquet"):

@@ -11,7 +11,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
 from vidspec.config.user_config import read_config, resolve
-from vidspec.dataset.journal import parsed
+from vidspec.dataset.journal import parse_record
 from vidspec.dataset.manifests import parse_manifest
 from vidspec.dataset.segments import parse_segment
 from vidspec.embedded.samples import shipped
@@ -190,7 +190,7 @@ def test_names_that_are_not_utf8_stay_in_manifests():
 
 
 def test_records_of_others():
-    assert parsed(b'{"job": ' + b"[" * 100_000) is None
+    assert parse_record(b'{"job": ' + b"[" * 100_000) is None
 
 
 @pytest.mark.parametrize("text", ["0.0001s", "1e-9", "0", "9" * 400])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec.bench.loaded import names_of
+from vidspec.bench.loaded import profile_labels
 from vidspec.config.labels import parse, split
 from vidspec.errors import UsageError
 
@@ -38,7 +38,7 @@ def test_a_malformed_label_is_one_line(label, complaint):
         parse(label)
     assert "\n" not in str(raised.value)
     with pytest.raises(UsageError, match=complaint):
-        names_of(f"ar,{label}")
+        profile_labels(f"ar,{label}")
 
 
 def test_files_may_have_a_plus_in_their_names(tmp_path):
@@ -59,4 +59,4 @@ def test_a_profile_of_the_user_may_have_a_plus_in_its_name(tmp_path, monkeypatch
 
 def test_commas_part_labels_but_not_the_items_of_a_list():
     assert split("ar, pdrop+lossy.keep=[0.5,0.25,1] ,fly") == ["ar", "pdrop+lossy.keep=[0.5,0.25,1]", "fly"]
-    assert names_of("ar,fly,fly+accept.theta=0.1") == ["ar", "fly", "fly+accept.theta=0.1"]
+    assert profile_labels("ar,fly,fly+accept.theta=0.1") == ["ar", "fly", "fly+accept.theta=0.1"]

@@ -6,7 +6,7 @@ import pytest
 
 from vidspec.config import profiles
 from vidspec.config.profiles import available, load
-from vidspec.config.user_config import Defaults, resolve
+from vidspec.config.user_config import UserConfig, resolve
 from vidspec.errors import ProfileError
 from vidspec.registry import Registry
 
@@ -35,8 +35,8 @@ def problem(name):
 
 def said(name):
     """What differs from the defaults."""
-    plain = profiles.dotted(profiles.parse({"name": "x"}).model_dump())
-    own = profiles.dotted(load(name, env={}).model_dump(exclude={"name", "about"}))
+    plain = profiles.flatten_keys(profiles.parse({"name": "x"}).model_dump())
+    own = profiles.flatten_keys(load(name, env={}).model_dump(exclude={"name", "about"}))
     return {key: value for key, value in own.items() if value != plain[key]}
 
 
@@ -121,7 +121,9 @@ def test_variants_and_aliases_can_be_named(folder):
     assert [load(name, env={}).draft.gamma for name in ("mine", "ours", "mine-3", "big", "sd-rand")] == [5, 5, 3, 3, 9]
     big = load("big", env={})
     assert (big.name, big.video.frames) == ("big", 64)
-    assert profiles.same({name: load(name, env={}) for name in ("mine", "big", "mine-3-wide", "ours")}) == {
+    assert profiles.group_equal_profiles(
+        {name: load(name, env={}) for name in ("mine", "big", "mine-3-wide", "ours")}
+    ) == {
         "mine": ("ours",),
         "big": ("mine-3-wide",),
     }
@@ -222,7 +224,7 @@ def test_a_base_is_named_as_the_source_of_its_values(folder):
     low = folder / "low.yaml"
     write(low, "base: sd-rand\nvideo: {frames: 4}\nvariants:\n  top: {generate: {seed: 7}}\n")
     keys = {"video.frames": 9, "models.target": "big", "models.draft": "small", "generate.max_new_tokens": 8}
-    defaults = Defaults(folder / "config.yaml", keys=keys)
+    defaults = UserConfig(folder / "config.yaml", keys=keys)
     found = resolve("top", {"generate.top_p": 0.5}, defaults, {"VIDSPEC_PRUNE__ALPHA": "0.5"})
     assert (found.profile.video.frames, found.profile.models.target) == (4, "big")
     sources = {key: source.rpartition("/")[2] for key, source in found.sources.items()}

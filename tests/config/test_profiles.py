@@ -4,7 +4,7 @@ import pytest
 
 from vidspec import registry
 from vidspec.config import files, profiles
-from vidspec.config.profiles import available, load, override, parse, same
+from vidspec.config.profiles import available, group_equal_profiles, load, override, parse
 from vidspec.errors import ProfileError
 
 NAMES = {
@@ -58,7 +58,7 @@ def test_packaged_profiles_load_and_say_what_they_are():
 
 
 def test_profiles_that_are_the_same_thing_say_so():
-    found = same({name: load(name, env={}) for name in PACKAGED})
+    found = group_equal_profiles({name: load(name, env={}) for name in PACKAGED})
     twins = {first: others for first, others in found.items() if others}
     assert twins == {"hippo-no-vpsd": ("hippo-sequential",), "parallelvlm-alpha-0": ("pearl-syn-prefill",)}
     about = {info.name: info.about for info in available()}

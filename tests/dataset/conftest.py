@@ -3,17 +3,17 @@ from dataclasses import replace
 import pytest
 from fake_captioner import record
 
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.records import Content, Settings, record_of
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.records import FileContent, SettingsDigest, record_of
 from vidspec.errors import VideoError
-from vidspec.events.record import failed
+from vidspec.events.record import failed_caption
 
-SAME = Content(1, 2)
+SAME = FileContent(1, 2)
 
 
 @pytest.fixture
 def settings():
-    return Settings({"name": "vanilla-sd", "video": {"frames": 4}}, JobConfig(prompt="Describe."))
+    return SettingsDigest({"name": "vanilla-sd", "video": {"frames": 4}}, JobConfig(prompt="Describe."))
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def recorded(settings):
         caption = record(path, **part.pop("changes", {}))
         if error:
             error = VideoError(f"{path}: {error}", kind="truncated")
-            caption = failed(path, error, profile="vanilla-sd")
+            caption = failed_caption(path, error, profile="vanilla-sd")
         job = replace(whole, planned=whole, **part)
-        return record_of(Outcome(caption, error, job), settings, content)
+        return record_of(JobResult(caption, error, job), settings, content)
 
     return make

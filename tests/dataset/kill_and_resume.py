@@ -49,7 +49,7 @@ def run(seed, kills, seconds, args):
     module = ModuleType("vidspec.captioner")
     module.Captioner = SlowCaptioner
     sys.modules["vidspec.captioner"] = module
-    vidspec.dataset.local.Reader = FakeReader
+    vidspec.dataset.local.ClipReader = FakeReader
     done = 0
     while True:
         child = once(args)

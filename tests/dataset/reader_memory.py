@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.reader import Reader
+from vidspec.dataset.reader import ClipReader
 
 
 def private(process: int) -> int:
@@ -29,7 +29,7 @@ def private(process: int) -> int:
 
 def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
     """(the most bytes that ``count`` readers had at once, the errors that they gave)."""
-    readers = [Reader() for _ in range(count)]
+    readers = [ClipReader() for _ in range(count)]
     how = JobConfig(video={"frames": 32, "fps": None, "max_pixels": None, "decoder": "auto"}, batch=8)
     most, errors, over = 0, [], threading.Event()
 
@@ -50,7 +50,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
                 continue
             if work.error is not None:
                 errors.append(str(work.error))
-            feed.finished(work)
+            feed.release(work)
             del work
     over.set()
     watcher.join()

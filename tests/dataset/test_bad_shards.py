@@ -13,7 +13,7 @@ from dataset.hostile import END, GOOD, HOSTILE, pax
 from dataset.shards import tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.allowance import FetchLimits
-from vidspec.dataset.containers import Files, members
+from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.job import Job
 from vidspec.errors import VideoError, VidspecError
 
@@ -29,10 +29,10 @@ def here(tmp_path, monkeypatch):
 def read_all(name):
     """The clips of a shard, and what reading each gave; anything but an error of vidspec's goes through."""
     try:
-        found = members(Job(name))
+        found = shard_members(Job(name))
     except VidspecError as error:
         return [], [error]
-    files, errors = Files(FetchLimits(most=1 << 20)), []
+    files, errors = ShardFiles(FetchLimits(most=1 << 20)), []
     try:
         for job in found:
             if job.error is not None:
@@ -65,7 +65,7 @@ def test_of_a_hostile_tar_the_clip_before_is_found(name):
 )
 def test_a_member_that_cannot_be_is_one_error(name, kind):
     Path("s.tar").write_bytes(HOSTILE[name])
-    second = members(Job("s.tar"))[1]
+    second = shard_members(Job("s.tar"))[1]
     assert (second.error and second.error.kind) == kind
 
 
@@ -111,16 +111,16 @@ def test_columns_that_cannot_be():
     for kind, values in (("int", [1, 2]), ("list", [["a.mp4"]]), ("struct", [{"a": "b"}]), ("time", [0.5])):
         Path("v.parquet").write_bytes(parquet_of({"path": values}))
         with pytest.raises(VideoError, match=r"^v.parquet: column path holds neither bytes nor text, but ") as error:
-            members(Job("v.parquet"))
+            shard_members(Job("v.parquet"))
         assert error.value.kind == "unsupported", kind
     for column in ([b"x"], ["a.mp4"]):
         twice = pyarrow.Table.from_arrays([pyarrow.array(column)] * 2, names=["path", "path"])
         parquet.write_table(twice, "v.parquet")
         with pytest.raises(VideoError, match=r"^v.parquet: has the column path 2 times"):
-            members(Job("v.parquet"))
+            shard_members(Job("v.parquet"))
     twice = pyarrow.Table.from_arrays([pyarrow.array(one) for one in (["k"], ["l"], [b"x"])], names=["id", "id", "mp4"])
     parquet.write_table(twice, "v.parquet")
-    assert [job.id for job in members(Job("v.parquet"))] == [None]
+    assert [job.id for job in shard_members(Job("v.parquet"))] == [None]
 
 
 def test_rows_that_cannot_be():
@@ -156,4 +156,4 @@ def test_programming_errors_stay(monkeypatch):
     Path("s.tar").write_bytes(GOOD + END)
     monkeypatch.setattr("vidspec.dataset.containers.EXTENSIONS", None)
     with pytest.raises(TypeError):
-        members(Job("s.tar"))
+        shard_members(Job("s.tar"))

@@ -10,14 +10,14 @@ from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.job import Job, JobConfig
+from vidspec.dataset.run import caption_jobs as run_feed
 from vidspec.dataset.run import exit_code
-from vidspec.dataset.run import run as run_feed
 from vidspec.dataset.schema import record_schema
-from vidspec.dataset.trace_file import joined
+from vidspec.dataset.trace_file import merge_traces
 from vidspec.dataset.writers import FileLines
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
 from vidspec.events.compare import decode_rate, first_difference, speed_against
-from vidspec.events.observer import Observer
+from vidspec.events.observer import RunObserver
 from vidspec.events.record import RECORD_KEYS
 from vidspec.files import check_output
 
@@ -113,7 +113,7 @@ def test_baseline_replaces_the_estimate(captioner):
 def test_observer_sees_every_clip_from_begin_to_end(captioner):
     seen = []
 
-    class Watching(Observer):
+    class Watching(RunObserver):
         def begin(self, number, path, total):
             seen.append((number, path, total))
 
@@ -243,7 +243,7 @@ def test_joined_traces_give_each_clip_its_own_named_processes():
             {"ph": "X", "name": "draft", "pid": 2, "tid": 0, "ts": 0, "dur": 1},
         ]
     }
-    events = joined([("a.mp4", one), ("b.mp4", one)])["traceEvents"]
+    events = merge_traces([("a.mp4", one), ("b.mp4", one)])["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert names == {1: "a.mp4: target", 2: "a.mp4", 1001: "b.mp4: target", 1002: "b.mp4"}
     assert [event["pid"] for event in events if event["ph"] == "X"] == [1, 2, 1001, 1002]

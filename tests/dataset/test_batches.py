@@ -17,11 +17,11 @@ from fake_captioner import TEXT, FakeCaptioner, FakeReader
 
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.local import outcomes
-from vidspec.dataset.outputs import Stream
-from vidspec.dataset.run import run
+from vidspec.dataset.local import caption_locally
+from vidspec.dataset.outputs import StreamOutput
+from vidspec.dataset.run import caption_jobs
 from vidspec.errors import VideoError
-from vidspec.events.observer import Observer
+from vidspec.events.observer import RunObserver
 
 TESTS = Path(__file__).resolve().parents[1]
 KINDS = ("good", "bug", "good", "missing", "good", "differs", "lost", "good")
@@ -56,7 +56,7 @@ def tasks(*names):
 
 def captioned(captioner, names, how, observer=None, readers=None):
     readers = readers or [Files() for _ in range(1 if how.batch == 1 else 2)]
-    return list(outcomes(captioner, tasks(*names), how, observer, readers))
+    return list(caption_locally(captioner, tasks(*names), how, observer, readers))
 
 
 @pytest.mark.parametrize("batch", [1, 4, None])
@@ -74,7 +74,7 @@ def test_observers_see_clips_side_by_side(captioner):
     seen = {}
     loads = []
 
-    class Watching(Observer):
+    class Watching(RunObserver):
         def begin(self, number, path, total):
             assert number not in seen and total == 3
             seen[number] = [path]
@@ -113,7 +113,7 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
     monkeypatch.setattr(FakeCaptioner, "stream", backwards)
     ended = []
 
-    class Watching(Observer):
+    class Watching(RunObserver):
         def end(self, number, caption):
             ended.append(number)
 
@@ -121,14 +121,18 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
     found = captioned(captioner, ["a/good.mp4", "b/good.mp4"], how, Watching(), [Thirds()])
     for path in ("a/good.mp4", "b/good.mp4"):
         works = [one.job for one in found if one.job.path == path]
-        assert [work.segment for work in works] == [0, 1, 2] and [work.last for work in works] == [False, False, True]
+        assert [work.segment for work in works] == [0, 1, 2] and [work.is_last for work in works] == [
+            False,
+            False,
+            True,
+        ]
     assert (ended == sorted(ended)) == (batch == 1)
 
 
 def test_a_hanging_file_stalls_nobody(captioner):
     names = ["hang.mp4", *(f"{number}/good.mp4" for number in range(20))]
     with closing(Feed(tasks(*names), JobConfig(), [Files(), Files()])) as feed:
-        found = run(captioner, feed, JobConfig())
+        found = caption_jobs(captioner, feed, JobConfig())
         began = time.monotonic()
         paths = {next(found).job.path for _ in range(20)}
         assert paths == set(names[1:]) and time.monotonic() - began < 5
@@ -140,7 +144,7 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
     readers = [Files(), Files()]
     names = [f"{number}/broken.mp4" for number in range(500)]
     with closing(Feed(tasks(*names), JobConfig(), readers)) as feed:
-        found = run(captioner, feed, JobConfig())
+        found = caption_jobs(captioner, feed, JobConfig())
         assert isinstance(next(found).error, VideoError)
         assert sum(len(reader.asked) for reader in readers) < 50
         assert len(list(found)) == 499
@@ -232,7 +236,7 @@ class Lines:
 def test_a_stream_in_order_holds_back_what_is_early(recorded):
     entries = [Job(name) for name in "abcd"]
     lines = Lines()
-    stream = Stream(lines, "text", several=True, order=entries)
+    stream = StreamOutput(lines, "text", several=True, order=entries)
 
     def add(name, **part):
         stream.add(Job(name), recorded(name, **part))

@@ -10,10 +10,10 @@ from dataset.shards import CLIP, tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.access import Access
 from vidspec.dataset.allowance import FetchLimits
-from vidspec.dataset.containers import Files, members
-from vidspec.dataset.inputs import expanded
+from vidspec.dataset.containers import ShardFiles, shard_members
+from vidspec.dataset.inputs import expand_braces
 from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.local import outcomes
+from vidspec.dataset.local import caption_locally
 from vidspec.errors import UsageError, VideoError
 
 
@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
 
 
 def content(job):
-    files = Files()
+    files = ShardFiles()
     try:
         with files.local(job.path, job.source) as file:
             return Path(file).read_bytes()
@@ -50,7 +50,7 @@ def test_of_each_key_the_video_and_its_bytes():
         "4.txt": b"",
     }
     Path("s.tar").write_bytes(tar_of({**clips, "._5.mp4": b"a Mac's", "../../6.mp4": b"six"}, mtime=7))
-    found = members(Job("s.tar", prompt="What?"))
+    found = shard_members(Job("s.tar", prompt="What?"))
     assert [job.path for job in found] == ["s.tar/a/1.mp4", "s.tar/2.x.webm", "s.tar/3.jpg", "s.tar/6.mp4"]
     assert [content(job) for job in found] == [b"one", b"two", b"three", b"six"]
     assert {(job.shard, job.prompt) for job in found} == {("s.tar", "What?")}
@@ -60,7 +60,7 @@ def test_of_each_key_the_video_and_its_bytes():
 def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
     Path("s.tar").write_bytes(tar_of({f"{key}.mp4": bytes(1 << 20) for key in range(4)}))
     read = []
-    real = stores.opened
+    real = stores.open_url
 
     class Counting:
         def __init__(self, file):
@@ -81,7 +81,7 @@ def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
             yield Counting(file)
 
     monkeypatch.setattr("vidspec.dataset.containers.opened", counting)
-    assert len(members(Job("s.tar"))) == 4
+    assert len(shard_members(Job("s.tar"))) == 4
     assert sum(read) < 10_000
 
 
@@ -99,7 +99,7 @@ def test_a_shard_that_gives_nothing_is_one_error(bytes_, message):
     if bytes_ is not None:
         Path("s.tar").write_bytes(bytes_)
     with pytest.raises(VideoError, match=f"^s.tar: {message}"):
-        members(Job("s.tar"))
+        shard_members(Job("s.tar"))
 
 
 @pytest.mark.parametrize("cut", [-1, 512 + 700, 1536 + 200, 1536 + 512 + 100])
@@ -108,28 +108,28 @@ def test_of_a_tar_that_is_cut_short_the_clips_before_are_found(cut):
     end = 3 * (512 + 1024)
     damaged = whole[: end - 900] if cut == -1 else whole[:cut]
     Path("s.tar").write_bytes(damaged)
-    *found, last = members(Job("s.tar"))
+    *found, last = shard_members(Job("s.tar"))
     assert [job.path[-5:] for job in found] == ["a.mp4", "b.mp4", "c.mp4"][: len(found)] and found
     assert last.path == "s.tar" and "cut short" in str(last.error) and last.error.kind == "truncated"
 
 
 def test_a_member_behind_the_end_is_an_error_of_its_clip():
     Path("s.tar").write_bytes(tar_of({"a.mp4": bytes(9000)})[:2000])
-    clip, shard = members(Job("s.tar"))
+    clip, shard = shard_members(Job("s.tar"))
     assert clip.path == "s.tar/a.mp4" and clip.error.message == "s.tar/a.mp4: ends behind the tar"
     assert shard.path == "s.tar" and shard.error.kind == "truncated"
 
 
 def test_rows_of_bytes():
     job = table("v.parquet", {"__key__": ["x", "y"], "mp4": [b"one", b"two"], "n": [1, 2]})
-    found = members(job)
+    found = shard_members(job)
     assert [(one.path, one.id) for one in found] == [("v.parquet/00000", "x"), ("v.parquet/00001", "y")]
     assert [content(one) for one in found] == [b"one", b"two"]
 
 
 def test_rows_of_bytes_beside_a_path_as_hugging_face_has_them():
     job = table("v.parquet", {"video": [{"bytes": b"one", "path": "a.mp4"}, {"bytes": None, "path": "b.mp4"}]})
-    first, second = members(job)
+    first, second = shard_members(job)
     assert content(first) == b"one"
     with pytest.raises(VideoError, match=r"^v.parquet/00001: row 1 holds no bytes"):
         content(second)
@@ -138,7 +138,7 @@ def test_rows_of_bytes_beside_a_path_as_hugging_face_has_them():
 def test_rows_of_paths_are_beside_the_file():
     os.mkdir("d")
     job = table("d/p.parquet", {"path": ["a.mp4", os.path.abspath("d/b.mp4"), None, "memory://x/c.mp4", "a.mp4"]})
-    found = members(job, limits=FetchLimits(access=Access(urls=("memory://x",))))
+    found = shard_members(job, limits=FetchLimits(access=Access(urls=("memory://x",))))
     assert [(one.path, one.source and one.source.url) for one in found] == [
         ("d/a.mp4", None),
         (os.path.abspath("d/b.mp4"), None),
@@ -149,26 +149,26 @@ def test_rows_of_paths_are_beside_the_file():
 def test_the_column_is_named_or_the_only_one():
     job = table("v.parquet", {"a": [b"1"], "b": [b"2"], "note": ["x"]})
     with pytest.raises(UsageError, match=r"which column .*--column NAME, of a \(binary\), b \(binary\), note"):
-        members(job)
-    assert content(members(job, "b")[0]) == b"2"
+        shard_members(job)
+    assert content(shard_members(job, "b")[0]) == b"2"
     with pytest.raises(UsageError, match=r"v.parquet: has no column c \(--column NAME, of a \(binary\)"):
-        members(job, "c")
+        shard_members(job, "c")
 
 
 def test_what_is_not_parquet():
     pytest.importorskip("pyarrow")
     Path("v.parquet").write_bytes(b"junk" * 100)
     with pytest.raises(VideoError, match=r"v\.parquet: is not a Parquet file"):
-        members(Job("v.parquet"))
+        shard_members(Job("v.parquet"))
 
 
 def test_rows_are_read_once_though_threads_overtake_each_other(monkeypatch):
     """Two readers ask for neighbours in turned order; the file is opened once for all of them."""
     job = table("v.parquet", {"mp4": [b"%d" % row for row in range(60)]}, row_group_size=7)
-    found, opened = members(job), []
-    real = stores.opened
+    found, opened = shard_members(job), []
+    real = stores.open_url
     monkeypatch.setattr("vidspec.dataset.containers.opened", lambda name, *how: opened.append(name) or real(name, *how))
-    files, got = Files(), {}
+    files, got = ShardFiles(), {}
 
     def ask(job):
         with files.local(job.path, job.source) as file:
@@ -223,7 +223,8 @@ def test_clips_are_read_under_their_own_name():
     Path("s.tar").write_bytes(tar_of({"good.mp4": CLIP, "junk.mp4": b"junk" * 9, "picture.png": b"\x89PNG junk"}))
     config = JobConfig(video={"frames": 2}, prompt="Describe.")
     found = {
-        one.job.path: one for one in outcomes(FakeCaptioner(SimpleNamespace(name="x")), members(Job("s.tar")), config)
+        one.job.path: one
+        for one in caption_locally(FakeCaptioner(SimpleNamespace(name="x")), shard_members(Job("s.tar")), config)
     }
     assert found["s.tar/good.mp4"].error is None
     assert str(found["s.tar/junk.mp4"].error) == "s.tar/junk.mp4: is not a video"
@@ -231,11 +232,11 @@ def test_clips_are_read_under_their_own_name():
 
 
 def test_braces():
-    assert expanded("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
-    assert expanded("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
+    assert expand_braces("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
+    assert expand_braces("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
     Path("{0..1}.tar").touch()
-    assert expanded("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
-    assert expanded("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
+    assert expand_braces("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
+    assert expand_braces("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_braces():
 )
 def test_a_url_that_cannot_be(url, message):
     with pytest.raises(UsageError, match=f"^{url}: {message}"):
-        members(Job(url))
+        shard_members(Job(url))
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch):
@@ -256,4 +257,4 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch):
     Path("v.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"v.parquet: needs pyarrow, .*pip install 'vidspec\[data\]'"):
-        members(Job("v.parquet"))
+        shard_members(Job("v.parquet"))

@@ -14,7 +14,7 @@ from dataset.shards import tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.access import Access, GuardedClient, PrivateAddressError, check_allowed_url
 from vidspec.dataset.allowance import FetchLimits
-from vidspec.dataset.containers import Files, members
+from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.job import Job
 from vidspec.dataset.stores import copy
 from vidspec.errors import UsageError, VideoError
@@ -140,9 +140,9 @@ def failure(url, **limits):
 def test_what_a_server_gives(server):
     _, url = server
     assert fetched(f"{url}/good.mp4") == TAR == fetched(f"{url}/whole.mp4")
-    found = members(Job(f"{url}/good.tar"))
+    found = shard_members(Job(f"{url}/good.tar"))
     assert [job.path for job in found] == [f"{url}/good.tar/{n}.mp4" for n in range(3)]
-    files = Files(FetchLimits(access=Access().with_typed(url)))
+    files = ShardFiles(FetchLimits(access=Access().with_typed(url)))
     with files.local(found[1].path, found[1].source) as file:
         assert Path(file).read_bytes() == bytes([1]) * 200_000
 
@@ -173,15 +173,15 @@ def test_a_shard_that_hangs_or_never_ends(server, kind):
     began = time.monotonic()
     limits = FetchLimits(timeout=0.5, most=1 << 20, access=Access())
     with pytest.raises(VideoError):
-        members(Job(f"{server[1]}/{kind}.tar"), limits=limits)
+        shard_members(Job(f"{server[1]}/{kind}.tar"), limits=limits)
     assert time.monotonic() - began < 5
 
 
 def test_a_member_may_be_only_so_large(server):
-    found = members(Job(f"{server[1]}/good.tar"))
+    found = shard_members(Job(f"{server[1]}/good.tar"))
     Path("local.tar").write_bytes(TAR)
-    for job in (found[0], members(Job("local.tar"))[0]):
-        files = Files(FetchLimits(most=1000, access=Access().with_typed(server[1])))
+    for job in (found[0], shard_members(Job("local.tar"))[0]):
+        files = ShardFiles(FetchLimits(most=1000, access=Access().with_typed(server[1])))
         with pytest.raises(VideoError, match="has more than 1000 bytes") as caught, files.local(job.path, job.source):
             pass
         assert caught.value.kind == "too_large" and caught.value.message.startswith(job.path)
@@ -193,13 +193,13 @@ def test_failures_are_named(server):
     assert failure(f"{url}/missing.mp4").kind == "missing"
     for kind, said in (("broken", "the server answered 500"), ("missing", "there is no such file")):
         with pytest.raises(VideoError, match=said):
-            members(Job(f"{url}/{kind}.tar"))
+            shard_members(Job(f"{url}/{kind}.tar"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{free.getsockname()[1]}"
     assert failure(f"{gone}/a.mp4").message.endswith("cannot be read (4 attempts): the connection was refused")
     with pytest.raises(VideoError, match="the connection was refused"):
-        members(Job(f"{gone}/a.tar"))
+        shard_members(Job(f"{gone}/a.tar"))
 
 
 def test_a_redirect_to_a_private_address(server):
@@ -247,11 +247,11 @@ def test_paths_below_the_folder_only(tmp_path):
     inside = ["a.mp4", "d/../a.mp4", "inner.mp4", str(tmp_path / "in/d/b.mp4")]
     outside = ["../out/c.mp4", "link.mp4", str(tmp_path / "out/c.mp4"), "/etc/passwd", "d/../../out/c.mp4"]
     rows_of("in/v.parquet", inside + outside)
-    found = members(Job("in/v.parquet"))
+    found = shard_members(Job("in/v.parquet"))
     assert [job.error is None for job in found] == [True] * len(inside) + [False] * len(outside)
     assert {job.error.kind for job in found[len(inside) :]} == {"refused"}
     assert found[4].error.hint == f"--allow-paths {tmp_path / 'out'} if it may be read"
-    allowed = members(Job("in/v.parquet"), limits=FetchLimits(access=Access(paths=("out",))))
+    allowed = shard_members(Job("in/v.parquet"), limits=FetchLimits(access=Access(paths=("out",))))
     assert [job.path for job in allowed if job.error is not None] == ["in/v.parquet/00007"]
 
 
@@ -310,9 +310,9 @@ def test_rows_of_urls_are_refused_or_bounded_one_by_one(server, tmp_path):
     with serving() as (other, elsewhere):
         rows_of("v.parquet", [f"{url}/good.mp4", f"{elsewhere}/good.mp4", f"{url}/hang.mp4"])
         limits = FetchLimits(timeout=0.4, access=Access(urls=(url, "http://*")))
-        found, kinds = members(Job("v.parquet"), limits=limits), []
+        found, kinds = shard_members(Job("v.parquet"), limits=limits), []
         assert not one.seen and [job.error for job in found] == [None] * 3
-        files = Files(limits)
+        files = ShardFiles(limits)
         for job in found:
             try:
                 with files.local(job.path, job.source) as file:

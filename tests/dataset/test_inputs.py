@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vidspec.dataset.inputs import Sources, collect, leave_out_missing, matches
+from vidspec.dataset.inputs import InputSources, collect_inputs, drop_missing, matches_any
 from vidspec.dataset.job import Job
-from vidspec.dataset.manifests import parse_manifest, seconds
+from vidspec.dataset.manifests import parse_manifest, parse_seconds
 from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError
 
@@ -30,12 +30,12 @@ def stdin(monkeypatch, data):
 
 
 def paths(*args, **more):
-    return [entry.path for entry in collect(Sources(args, **more)).entries]
+    return [entry.path for entry in collect_inputs(InputSources(args, **more)).entries]
 
 
 def test_folders_are_searched_in_order(tmp_path):
     make("d/b.MP4", "d/a.mkv", "d/sub/c.webm", "d/notes.txt", "d/.hidden.mp4", "d/.git/x.mp4", "d/x.mp4/inner.mov")
-    found = collect(Sources(("d",)))
+    found = collect_inputs(InputSources(("d",)))
     assert [entry.path for entry in found.entries] == ["d/a.mkv", "d/b.MP4", "d/sub/c.webm", "d/x.mp4/inner.mov"]
     assert (found.not_video, found.several) == (1, True)
     assert {entry.root for entry in found.entries} == {"d"}
@@ -51,14 +51,14 @@ def test_images_of_folders_and_lists_where_they_are_asked_for():
     with open("list.txt", "w") as file:
         file.write("d/a.mp4\nd/b.PNG\n")
     for images, count in ((False, 1), (True, 2)):
-        assert len(collect(Sources(lists=("list.txt",), images=images)).entries) == count
+        assert len(collect_inputs(InputSources(lists=("list.txt",), images=images)).entries) == count
 
 
 def test_extensions_include_and_exclude():
     make("d/a.mp4", "d/b.mkv", "d/c.xyz", "d/tmp/e.mp4", "d/keep/f.mp4")
     assert paths("d", extensions=frozenset({"xyz"})) == ["d/c.xyz"]
     assert len(paths("d", extensions=frozenset())) == 5
-    found = collect(Sources(("d",), include=("*.mp4",), exclude=("tmp",)))
+    found = collect_inputs(InputSources(("d",), include=("*.mp4",), exclude=("tmp",)))
     assert [entry.path for entry in found.entries] == ["d/a.mp4", "d/keep/f.mp4"]
     assert found.excluded == 1  # b.mkv; the folder tmp was not even looked into
     assert paths("d", include=("keep/**",)) == ["d/keep/f.mp4"]
@@ -66,15 +66,15 @@ def test_extensions_include_and_exclude():
 
 def test_a_file_that_is_named_is_always_tried():
     make("notes.txt")
-    found = collect(Sources(("notes.txt", "absent.mp4")))
+    found = collect_inputs(InputSources(("notes.txt", "absent.mp4")))
     assert [entry.path for entry in found.entries] == ["notes.txt", "absent.mp4"] and found.several
-    assert not collect(Sources(("notes.txt",))).several
+    assert not collect_inputs(InputSources(("notes.txt",))).several
 
 
 @pytest.mark.parametrize("data", [b"a.mp4\nb c.mp4\r\n\n./d/e.mp4\nn.txt", b"a.mp4\0b c.mp4\0./d/e.mp4\0n.txt\0"])
 def test_lists_by_line_and_by_nul(monkeypatch, data):
     stdin(monkeypatch, data)
-    found = collect(Sources(("-",)))
+    found = collect_inputs(InputSources(("-",)))
     assert [entry.path for entry in found.entries] == ["a.mp4", "b c.mp4", "./d/e.mp4"]
     assert found.not_video == 1 and found.several
     assert found.entries[2].relative == "d/e.mp4"
@@ -92,13 +92,13 @@ def test_a_list_of_names_that_are_not_utf8(monkeypatch):
 
 def test_standard_input_is_read_once():
     with pytest.raises(UsageError, match="once only"):
-        collect(Sources(("-",), lists=("-",)))
+        collect_inputs(InputSources(("-",), lists=("-",)))
 
 
 def test_duplicates_are_counted_whatever_they_are_called():
     make("d/a.mp4")
     os.symlink("a.mp4", "d/link.mp4")
-    found = collect(Sources(("d/a.mp4", "./d/a.mp4", "d", os.path.abspath("d/a.mp4"))))
+    found = collect_inputs(InputSources(("d/a.mp4", "./d/a.mp4", "d", os.path.abspath("d/a.mp4"))))
     assert [entry.path for entry in found.entries] == ["d/a.mp4"] and found.duplicates == 4
 
 
@@ -112,7 +112,7 @@ def test_links_that_lead_nowhere_are_clips_of_their_own():
 def test_manifest_rows_of_one_clip_are_no_duplicates():
     with open("m.jsonl", "w") as file:
         file.write('{"path": "a.mp4", "start": 0, "end": 5}\n\n{"path": "a.mp4", "start": 5}\n{"video": "a.mp4"}\n')
-    found = collect(Sources(("m.jsonl",)))
+    found = collect_inputs(InputSources(("m.jsonl",)))
     assert [(entry.start, entry.end) for entry in found.entries] == [(0, 5), (5, None), (None, None)]
     assert found.duplicates == 0 and found.several
 
@@ -124,7 +124,7 @@ def test_csv_manifest(name):
     rows = [["path", "Prompt", "start", "end"], ["a.mp4", '"What, and why?"', "1:30", "95.5"], ["b.mp4", "", "", ""]]
     with open(f"sub/{name}", "w", encoding="utf-8-sig") as file:
         file.write("\n".join(comma.join(row) for row in rows))
-    a, b = collect(Sources((), manifests=(f"sub/{name}",))).entries
+    a, b = collect_inputs(InputSources((), manifests=(f"sub/{name}",))).entries
     assert (a.path, a.root, a.start, a.end, a.prompt) == ("sub/a.mp4", "sub", 90.0, 95.5, "What, and why?")
     assert (b.path, b.root, b.start, b.end, b.prompt) == ("sub/b.mp4", "sub", None, None, None)
     assert b.relative == "b.mp4"
@@ -162,7 +162,7 @@ def test_what_a_manifest_says_of_a_clip_is_kept():
 def test_rows_of_one_part_with_ids_are_inputs_of_their_own():
     with open("m.jsonl", "w") as file:
         file.write("\n".join(f'{{"path": "a.mp4", "id": {name}}}' for name in ("1", '"1"', "2", "2")))
-    found = collect(Sources(("m.jsonl",)))
+    found = collect_inputs(InputSources(("m.jsonl",)))
     assert [entry.id for entry in found.entries] == [1, "1", 2] and found.duplicates == 1
     assert len({clip_id(entry) for entry in found.entries}) == 3
     assert clip_id(Job("a.mp4")) not in {clip_id(entry) for entry in found.entries}
@@ -172,13 +172,13 @@ def test_rows_of_one_part_with_ids_are_inputs_of_their_own():
     ("text", "value"), [("30s", 30), ("1.5", 1.5), ("2m", 120), ("1h", 3600), ("1:30", 90), ("1:00:00.5", 3600.5)]
 )
 def test_seconds(text, value):
-    assert seconds(text) == value
+    assert parse_seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1:2:3:4", "5d", "nan"])
 def test_what_is_no_time(text):
     with pytest.raises(ValueError):
-        seconds(text)
+        parse_seconds(text)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_what_is_no_time(text):
     ],
 )
 def test_globs(path, pattern, meant):
-    assert matches(path, [pattern]) is meant
+    assert matches_any(path, [pattern]) is meant
 
 
 def test_an_absent_list_is_a_usage_error():
-    for sources in (Sources((), lists=("no",)), Sources((), manifests=("no.csv",))):
+    for sources in (InputSources((), lists=("no",)), InputSources((), manifests=("no.csv",))):
         with pytest.raises(UsageError, match="cannot be read: No such file"):
-            collect(sources)
+            collect_inputs(sources)
 
 
 def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
@@ -218,8 +218,8 @@ def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
     os.symlink("other", "link.parquet")
     with socket.socket(socket.AF_UNIX) as one:
         one.bind("socket.parquet")
-        found = collect(Sources(("good.tar", "pipe.tar", "link.parquet", "socket.parquet", "clip.mp4")))
-        leave_out_missing(found, ("pipe.tar", "socket.parquet"))
+        found = collect_inputs(InputSources(("good.tar", "pipe.tar", "link.parquet", "socket.parquet", "clip.mp4")))
+        drop_missing(found, ("pipe.tar", "socket.parquet"))
     assert [job.path for job in found.entries] == ["good.tar", "clip.mp4"]
     names = ("pipe.tar", "link.parquet", "socket.parquet")
     assert found.unreadable == [f"{name}: is a pipe, a socket or a device, not a file" for name in names]

@@ -6,9 +6,9 @@ import threading
 import pytest
 from fake_captioner import record
 
-from vidspec.dataset.bulk import Remaining, execute
+from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.interruption import uninterrupted
-from vidspec.dataset.job import Job, Outcome
+from vidspec.dataset.job import Job, JobResult
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.errors import OutputError
 from vidspec.events.tally import Tally
@@ -32,7 +32,7 @@ def test_what_is_kept_is_counted(settings, name):
     job = Job(name)
     output, tally = Interrupting(), Tally(total=2)
     with pytest.raises(KeyboardInterrupt):
-        execute(Remaining([job]), lambda jobs: iter([Outcome(record(name), None, job)]), output, settings, tally)
+        run_plan(Remaining([job]), lambda jobs: iter([JobResult(record(name), None, job)]), output, settings, tally)
     assert tally.done - tally.unkept == len(output.kept) == (name == "a.mp4")
 
 

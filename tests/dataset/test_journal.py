@@ -5,7 +5,7 @@ import pytest
 
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal
-from vidspec.dataset.records import Content, clip_id
+from vidspec.dataset.records import FileContent, clip_id
 from vidspec.errors import OutputError, UsageError
 
 
@@ -37,10 +37,10 @@ def test_records_are_found_again(tmp_path, recorded, settings):
     fill(path, [recorded("a.mp4"), recorded("b.mp4", error="broken")])
     journal = Journal(path)
     parts = journal.parts(clip_id(Job("b.mp4")), settings.of(Job("b.mp4")))
-    assert parts[None].failed and parts[None].content == Content(1, 2)
+    assert parts[None].failed and parts[None].content == FileContent(1, 2)
     assert parts[None].record()["error"]["message"] == "b.mp4: broken"
     assert journal.parts(clip_id(Job("b.mp4")), "0" * 12) == {}
-    assert journal.others(["0" * 12]) == 2
+    assert journal.other_settings_count(["0" * 12]) == 2
     journal.close()
 
 
@@ -78,7 +78,7 @@ def test_a_damaged_line_is_put_aside_and_the_rest_kept(tmp_path, recorded):
     path.write_bytes(lines[0] + b"\0\0\0garbage\n" + lines[2])
     journal = Journal(path)
     assert journal.damaged == 1
-    journal.tidy([])
+    journal.compact([])
     journal.close()
     assert names(path) == ["a.mp4", "c.mp4"]
     assert (tmp_path / "out.jsonl.damaged").read_bytes() == b"\0\0\0garbage\n"
@@ -141,12 +141,12 @@ def test_tidy_drops_what_is_void_and_restores_the_order(tmp_path, recorded):
     inode = path.stat().st_ino
     journal = Journal(path)
     order = [clip_id(Job(name)) for name in ("a.mp4", "b.mp4", "c.mp4")]
-    journal.tidy(order)
+    journal.compact(order)
     assert names(path) == ["other.mp4", "a.mp4", "b.mp4", "c.mp4"]
     assert [record["error"] for record in journal.records()] == [None] * 4
     assert path.stat().st_ino != inode, "rewritten in place"
     inode = path.stat().st_ino
-    journal.tidy(order)
+    journal.compact(order)
     assert path.stat().st_ino == inode, "rewritten although in order"
     journal.append(recorded("d.mp4"))
     journal.close()
@@ -160,11 +160,11 @@ def test_segments_of_another_content_or_division_are_void(tmp_path, recorded, se
     for number in range(2):
         journal.append(recorded("a.mp4", segment=number, segments=2))
     assert set(journal.parts(*key)) == {0, 1}
-    journal.append(recorded("a.mp4", segment=0, segments=2, content=Content(9, 9)))
+    journal.append(recorded("a.mp4", segment=0, segments=2, content=FileContent(9, 9)))
     assert set(journal.parts(*key)) == {0}
-    journal.append(recorded("a.mp4", segment=1, segments=3, content=Content(9, 9)))
+    journal.append(recorded("a.mp4", segment=1, segments=3, content=FileContent(9, 9)))
     assert set(journal.parts(*key)) == {1}
-    journal.tidy([key[0]])
+    journal.compact([key[0]])
     journal.close()
     assert len(names(path)) == 1
 

@@ -18,10 +18,10 @@ from fake_captioner import record as captioned
 from dataset.test_reading import alive
 from vidspec.config import profiles
 from vidspec.dataset.devices import device_groups
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.local import outcomes
-from vidspec.dataset.pool import Ended, Factory, Group, TaskQueue, distributed, serve
-from vidspec.dataset.records import Settings, content_of, record_of
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.local import caption_locally
+from vidspec.dataset.pool import CaptionerFactory, DeviceGroup, TaskQueue, WorkerExit, run_on_workers, serve_jobs
+from vidspec.dataset.records import SettingsDigest, content_of, record_of
 from vidspec.dataset.replicas import replica_outcomes
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
@@ -29,8 +29,8 @@ from vidspec.errors import DeviceError, ModelError, UsageError
 TESTS = Path(__file__).resolve().parents[1]
 PROFILE = profiles.load("vanilla-sd", env={})
 CONFIG = JobConfig(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
-FACTORY = Factory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
-GROUPS = [Group(), Group()]
+FACTORY = CaptionerFactory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
+GROUPS = [DeviceGroup(), DeviceGroup()]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def tasks(tmp_path):
 
 
 def records(found):
-    settings = Settings(PROFILE.model_dump(), CONFIG)
+    settings = SettingsDigest(PROFILE.model_dump(), CONFIG)
     made = [record_of(outcome, settings, content_of(outcome.job.path)) for outcome in found]
     for record in made:
         record["timings"].pop("decode_video", None)
@@ -61,7 +61,7 @@ def records(found):
 def alone(tasks):
     """What one process gives; it cannot survive a clip that ends it."""
     captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
-    return outcomes(captioner, [task for task in tasks if Path(task.path).stem != "dies"], CONFIG)
+    return caption_locally(captioner, [task for task in tasks if Path(task.path).stem != "dies"], CONFIG)
 
 
 def check(found, tasks):
@@ -106,10 +106,10 @@ def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
 
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        check(list(ray_outcomes(FACTORY, tasks, CONFIG, [Group(threads=1)] * 2)), tasks)
-        refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
+        check(list(ray_outcomes(FACTORY, tasks, CONFIG, [DeviceGroup(threads=1)] * 2)), tasks)
+        refusing = CaptionerFactory(PROFILE.model_dump(), "fake_captioner:Refusing")
         with pytest.raises(ModelError, match="no such model"):
-            list(ray_outcomes(refusing, tasks, CONFIG, [Group(threads=1)]))
+            list(ray_outcomes(refusing, tasks, CONFIG, [DeviceGroup(threads=1)]))
     finally:
         ray.shutdown()
 
@@ -123,12 +123,12 @@ class FakeWorkers:
     def start(self, group):
         self.groups.append(group)
         number = len(self.groups)
-        self.messages.append((number, "more" if self.loads else Ended("exit code 9")))
+        self.messages.append((number, "more" if self.loads else WorkerExit("exit code 9")))
         return number
 
     def send(self, worker, job):
-        end = Ended("SIGKILL") if job.path in self.deadly else Outcome(captioned(job.path), None, job)
-        self.messages += [(worker, job), (worker, end)] + [(worker, "more")] * (not isinstance(end, Ended))
+        end = WorkerExit("SIGKILL") if job.path in self.deadly else JobResult(captioned(job.path), None, job)
+        self.messages += [(worker, job), (worker, end)] + [(worker, "more")] * (not isinstance(end, WorkerExit))
 
     def receive(self):
         found, self.messages = self.messages, []
@@ -139,9 +139,9 @@ class FakeWorkers:
 
 
 def test_a_worker_that_dies_is_replaced_on_its_devices():
-    workers, groups = FakeWorkers(deadly={"1.mp4"}), [Group("0"), Group("1")]
+    workers, groups = FakeWorkers(deadly={"1.mp4"}), [DeviceGroup("0"), DeviceGroup("1")]
     jobs = [Job(f"{number}.mp4", number=number) for number in range(4)]
-    found = {one.job.path: one for one in distributed(workers, FACTORY, jobs, groups)}
+    found = {one.job.path: one for one in run_on_workers(workers, FACTORY, jobs, groups)}
     assert {path: one.caption.error and one.caption.error["kind"] for path, one in found.items()} == {
         "0.mp4": None,
         "1.mp4": "crashed",
@@ -158,25 +158,25 @@ def test_a_worker_that_dies_is_replaced_on_its_devices():
 
 def test_workers_are_no_more_than_jobs_and_idle_ones_end_by_themselves():
     workers = FakeWorkers()
-    assert len(list(distributed(workers, FACTORY, [Job("a.mp4")], GROUPS))) == 1
+    assert len(list(run_on_workers(workers, FACTORY, [Job("a.mp4")], GROUPS))) == 1
     assert len(workers.groups) == 1 and workers.idle == {1}
 
 
 def test_a_worker_that_dies_of_the_last_clip_is_not_replaced():
     workers = FakeWorkers(deadly={"a.mp4"})
-    assert [one.error.kind for one in distributed(workers, FACTORY, [Job("a.mp4")], GROUPS)] == ["crashed"]
+    assert [one.error.kind for one in run_on_workers(workers, FACTORY, [Job("a.mp4")], GROUPS)] == ["crashed"]
     assert len(workers.groups) == 2, "the first, and the one that tried again"
 
 
 def test_a_worker_that_ends_while_it_loads_ends_the_run():
     workers = FakeWorkers(loads=False)
     with pytest.raises(ModelError, match=r"ended while it loaded its models \(exit code 9\)"):
-        list(distributed(workers, FACTORY, [Job("a.mp4")], GROUPS))
+        list(run_on_workers(workers, FACTORY, [Job("a.mp4")], GROUPS))
     assert workers.idle == set()
 
 
 def test_a_replica_without_models_ends_the_run(tasks):
-    refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
+    refusing = CaptionerFactory(PROFILE.model_dump(), "fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):
         list(replica_outcomes(refusing, tasks, CONFIG, GROUPS))
 
@@ -188,8 +188,8 @@ def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baselin
     monkeypatch.setattr(FakeCaptioner, "prepare", lambda self, clip: prepared.append(clip) or 0, raising=False)
     config = replace(CONFIG, baseline=baseline)
     jobs = iter([Job(str(shipped()[0])), None])
-    serve(FACTORY, config, Group(), lambda: next(jobs), messages.append)
-    assert [one.error for one in messages if isinstance(one, Outcome)] == [None] and len(prepared) == (not baseline)
+    serve_jobs(FACTORY, config, DeviceGroup(), lambda: next(jobs), messages.append)
+    assert [one.error for one in messages if isinstance(one, JobResult)] == [None] and len(prepared) == (not baseline)
 
 
 class Players:
@@ -212,17 +212,17 @@ class Players:
         if idle and len(busy) < 4 and self.rng.random() < 0.6:
             idle[0][1] = True
             piece = idle[0][0]
-            self.queue.begun(who, piece)
+            self.queue.mark_begun(who, piece)
             if (piece.number, piece.segment) in self.deadly:
-                self.outcomes += self.queue.died(who, "SIGKILL")
+                self.outcomes += self.queue.fail_worker(who, "SIGKILL")
                 self.deaths += 1
                 del self.hands[who]
                 self.hands[max(self.hands, default=0) + self.deaths + 10] = []
         elif busy:
             piece = busy[0][0]
             hand.remove(busy[0])
-            self.outcomes.append(Outcome(captioned(piece.path), None, piece))
-            self.queue.done(who, self.outcomes[-1])
+            self.outcomes.append(JobResult(captioned(piece.path), None, piece))
+            self.queue.mark_done(who, self.outcomes[-1])
 
     def pieces(self, task):
         if self.segments == 1:
@@ -255,7 +255,7 @@ def test_a_death_before_anything_is_captioned_blames_what_was_there():
     queue = TaskQueue([Job("a", number=1)], "x")
     for who, fails in ((1, 0), (2, 1)):
         assert queue.take(who).number == 1 and queue.take(who) is None
-        assert len(queue.died(who, "exit code 9")) == fails
+        assert len(queue.fail_worker(who, "exit code 9")) == fails
     assert queue.over
 
 
@@ -275,8 +275,8 @@ def test_one_captioner_for_each_group_of_gpus(monkeypatch):
     assert [one.visible for one in groups(monkeypatch, 3, "2")] == ["0", "1"]
     assert [one.visible for one in groups(monkeypatch, 5, "auto", two)] == ["0,1", "2,3"]
     assert [one.visible for one in groups(monkeypatch, 4, "2", {"models.device_map": "auto"})] == ["0,1", "2,3"]
-    assert groups(monkeypatch, 4, "auto", {"models.device_map": "auto"}) == [Group()]
-    assert groups(monkeypatch, 5, "auto", two, ray=True) == [Group(gpus=2)] * 2
+    assert groups(monkeypatch, 4, "auto", {"models.device_map": "auto"}) == [DeviceGroup()]
+    assert groups(monkeypatch, 5, "auto", two, ray=True) == [DeviceGroup(gpus=2)] * 2
     beside = {"schedule.kind": "parallel"}
     assert [one.visible for one in groups(monkeypatch, 4, "auto", beside)] == ["0,1", "2,3"]
     assert [one.visible for one in groups(monkeypatch, 2, "2", beside)] == ["0", "1"]
@@ -286,10 +286,10 @@ def test_one_captioner_for_each_group_of_gpus(monkeypatch):
 
 
 def test_captioners_share_the_cores_where_there_is_no_gpu(monkeypatch):
-    assert groups(monkeypatch, 0, "auto") == [Group(threads=8)]
-    assert groups(monkeypatch, 0, "4") == [Group(threads=2)] * 4
-    assert groups(monkeypatch, 2, "2", {"models.device": "cpu"}) == [Group(threads=4)] * 2
-    assert groups(monkeypatch, 0, "2", ray=True) == [Group(threads=1)] * 2
+    assert groups(monkeypatch, 0, "auto") == [DeviceGroup(threads=8)]
+    assert groups(monkeypatch, 0, "4") == [DeviceGroup(threads=2)] * 4
+    assert groups(monkeypatch, 2, "2", {"models.device": "cpu"}) == [DeviceGroup(threads=4)] * 2
+    assert groups(monkeypatch, 0, "2", ray=True) == [DeviceGroup(threads=1)] * 2
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_groups_that_cannot_be(monkeypatch, gpus, replicas, changes, error, mess
 
 def test_a_captioner_sees_its_group_alone(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
-    made = FACTORY.make(Group(visible="2,3", threads=5))
+    made = FACTORY.make(DeviceGroup(visible="2,3", threads=5))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3" and made.profile.models.threads == 5
 
 
@@ -331,5 +331,5 @@ def test_the_clips_of_a_shard_go_to_one_worker_and_are_drawn_when_it_is_its_turn
     assert queue.take("a").number == 5, "no shard is left: it helps with that of the other"
     assert queue.take("b").number == 6 and queue.take("a").number == 7 and queue.take("a") is None
     assert not queue.over
-    queue.died("b", "exit code 9")
+    queue.fail_worker("b", "exit code 9")
     assert sorted(queue.take("a").number for _ in range(2)) == [4, 6], "what a dead worker had is done again"

@@ -9,20 +9,20 @@ from fake_captioner import TEXT, FakeCaptioner, FakeReader, events, question
 
 from vidspec.cli import main
 from vidspec.dataset.feed import Feed
-from vidspec.dataset.formats import document, line
-from vidspec.dataset.inputs import Sources, collect
-from vidspec.dataset.job import Job, JobConfig, Questions
+from vidspec.dataset.formats import clip_document, record_line
+from vidspec.dataset.inputs import InputSources, collect_inputs
+from vidspec.dataset.job import Job, JobConfig, JobQuestions
 from vidspec.dataset.manifests import parse_manifest
 from vidspec.dataset.outputs import hidden_journal
 from vidspec.dataset.pool import TaskQueue
-from vidspec.dataset.records import Settings, lean
-from vidspec.dataset.run import run
+from vidspec.dataset.records import SettingsDigest, lean_record
+from vidspec.dataset.run import caption_jobs
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Finished, Prefilled
 
 PROMPTS = ("What is there?", "What moves?", "Where to?")
-ASKED = Questions(PROMPTS, in_turns=False)
+ASKED = JobQuestions(PROMPTS, in_turns=False)
 
 
 class Asked(FakeCaptioner):
@@ -49,7 +49,7 @@ class Asked(FakeCaptioner):
 def outcomes(captioner, tasks, how):
     feed = Feed(tasks, how, [FakeReader()])
     with closing(feed):
-        yield from run(captioner, feed, how)
+        yield from caption_jobs(captioner, feed, how)
     assert feed.nbytes == 0
 
 
@@ -88,7 +88,7 @@ def test_a_prompt_that_fails_loses_no_other(when):
 
 def test_one_that_ended_a_process_is_asked_alone():
     captioner = Asked()
-    found = list(outcomes(captioner, [Job("a.mp4", alone=True)], JobConfig(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4", run_alone=True)], JobConfig(questions=ASKED)))
     assert len(found) == 3 and [beside for _, beside in captioner.beside] == [[], [], []]
 
 
@@ -101,27 +101,27 @@ def test_what_was_answered_before_is_not_asked_again():
 def test_a_captioner_that_dies_goes_on_with_the_others():
     queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
     first = next(outcomes(Asked(), [queue.take("first")], JobConfig(questions=ASKED)))
-    queue.begun("first", first.job)
-    queue.done("first", first)
-    assert queue.died("first", "signal 9") == []
+    queue.mark_begun("first", first.job)
+    queue.mark_done("first", first)
+    assert queue.fail_worker("first", "signal 9") == []
     assert queue.take("second").done == {0: TEXT}
 
 
 def test_other_prompts_are_other_settings():
     def of(entry, questions):
-        return Settings({"name": "vanilla-sd"}, JobConfig(questions=questions)).of(entry)
+        return SettingsDigest({"name": "vanilla-sd"}, JobConfig(questions=questions)).of(entry)
 
     names = [
         of(Job("a.mp4"), None),
         of(Job("a.mp4"), ASKED),
-        of(Job("a.mp4"), Questions(PROMPTS, in_turns=True)),
-        of(Job("a.mp4"), Questions(PROMPTS[:2], in_turns=False)),
+        of(Job("a.mp4"), JobQuestions(PROMPTS, in_turns=True)),
+        of(Job("a.mp4"), JobQuestions(PROMPTS[:2], in_turns=False)),
     ]
     assert len(set(names)) == 4 and of(Job("a.mp4", questions=ASKED), None) == names[1]
 
 
 def test_records_of_prompts(recorded):
-    settings = Settings({"name": "vanilla-sd"}, JobConfig(questions=ASKED))
+    settings = SettingsDigest({"name": "vanilla-sd"}, JobConfig(questions=ASKED))
     records = [
         recorded(
             "a.mp4",
@@ -132,12 +132,15 @@ def test_records_of_prompts(recorded):
         )
         for number, prompt in enumerate(PROMPTS)
     ]
-    assert [lean(one)["prompt"] for one in records] == list(PROMPTS)
-    assert all(lean(one)["question"].keys() == {"kind", "index", "prompt"} for one in records)
-    assert all(lean(lean(one)) == lean(one) and "saved_s" in one["question"] for one in records)
+    assert [lean_record(one)["prompt"] for one in records] == list(PROMPTS)
+    assert all(lean_record(one)["question"].keys() == {"kind", "index", "prompt"} for one in records)
+    assert all(lean_record(lean_record(one)) == lean_record(one) and "saved_s" in one["question"] for one in records)
     said = " ".join(TEXT.split())
-    assert document(records, "txt") == 3 * f"{said}\n" and line(records[1], "text", several=True) == f"a.mp4\t{said}"
-    assert [line(one, "csv", several=True).rpartition(",")[2] for one in records] == list(PROMPTS)
+    assert (
+        clip_document(records, "txt") == 3 * f"{said}\n"
+        and record_line(records[1], "text", several=True) == f"a.mp4\t{said}"
+    )
+    assert [record_line(one, "csv", several=True).rpartition(",")[2] for one in records] == list(PROMPTS)
 
 
 @pytest.mark.full
@@ -161,13 +164,13 @@ def test_other_prompts_are_other_inputs(tmp_path):
     rows = ('["x", "y"]', '["x", "z"]', '["x", "y"]')
     manifest = tmp_path / "m.jsonl"
     manifest.write_text("".join(f'{{"path": "a.mp4", "prompt": {prompt}}}\n' for prompt in rows))
-    found = collect(Sources(manifests=(str(manifest),)))
+    found = collect_inputs(InputSources(manifests=(str(manifest),)))
     assert [one.questions.texts for one in found.entries] == [("x", "y"), ("x", "z")] and found.duplicates == 1
 
 
 def test_prompts_in_a_manifest():
     entries = parse_manifest('{"path": "a.mp4", "prompt": ["What is there?", "What moves?"]}', "m.jsonl", ".")
-    assert [one.questions for one in entries] == [Questions(PROMPTS[:2], False)]
+    assert [one.questions for one in entries] == [JobQuestions(PROMPTS[:2], False)]
     (one,) = parse_manifest('{"path": "a.mp4", "prompt": ["What is there?"]}', "m.jsonl", ".")
     assert (one.prompt, one.questions) == (PROMPTS[0], None)
     for prompt in ("[]", "3", '["x", 1]', '[" "]'):

@@ -17,13 +17,13 @@ import pytest
 from fake_captioner import TEXT, FakeCaptioner
 from video import clips
 
-from vidspec.dataset.bulk import Remaining, execute
+from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.feed import Feed, reader_count
-from vidspec.dataset.job import Job, JobConfig, Questions
-from vidspec.dataset.local import outcomes
-from vidspec.dataset.reader import Budget, Reader
-from vidspec.dataset.records import Content
-from vidspec.dataset.segments import fixed, parse_segment
+from vidspec.dataset.job import Job, JobConfig, JobQuestions
+from vidspec.dataset.local import caption_locally
+from vidspec.dataset.reader import ClipReader, MemoryBudget
+from vidspec.dataset.records import FileContent
+from vidspec.dataset.segments import fixed_segments, parse_segment
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.events.tally import Tally
@@ -35,7 +35,7 @@ VIDEO = {"frames": 3, "max_pixels": 64}
 
 @pytest.fixture
 def reader():
-    made = Reader()
+    made = ClipReader()
     yield made
     made.close()
 
@@ -68,7 +68,7 @@ def test_frames_come_over_where_no_memory_is_shared(monkeypatch, tmp_path):
     """As on macOS and Windows."""
     (tmp_path / "sitecustomize.py").write_text("import os; vars(os).pop('memfd_create', None)", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    with closing(Reader()) as reader:
+    with closing(ClipReader()) as reader:
         clip, here = reader.read(CLIP, 1.0, 3.0, VIDEO), read(CLIP, start=1.0, end=3.0, **VIDEO)
     assert np.array_equal(clip.frames, here.frames) and np.array_equal(clip.timestamps, here.timestamps)
 
@@ -92,7 +92,7 @@ def test_the_reader_loads_no_torch(reader):
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = Slow()
     monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: slow)
-    (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
+    (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
 
@@ -103,7 +103,7 @@ def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.max_sound_s, captioner.gpu = seconds, 1
-    list(outcomes(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
+    list(caption_locally(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
     assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
 
 
@@ -154,7 +154,7 @@ def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, 
 
 
 def test_a_reader_that_hangs_is_killed(monkeypatch):
-    reader = Reader()
+    reader = ClipReader()
     reader.read(CLIP, None, None, VIDEO)
     reader.timeout = 0.3
     os.kill(reader._process.pid, 19)  # SIGSTOP: as a decoder that never returns
@@ -187,7 +187,7 @@ def test_a_group_of_frames_that_hangs_is_one_error_of_its_clip(monkeypatch, tmp_
     path = clips.make(tmp_path / "a.mp4", pts=60, options={"x264-params": "keyint=10:min-keyint=10:scenecut=0"})
     (tmp_path / "sitecustomize.py").write_text(HANGING, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    with closing(Reader(timeout=4.0)) as reader:
+    with closing(ClipReader(timeout=4.0)) as reader:
         with pytest.raises(VideoError, match=r"a\.mp4: not read within 4 s") as caught:
             reader.read(str(path), None, None, {"frames": 6})
         assert caught.value.kind == "timeout" and "\n" not in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_reader_that_makes_no_progress_is_killed_and_replaced(slow_storage, tm
     """Without any --timeout."""
     path = str(clips.make(tmp_path / "a.mp4", pts=12))
     slow_storage(at=5, seconds=600)
-    with closing(Reader(stall=1.0)) as reader:
+    with closing(ClipReader(stall=1.0)) as reader:
         with pytest.raises(VideoError, match=r"a\.mp4: no packet and no frame came for 1 s") as caught:
             reader.read(path, None, None, VIDEO)
         assert caught.value.kind == "stalled" and "--stall" in str(caught.value.hint)
@@ -238,7 +238,7 @@ def test_a_reader_that_makes_no_progress_is_killed_and_replaced(slow_storage, tm
 def test_a_slow_reader_is_not_killed_while_it_makes_progress(slow_storage, tmp_path):
     path = str(clips.make(tmp_path / "a.mp4", pts=20))
     slow_storage(at=5, seconds=0)
-    with closing(Reader(stall=1.0)) as reader:
+    with closing(ClipReader(stall=1.0)) as reader:
         reader.start()
         began = time.monotonic()
         assert len(reader.read(path, None, None, VIDEO)) == 3
@@ -254,7 +254,7 @@ def test_time_in_which_nothing_is_asked_of_a_reader_does_not_count(reader):
 
 def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeypatch):
     """What one waits for the other does not count as its time."""
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     order = queue.Queue()
 
     def large(name, size):
@@ -288,7 +288,7 @@ def test_waiting_for_memory_is_not_reading(reader, tmp_path, monkeypatch):
         picture = av.VideoFrame.from_ndarray(np.zeros((1664, 2560, 3), np.uint8), "rgb24")
         out.mux(stream.encode(picture))
         out.mux(stream.encode(None))
-    budget = module.Budget(1)
+    budget = module.MemoryBudget(1)
     monkeypatch.setattr(module, "_BUDGET", budget)
     reader.read(CLIP, None, None, VIDEO)
     reader.timeout = 4.0
@@ -372,7 +372,7 @@ def works(todo, how, *readers, **more):
     with closing(Feed(todo, how, readers, **more)) as feed:
         while (work := taken(feed)) is not None:
             yield work
-            feed.finished(work)
+            feed.release(work)
 
 
 def settled(slow):
@@ -392,11 +392,11 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
         first = taken(feed)
         assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
         assert feed.nbytes <= max(most, 1000 * readers)
-        feed.finished(first)
+        feed.release(first)
         paths = {first.path}
         while (work := taken(feed)) is not None:
             assert feed.nbytes <= max(most, 1000 * readers)
-            feed.finished(work)
+            feed.release(work)
             paths.add(work.path)
     assert paths == set(map(str, range(20))) and slow.closed
 
@@ -410,7 +410,7 @@ def test_what_is_in_work_counts_until_it_is_finished():
             if (work := feed.take()) is not None:
                 inside.append(work)
             elif inside:
-                feed.finished(inside.popleft())
+                feed.release(inside.popleft())
                 done += 1
             most = max(most, feed.nbytes)
         assert done + len(inside) == 300 and 4000 <= most <= 8000
@@ -423,11 +423,11 @@ def test_what_the_models_have_seen_makes_room():
         for number in range(20):
             work = taken(feed)
             assert work.path == str(number) and feed.nbytes == 1000 and work.reread is not None
-            feed.seen(work)
+            feed.mark_encoded(work)
         assert feed.nbytes == 0
 
 
-@pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": Questions(("What?",), True)}])
+@pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": JobQuestions(("What?",), True)}])
 def test_frames_that_are_needed_later_stay(more):
     (work,) = works(tasks("a"), JobConfig(**more), Slow())
     assert work.reread is None and work.without_pixels().clip is work.clip
@@ -447,7 +447,7 @@ def test_one_reader_hands_over_in_order_and_several_what_is_ready():
         for name in "abcdefgh":
             work = taken(feed)
             assert work.path == name
-            feed.finished(work)
+            feed.release(work)
         assert feed.take() is None and not feed.over
         slow.ended.set()
         assert isinstance(taken(feed).error, VideoError) and feed.over
@@ -478,7 +478,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     with closing(Feed(tasks("a", "b", "bad", "c"), JobConfig(ahead=1), [Slow()], prepare=prepare)) as feed:
         while (work := taken(feed)) is not None:
             before = feed.nbytes
-            feed.finished(work)
+            feed.release(work)
             sizes.append(before - feed.nbytes)
             found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
@@ -486,9 +486,9 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
-    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
+    list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
     assert [asked["clip"] for asked in captioner.asked] == prepared[3:]
-    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
+    list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 
 
@@ -520,13 +520,13 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Remaining(tasks(*names), contents={number: Content(1, 2) for number in range(1, 19)})
+    todo = Remaining(tasks(*names), contents={number: FileContent(1, 2) for number in range(1, 19)})
     how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):
-        return outcomes(captioner, todo, how, readers=[Counted()])
+        return caption_locally(captioner, todo, how, readers=[Counted()])
 
-    assert execute(todo, engine, Kept(), settings, Tally(total=18)) == 1
+    assert run_plan(todo, engine, Kept(), settings, Tally(total=18)) == 1
     assert len(alive) == 18
 
 
@@ -534,7 +534,7 @@ def test_errors_of_clips_are_works_and_bugs_are_raised():
     bad, good = works(tasks("bad", "good"), JobConfig(), Slow())
     assert isinstance(bad.error, VideoError) and good.clip is not None
     (whole,) = works(tasks("uncut"), JobConfig(segment=2.0), Slow())
-    assert isinstance(whole.error, VideoError) and whole.segment is None and whole.last
+    assert isinstance(whole.error, VideoError) and whole.segment is None and whole.is_last
 
     def broken():
         raise TypeError("bug")
@@ -551,7 +551,7 @@ def test_tasks_may_be_long_in_coming():
         assert feed.take() is None and not feed.over
         more.put(Job("a", number=1))
         for _ in range(3):
-            feed.finished(taken(feed))
+            feed.release(taken(feed))
         assert feed.take() is None and not feed.over
         more.put(None)
         assert taken(feed) is None and feed.over
@@ -560,8 +560,8 @@ def test_tasks_may_be_long_in_coming():
 def test_segments_that_are_done_are_not_read():
     job = Job("a", done={0: "first", 2: None})
     (part,) = works([job], JobConfig(segment=2.0), Slow())
-    assert (part.segment, part.segments, part.start, part.end, part.last) == (1, 3, 2.0, 4.0, True)
-    assert part.whole is job
+    assert (part.segment, part.segments, part.start, part.end, part.is_last) == (1, 3, 2.0, 4.0, True)
+    assert part.planned_job is job
 
 
 def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
@@ -574,18 +574,18 @@ def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
         settled(slow)
         assert feed.take() is None and not feed.over
         for job in inside[:1] + inside[2:3]:
-            feed.finished(job)
+            feed.release(job)
             third = taken(feed)
-            assert (third.path, third.segment, third.last) == (job.path, 2, True)
-            feed.finished(third)
+            assert (third.path, third.segment, third.is_last) == (job.path, 2, True)
+            feed.release(third)
         assert feed.over
 
 
 def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     config = JobConfig(prompt="Describe.", segment=2.0, context=True)
-    list(outcomes(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[Slow()]))
-    list(outcomes(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[Slow()]))
+    list(caption_locally(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[Slow()]))
+    list(caption_locally(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[Slow()]))
     assert [asked.get("prompt") for asked in captioner.asked] == [
         None,  # the segment before failed
         "Describe.\n\nThis is a later part of a longer video. The part before it was described like this: It was so.",
@@ -597,7 +597,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
     monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
-    done = list(outcomes(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
+    done = list(caption_locally(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
     prompts = {}
     for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
         prompts[path, start] = asked.get("prompt")
@@ -607,7 +607,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
         assert all(prompts[path, start].startswith("Describe.\n\n") for start in (2.0, 4.0))
         assert TEXT in prompts[path, 2.0]
         mine = [outcome.job for outcome in done if outcome.job.path == path]
-        assert [work.segment for work in mine] == [0, 1, 2] and [work.last for work in mine] == [False, False, True]
+        assert [work.segment for work in mine] == [0, 1, 2] and [work.is_last for work in mine] == [False, False, True]
     assert captioner.most == min(batch, 3)
 
 
@@ -623,7 +623,7 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
 
     captioner = Stuck(SimpleNamespace(name="x"))
     found = list(
-        outcomes(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2))
+        caption_locally(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2))
     )
     assert {one.job.path: one.caption.error and one.caption.error["kind"] for one in found} == {
         "a/good.mp4": None,
@@ -644,7 +644,7 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
     ],
 )
 def test_fixed_segments(length, start, end, cuts):
-    assert fixed(length, start, end) == list(pairwise(cuts))
+    assert fixed_segments(length, start, end) == list(pairwise(cuts))
 
 
 def test_segments_of_a_clip(reader):
@@ -666,7 +666,7 @@ def test_scenes_are_cut_where_the_picture_changes(tmp_path):
     pytest.importorskip("scenedetect")
     import av
 
-    from vidspec.dataset.segments import cut
+    from vidspec.dataset.segments import cut_clip
 
     path = str(tmp_path / "cuts.mp4")
     with av.open(path, "w") as file:
@@ -677,6 +677,8 @@ def test_scenes_are_cut_where_the_picture_changes(tmp_path):
                 picture = np.full((64, 64, 3), (shade, 255 - shade, shade), np.uint8)
                 file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         file.mux(stream.encode(None))
-    assert cut(path, "scenes", None, None) == [(0.0, 3.0), (3.0, 6.0), (6.0, 9.0)]
-    assert cut(path, "scenes", 4.0, 7.0) == [(4.0, 6.0), (6.0, 7.0)]
-    assert cut(CLIP, "scenes", None, None) == [(0.0, pytest.approx(read(CLIP, frames=1).facts.duration_s, abs=1e-3))]
+    assert cut_clip(path, "scenes", None, None) == [(0.0, 3.0), (3.0, 6.0), (6.0, 9.0)]
+    assert cut_clip(path, "scenes", 4.0, 7.0) == [(4.0, 6.0), (6.0, 7.0)]
+    assert cut_clip(CLIP, "scenes", None, None) == [
+        (0.0, pytest.approx(read(CLIP, frames=1).facts.duration_s, abs=1e-3))
+    ]

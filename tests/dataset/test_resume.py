@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.dataset.bulk import left, plan
-from vidspec.dataset.clip_files import Sidecars
+from vidspec.dataset.bulk import plan_run, remaining_parts
+from vidspec.dataset.clip_files import SidecarOutput
 from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.outputs import OneFile, hidden_journal
-from vidspec.dataset.records import Content, Settings, content_of
-from vidspec.dataset.sidecars import Names, check_names
+from vidspec.dataset.outputs import SingleFileOutput, hidden_journal
+from vidspec.dataset.records import FileContent, SettingsDigest, content_of
+from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
 from vidspec.errors import UsageError
 
 
@@ -39,7 +39,7 @@ def killed(action):
 
 
 def jsonl(**how):
-    return OneFile(Path("out.jsonl"), "jsonl", several=True, **how)
+    return SingleFileOutput(Path("out.jsonl"), "jsonl", several=True, **how)
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):
@@ -48,10 +48,10 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     note(output, recorded, clips[1], error="broken")
     output.close(clips, complete=False)
     output = jsonl()
-    made = plan(clips, output, settings)
+    made = plan_run(clips, output, settings)
     assert [job.number for job in made.jobs] == [3] and (made.captioned, made.failed) == (1, 1)
     assert made.contents[3] == content_of("c.mp4")
-    retried = plan(clips, output, settings, retry=True)
+    retried = plan_run(clips, output, settings, retry=True)
     assert [job.number for job in retried.jobs] == [2, 3]
     output.close(clips, complete=True)
 
@@ -60,11 +60,11 @@ def test_changed_content_is_captioned_again(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.utime("a.mp4", ns=(1, 1))
-    assert len(plan(clips[:1], output, settings).jobs) == 1
-    assert not plan(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
+    assert len(plan_run(clips[:1], output, settings).jobs) == 1
+    assert not plan_run(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
     with open("a.mp4", "wb") as file:
         file.write(b"x")
-    assert len(plan(clips[:1], output, settings, checksum=True).jobs) == 1
+    assert len(plan_run(clips[:1], output, settings, checksum=True).jobs) == 1
     output.close(clips, complete=False)
 
 
@@ -72,12 +72,12 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     for other in (
-        Settings({**settings.profile, "video": {"frames": 8}}, settings.config),
-        Settings(settings.profile, JobConfig(prompt="Why?")),
-        Settings(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
+        SettingsDigest({**settings.profile, "video": {"frames": 8}}, settings.config),
+        SettingsDigest(settings.profile, JobConfig(prompt="Why?")),
+        SettingsDigest(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
     ):
-        assert len(plan(clips[:1], output, other).jobs) == 1
-    note(output, recorded, clips[0], settings=Settings(settings.profile, JobConfig(prompt="Why?")))
+        assert len(plan_run(clips[:1], output, other).jobs) == 1
+    note(output, recorded, clips[0], settings=SettingsDigest(settings.profile, JobConfig(prompt="Why?")))
     output.close(clips, complete=True)
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == ["Describe.", "Why?"], "the older caption was lost"
@@ -94,7 +94,7 @@ def test_what_changes_no_answer_is_no_setting():
     other = {**same, "models": {**same["models"], "attention": "eager"}}
 
     def of(profile, prompt="x"):
-        return Settings(profile, JobConfig(prompt=prompt)).of(Job("a.mp4"))
+        return SettingsDigest(profile, JobConfig(prompt=prompt)).of(Job("a.mp4"))
 
     assert of(profile) == of(same) != of(same, "y")
     assert of(other) != of(same)
@@ -105,14 +105,14 @@ def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, s
     note(output, recorded, clips[0])
     os.rename("a.mp4", "moved.mp4")
     moved = Job("moved.mp4")
-    made = plan([moved, clips[1]], output, settings, checksum=True)
+    made = plan_run([moved, clips[1]], output, settings, checksum=True)
     assert made.reused == 1 and [job.path for job in made.jobs] == [clips[1].path]
-    assert plan([moved], output, settings, checksum=True).captioned == 1
+    assert plan_run([moved], output, settings, checksum=True).captioned == 1
     output.close([moved], complete=True)
     assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == ["a.mp4", "moved.mp4"]
 
 
-SAME = Content(1, 2)
+SAME = FileContent(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_segments_left(tmp_path, recorded, settings, made, done):
     for part in made:
         journal.append(recorded(**part))
     parts = journal.parts(clip_id(Job("a.mp4")), settings.of(Job("a.mp4")))
-    assert left(parts, SAME, segmented=True, retry=False) == done
-    assert left(parts, Content(9, 9), segmented=True, retry=False) == set()
+    assert remaining_parts(parts, SAME, segmented=True, retry=False) == done
+    assert remaining_parts(parts, FileContent(9, 9), segmented=True, retry=False) == set()
     if made and "error" in made[-1]:
-        assert left(parts, SAME, segmented=True, retry=True) == set(range(len(made) - 1))
+        assert remaining_parts(parts, SAME, segmented=True, retry=True) == set(range(len(made) - 1))
     journal.close()
 
 
@@ -145,10 +145,10 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path.write_text("precious\n")
 
     with pytest.raises(UsageError, match=r"out.csv: is there already, and no such run wrote it \(--overwrite replaces"):
-        OneFile(path, "csv", several=True)
+        SingleFileOutput(path, "csv", several=True)
 
     def run():
-        output = OneFile(path, "csv", several=True, fresh=True)
+        output = SingleFileOutput(path, "csv", several=True, fresh=True)
         note(output, recorded, clips[0])
         (tmp_path / "seen.csv").write_bytes(path.read_bytes())
         note(output, recorded, clips[1])
@@ -158,7 +158,7 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     seen = (tmp_path / "seen.csv").read_text()
     assert seen.count("\n") == 3 and "a.mp4" in seen
     assert (tmp_path / "out.csv~").read_text() == "precious\n"
-    output = OneFile(path, "csv", several=True)
+    output = SingleFileOutput(path, "csv", several=True)
     note(output, recorded, clips[2])
     output.close(clips, complete=True)
     rows = path.read_text().splitlines()
@@ -176,16 +176,16 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
         patch.setattr("vidspec.dataset.outputs.write_whole", lambda *_: os._exit(9))
-        killed(lambda: note(OneFile(path, "csv", several=True, fresh=True), recorded, clips[0]))
+        killed(lambda: note(SingleFileOutput(path, "csv", several=True, fresh=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
-    output = OneFile(path, "csv", several=True)
+    output = SingleFileOutput(path, "csv", several=True)
     note(output, recorded, clips[1])
     output.close(clips, complete=True)
     assert (tmp_path / "out.csv~").read_text() == "precious\n" and "b.mp4" in path.read_text()
 
 
 def sidecars(form, entries, folder=None, template=None, **how):
-    return Sidecars([Names(form, folder, template, "vanilla-sd")], entries, **how)
+    return SidecarOutput([SidecarNames(form, folder, template, "vanilla-sd")], entries, **how)
 
 
 def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
@@ -212,7 +212,7 @@ def test_a_sidecar_waits_for_its_last_segment(clips, recorded):
 
 def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
     Path("a.srt").write_text("made by hand")
-    other = Settings(settings.profile, JobConfig(prompt="Why?"))
+    other = SettingsDigest(settings.profile, JobConfig(prompt="Why?"))
     output = sidecars("srt", clips)
     note(output, recorded, clips[0])
     note(output, recorded, clips[0], settings=other)
@@ -231,7 +231,7 @@ def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, s
     output = sidecars("txt", clips)
     note(output, recorded, clips[0])
     os.remove("a.txt")
-    assert not plan(clips[:1], output, settings).jobs
+    assert not plan_run(clips[:1], output, settings).jobs
     assert os.path.exists("a.txt")
     output.close(clips, complete=True)
 
@@ -241,7 +241,7 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     note(output, recorded, clips[0])
     output.close(clips, complete=True)
     output = sidecars("vtt", clips)
-    assert not plan(clips[:1], output, settings).jobs
+    assert not plan_run(clips[:1], output, settings).jobs
     assert Path("a.vtt").read_text().startswith("WEBVTT")
     output.close(clips, complete=True)
 
@@ -257,11 +257,11 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     ],
 )
 def test_names(template, path):
-    assert str(Names("srt", None, template, "vanilla-sd").path(Job("d/a.b.mp4", start=1.5))) == path
+    assert str(SidecarNames("srt", None, template, "vanilla-sd").path(Job("d/a.b.mp4", start=1.5))) == path
 
 
 def test_webdataset_files_share_the_key_of_their_clip():
-    assert str(Names("webdataset-txt", None, None, "p").path(Job("d/000017.cam1.mp4"))) == "d/000017.txt"
+    assert str(SidecarNames("webdataset-txt", None, None, "p").path(Job("d/000017.cam1.mp4"))) == "d/000017.txt"
 
 
 @pytest.mark.parametrize(
@@ -277,12 +277,12 @@ def test_webdataset_files_share_the_key_of_their_clip():
 )
 def test_names_that_cannot_be(template, entries, message):
     with pytest.raises(UsageError, match=message.replace("{", r"\{")):
-        check_names([Names("txt", None, template, "p")], [Job(path) for path in entries])
+        check_sidecar_names([SidecarNames("txt", None, template, "p")], [Job(path) for path in entries])
 
 
 def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
     with pytest.raises(UsageError, match="several clips need a file each"):
-        OneFile(tmp_path / "a.srt", "srt", several=True)
+        SingleFileOutput(tmp_path / "a.srt", "srt", several=True)
 
 
 def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
@@ -291,7 +291,7 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
     note(output, recorded, first)
     os.rename("a.mp4", "z.mp4")
     second = Job("z.mp4", prompt="Why?", columns={"camera": "south"})
-    assert plan([second], output, settings, checksum=True).reused == 1
+    assert plan_run([second], output, settings, checksum=True).reused == 1
     output.close([second], complete=True)
     one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
     assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")
@@ -301,7 +301,7 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
 
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
     with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
-        check_names([Names("txt", None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)])
+        check_sidecar_names([SidecarNames("txt", None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)])
 
 
 @pytest.mark.parametrize("torn", [0, 5])
@@ -310,16 +310,16 @@ def test_rows_of_a_run_that_was_killed_are_known_by_their_records(clips, recorde
     path = Path("out.csv")
 
     def run():
-        output = OneFile(path, "csv", several=True)
+        output = SingleFileOutput(path, "csv", several=True)
         note(output, recorded, clips[0], error="broken")
         note(output, recorded, clips[1])
         note(output, recorded, clips[0])
         path.write_bytes(path.read_bytes()[: -torn or None])
 
     killed(run)
-    output = OneFile(path, "csv", several=True)
+    output = SingleFileOutput(path, "csv", several=True)
     output.close(clips, complete=True)
     assert path.read_text().count(".mp4") == 2 and "broken" not in path.read_text()
     path.write_text(path.read_text().replace("b.mp4", "mine"))
     with pytest.raises(UsageError, match="was edited"):
-        OneFile(path, "csv", several=True)
+        SingleFileOutput(path, "csv", several=True)

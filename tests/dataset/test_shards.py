@@ -4,26 +4,26 @@ import os
 import pytest
 
 from vidspec.dataset.job import Job
-from vidspec.dataset.merge import merge, rendered
-from vidspec.dataset.records import LEAN_KEYS, lean
-from vidspec.dataset.shards import Shard, shard_of
+from vidspec.dataset.merge import merge_records, render_records
+from vidspec.dataset.records import LEAN_KEYS, lean_record
+from vidspec.dataset.shards import Shard, parse_shard
 from vidspec.errors import UsageError
 
 ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
 
 
 def test_shards_part_the_clips():
-    parts = [Shard(number, 4).mine(ENTRIES) for number in range(1, 5)]
+    parts = [Shard(number, 4).select(ENTRIES) for number in range(1, 5)]
     assert sorted(entry.path for part in parts for entry in part) == sorted(entry.path for entry in ENTRIES)
     assert all(30 <= len(part) <= 70 for part in parts)
-    assert Shard(1, 1).mine(ENTRIES) == ENTRIES
+    assert Shard(1, 1).select(ENTRIES) == ENTRIES
 
 
 def test_a_shard_depends_on_the_path_below_the_folder_alone():
-    mine = Shard(2, 3).mine(ENTRIES)
+    mine = Shard(2, 3).select(ENTRIES)
     elsewhere = [Job(f"/mnt/x/{number}.mp4", root="/mnt/x") for number in range(0, 200, 3)]
     names = {os.path.basename(entry.path) for entry in mine}
-    assert {os.path.basename(entry.path) for entry in Shard(2, 3).mine(elsewhere)} == {
+    assert {os.path.basename(entry.path) for entry in Shard(2, 3).select(elsewhere)} == {
         os.path.basename(entry.path) for entry in elsewhere if os.path.basename(entry.path) in names
     }
 
@@ -31,7 +31,7 @@ def test_a_shard_depends_on_the_path_below_the_folder_alone():
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3"])
 def test_what_is_no_shard(text):
     with pytest.raises(UsageError, match="must be I/N"):
-        shard_of(text, {})
+        parse_shard(text, {})
 
 
 @pytest.mark.parametrize(
@@ -47,21 +47,21 @@ def test_what_is_no_shard(text):
 )
 def test_the_job_array_is_the_default(env, shard):
     env = {f"SLURM_ARRAY_TASK_{key}": value for key, value in env.items()}
-    found = shard_of(None, env)
+    found = parse_shard(None, env)
     assert (found and (found.number, found.count)) == shard
-    assert shard_of("1/2", env) == Shard(1, 2), "the option wins"
+    assert parse_shard("1/2", env) == Shard(1, 2), "the option wins"
 
 
 def test_an_irregular_array_is_refused():
     env = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "1"}
     with pytest.raises(UsageError, match="give --shard"):
-        shard_of(None, env)
+        parse_shard(None, env)
 
 
 def test_files_of_shards():
-    assert str(Shard(2, 8, automatic=True).named("x/out.jsonl")) == "x/out.2-of-8.jsonl"
-    assert str(Shard(2, 8).named("x/out.jsonl")) == "x/out.jsonl", "a name that the user gave is kept"
-    assert str(Shard(2, 8).named("x/{shard}.jsonl")) == "x/2-of-8.jsonl"
+    assert str(Shard(2, 8, automatic=True).fill_name("x/out.jsonl")) == "x/out.2-of-8.jsonl"
+    assert str(Shard(2, 8).fill_name("x/out.jsonl")) == "x/out.jsonl", "a name that the user gave is kept"
+    assert str(Shard(2, 8).fill_name("x/{shard}.jsonl")) == "x/2-of-8.jsonl"
 
 
 def write(path, records):
@@ -72,7 +72,7 @@ def write(path, records):
 def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recorded):
     a = write(tmp_path / "a", [recorded("b.mp4"), recorded("c.mp4", error="x"), recorded("a.mp4", error="x")])
     b = write(tmp_path / "b", [recorded("c.mp4"), recorded("b.mp4", error="x"), recorded("a.mp4", error="y")])
-    found = merge([a, b])
+    found = merge_records([a, b])
     assert [(one["path"], one["error"] is None) for one in found.records] == [
         ("a.mp4", False),
         ("b.mp4", True),
@@ -84,26 +84,26 @@ def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recor
 
 def test_of_two_captions_the_last_is_taken(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded("a.mp4", changes={"caption": name})]) for name in ("old", "new"))
-    assert [one["caption"] for one in merge([a, b]).records] == ["new"]
+    assert [one["caption"] for one in merge_records([a, b]).records] == ["new"]
 
 
 def test_merge_does_not_depend_on_the_order_of_shards(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded(f"{name}{number}.mp4") for number in range(3)]) for name in "ab")
-    assert merge([a, b]).records == merge([b, a]).records
+    assert merge_records([a, b]).records == merge_records([b, a]).records
 
 
 def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
     path = write(tmp_path / "a", [recorded("a.mp4")])
     with path.open("a") as file:
         file.write('{"path": "b.m')
-    found = merge([path])
+    found = merge_records([path])
     assert len(found.records) == 1 and found.torn == 1
     other = tmp_path / "b"
     other.write_text("hello\n")
     with pytest.raises(UsageError, match="b, line 1: is no record of vidspec"):
-        merge([other])
+        merge_records([other])
     with pytest.raises(UsageError, match="cannot be read"):
-        merge([tmp_path / "absent"])
+        merge_records([tmp_path / "absent"])
 
 
 def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
@@ -113,25 +113,25 @@ def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
         recorded(error="cannot be cut"),
         recorded(segment=0, start=0.0, end=5.0, **part),
     ]
-    found = merge([write(tmp_path / "a", [lean(record) for record in records])])
+    found = merge_records([write(tmp_path / "a", [lean_record(record) for record in records])])
     assert [record["start"] for record in found.records] == [0.0, 5.0]
-    assert rendered(found.records, "srt").count("-->") == 2
+    assert render_records(found.records, "srt").count("-->") == 2
 
 
 def test_rendered(tmp_path, recorded):
-    full = merge([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])]).records
-    assert [tuple(json.loads(line)) for line in rendered(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
-    assert rendered(full, "csv").startswith("path,") and rendered(full, "text").startswith("a.mp4\t")
-    assert json.loads(rendered(full, "json").splitlines()[0])["timings"]
+    full = merge_records([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])]).records
+    assert [tuple(json.loads(line)) for line in render_records(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
+    assert render_records(full, "csv").startswith("path,") and render_records(full, "text").startswith("a.mp4\t")
+    assert json.loads(render_records(full, "json").splitlines()[0])["timings"]
     with pytest.raises(UsageError, match="hold no measurements"):
-        rendered([lean(one) for one in full], "json")
+        render_records([lean_record(one) for one in full], "json")
     with pytest.raises(UsageError, match="a file each"):
-        rendered(full, "srt")
+        render_records(full, "srt")
 
 
 def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
-    one = lean(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
+    one = lean_record(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
     old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
-    (line,) = rendered(merge([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
+    (line,) = render_records(merge_records([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
     assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None

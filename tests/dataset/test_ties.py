@@ -10,7 +10,7 @@ from vidspec.cli import main
 from vidspec.config import profiles
 from vidspec.dataset import ties
 from vidspec.embedded.samples import shipped
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 CLIP = shipped()[0]
 
@@ -23,24 +23,28 @@ def captioner():
 
 
 def test_the_gap_where_two_captions_part(captioner):
-    request = Request(str(CLIP), captioner.read(CLIP))
+    request = CaptionRequest(str(CLIP), captioner.read(CLIP))
     ids = list(captioner.caption(CLIP).token_ids)
-    assert ties.gap(captioner, request, ids, ids) == 0
-    assert ties.gap(captioner, request, ids, ids[:5]) == float("inf")
+    assert ties.logit_gap(captioner, request, ids, ids) == 0
+    assert ties.logit_gap(captioner, request, ids, ids[:5]) == float("inf")
     wrong = [*ids[:5], ids[5] + 1, 7]
-    assert ties.gap(captioner, request, ids, wrong) == ties.gap(captioner, request, wrong, ids) > ties.EPSILON
-    assert ties.gap(captioner, request, ids, [ids[0] + 1]) > ties.EPSILON
+    assert (
+        ties.logit_gap(captioner, request, ids, wrong) == ties.logit_gap(captioner, request, wrong, ids) > ties.EPSILON
+    )
+    assert ties.logit_gap(captioner, request, ids, [ids[0] + 1]) > ties.EPSILON
     assert not ties.is_near_tie(captioner, request, ids, wrong)
 
 
 def test_the_gap_is_that_of_penalised_logits(captioner):
-    request = Request(str(CLIP), captioner.read(CLIP))
+    request = CaptionRequest(str(CLIP), captioner.read(CLIP))
     profile = profiles.load("ar", {"generate.no_repeat_ngram": 1, "generate.max_new_tokens": 8}, env={})
     penalised = Captioner(profile, captioner.target.model, None)
     ids = list(penalised.caption(CLIP).token_ids)
     again = [*ids[:5], ids[0]]
-    assert ties.gap(penalised, request, ids, again) == float("inf") > ties.gap(captioner, request, ids, again)
-    assert ties.gap(penalised, request, ids, [*ids[:5], ids[5] + 1]) < float("inf")
+    assert (
+        ties.logit_gap(penalised, request, ids, again) == float("inf") > ties.logit_gap(captioner, request, ids, again)
+    )
+    assert ties.logit_gap(penalised, request, ids, [*ids[:5], ids[5] + 1]) < float("inf")
 
 
 @pytest.mark.parametrize(

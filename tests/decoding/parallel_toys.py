@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from research.replay.simulated import SimulatedWorkers, drive
 from research.replay.virtual import Costs
-from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.protocol import Abort, Propose, Rollback
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 
@@ -83,7 +83,7 @@ class Case:
     sampled: bool = False
     latency: bool = True
     text: ToyText = field(init=False)
-    settings: Settings = field(init=False)
+    settings: ParallelSettings = field(init=False)
     workers: WatchedWorkers = field(init=False)
     scheduler: Scheduler = field(init=False)
 
@@ -97,7 +97,7 @@ class Case:
             sampled=self.sampled,
         )
         await_kept, overlap = rng.random() < 0.5, rng.random() < 0.6
-        self.settings = Settings(
+        self.settings = ParallelSettings(
             max_new_tokens=rng.choice([1, 2, 3, 7, 16, 24]),
             eos=frozenset({EOS}),
             overlap=overlap,

@@ -15,11 +15,11 @@ import torch
 
 from decoding.parallel_toys import EOS, ToyText
 from vidspec.config import profiles
-from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import Client, Loop
+from vidspec.decoding.limits import StoppingRules
+from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.parallel import WorkerLost
-from vidspec.decoding.protocol import Failed as Lost
-from vidspec.decoding.protocol import PrefillTarget, Ready, Verdict
+from vidspec.decoding.protocol import PrefillTarget, PromptRead, VerifyResult
+from vidspec.decoding.protocol import WorkerFailed as Lost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
@@ -30,7 +30,7 @@ from vidspec.engine.rows import Rows
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models.placement import Placement
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 CPU = torch.device("cpu")
 PROFILE = profiles.load("parallelvlm", {"workers.timeout": 60.0}, env={})
@@ -191,7 +191,7 @@ class TargetSide:
             read = yield PrefillPrompt(self.engine, SimpleNamespace(text=self.text, length=self.length), 9)
             self.text.publish()  # has come by now
             self.span, self.emitted = read.span, [self.text.choose(())]
-            return Ready("target", 1.0, self.emitted[0])
+            return PromptRead("target", 1.0, self.emitted[0])
         assert order.prefix == len(self.emitted)
         passes = self.engine.passes
         yield Forward(self.engine, [Rows(self.span, [self.emitted[-1], *order.window])])
@@ -203,14 +203,14 @@ class TargetSide:
             token = self.text.choose(self.emitted)
         self.span.rollback(self.length + len(self.emitted))
         self.emitted.append(token)
-        return Verdict(order.round, accepted, token, len(order.window) + 1, 1.0)
+        return VerifyResult(order.round, accepted, token, len(order.window) + 1, 1.0)
 
 
 class DraftClip(drafts.DraftClip):
     """The real one, but for what it sees and reads."""
 
     def __init__(self, order, engine, emit):
-        Client.__init__(self, order.clip, trace=Trace())
+        LoopClient.__init__(self, order.clip, trace=Trace())
         self.number, self.engine, self.emit = order.clip, engine, emit
         self._kind = self
         rows, release = (lambda prefix: torch.arange(prefix.length // 2)), (lambda: None)
@@ -343,7 +343,7 @@ class Case:
         self.target = Engine(self._took)
         self.prompts = rng.choice([8, 500, 2500])
         self.count = min(rng.randint(1, 8), rng.randint(1, 8))
-        self.slot = slots.DraftSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)
+        self.slot = slots.DraftProcessSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)
         self.slot.target, self.slot._agreed = None, (None, "loaded")
 
     def _took(self, batch):
@@ -373,7 +373,7 @@ class Case:
                 workers=PROFILE.workers,
                 generate=SimpleNamespace(seed=0),
             ),
-            limits=Limits(rng.choice([1, 3, 8, 16]), frozenset({EOS})),
+            limits=StoppingRules(rng.choice([1, 3, 8, 16]), frozenset({EOS})),
             pruner="attention" if kept else None,
             late=kept and schedule.prefill == "parallel" and rng.random() < 0.5,
             room=9,
@@ -381,7 +381,7 @@ class Case:
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
         frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=np.zeros(1), sound=None)
-        sequence = Sequence(Request("clip", frames, (text, rng.randint(1, self.prompts), looks), key=number))
+        sequence = Sequence(CaptionRequest("clip", frames, (text, rng.randint(1, self.prompts), looks), key=number))
 
         def steps():
             for last in (False, True):
@@ -389,7 +389,7 @@ class Case:
                 setup.acceptance = TargetSide(self.target, text, length, kept)
                 sequence.setup, sequence.rounds, sequence.token_ids = setup, [], []
                 try:
-                    yield from runs.parallel(sequence)
+                    yield from runs.run_parallel(sequence)
                     return
                 except WorkerLost:
                     if last:

@@ -12,11 +12,11 @@ from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGener
 from decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.admission import SHARE, fits, reserve
+from vidspec.decoding.admission import SHARE, has_room, reserve_memory
 from vidspec.events.events import Opened
 from vidspec.events.source import SourceFacts
 from vidspec.models.llava_onevision import LlavaOnevision
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import BUDGET
 from vidspec.video import Clip
 
@@ -64,13 +64,13 @@ def loaded(tmp_path):
 def captioner(name="vanilla-sd"):
     """With slabs of its own, in which nothing is allocated."""
     profile = profiles.load(name, {"video.frames": FRAMES, "generate.max_new_tokens": 512}, env={})
-    draft = model("0.5b").apart() if profile.drafts_with_a_model else None
-    return Captioner(profile, model("7b").apart(), draft)
+    draft = model("0.5b").with_own_slab() if profile.drafts_with_a_model else None
+    return Captioner(profile, model("7b").with_own_slab(), draft)
 
 
 def clip(key, frames=FRAMES):
     shown = np.broadcast_to(np.zeros((1, 384, 384, 3), np.uint8), (frames, 384, 384, 3))
-    return Request(
+    return CaptionRequest(
         "",
         Clip(shown, np.arange(float(frames)), SourceFacts("", 9.0, 384, 384, "", "", 1.0, False, 0, 64, "")),
         key=key,
@@ -123,11 +123,11 @@ def test_clips_that_are_being_read_count_with_their_prompts(monkeypatch):
     for count in (1, 3):
         enough = (count * (kept + read) + BUDGET) / SHARE
         free(monkeypatch, int(enough) + 2)
-        assert fits(claims * count) and not fits(claims * (count + 1))
+        assert has_room(claims * count) and not has_room(claims * (count + 1))
         free(monkeypatch, int(enough) - 2)
-        assert not fits(claims * count)
+        assert not has_room(claims * count)
     free(monkeypatch, None)
-    assert fits(claims * 1000)
+    assert has_room(claims * 1000)
 
 
 def test_a_target_that_drafts_takes_its_own_slab_twice():
@@ -139,7 +139,7 @@ def test_a_target_that_drafts_takes_its_own_slab_twice():
 def test_a_draft_in_another_process_counts_on_the_device_of_the_target(device, shares):
     profile = profiles.load("parallelvlm", {"video.frames": FRAMES}, env={})
     slot = SimpleNamespace(device=torch.device(device))
-    target, *beside = Captioner(profile, model("7b").apart(), None, slot=slot).needs(clip(0))
+    target, *beside = Captioner(profile, model("7b").with_own_slab(), None, slot=slot).needs(clip(0))
     assert len(beside) == shares
     for other in beside:  # its slab is not this one
         keys = target.entries * target.model.decoder.slab.entry_bytes
@@ -152,7 +152,7 @@ def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):
     made = captioner()
     claims = made.needs(clip(0))
     slabs = [one.model.decoder.slab for one in claims]
-    reserve(claims, 32)
+    reserve_memory(claims, 32)
     count, left = divmod(slabs[0].capacity, claims[0].entries)
     assert 8 <= count < 32 and left < 1024 and [slab.version for slab in slabs] == [1, 1]
     assert slabs[1].capacity == slabs[0].capacity
@@ -160,11 +160,11 @@ def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):
     assert len(spans) == 2 * count and [slab.version for slab in slabs] == [1, 1]
     more = slabs[0].open(claims[0].entries)
     assert slabs[0].version == 2 and more.room == claims[0].entries
-    reserve(claims, 1)
+    reserve_memory(claims, 1)
     assert slabs[1].version == 1
 
 
 def test_on_a_cpu_nothing_is_allocated_ahead(loaded):
     claims = loaded.needs(clip(0, frames=4))
-    reserve(claims, 4)
+    reserve_memory(claims, 4)
     assert [one.model.decoder.slab.capacity for one in claims] == [0]

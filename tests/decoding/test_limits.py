@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import origins
 from vidspec.drafting.base import Draft
-from vidspec.events.events import Loosened
+from vidspec.events.events import LooseToken
 
 EOS = 9
 
@@ -27,7 +27,7 @@ EOS = 9
     ],
 )
 def test_cut(tokens, emitted, expected):
-    assert Limits(5, frozenset({EOS})).cut(tokens, [0] * emitted) == expected
+    assert StoppingRules(5, frozenset({EOS})).cut(tokens, [0] * emitted) == expected
 
 
 @given(
@@ -38,7 +38,7 @@ def test_cut(tokens, emitted, expected):
 )
 def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
     emitted = data.draw(st.integers(0, limit - 1))
-    kept, over = Limits(limit, eos).cut(tuple(tokens), [7] * emitted)
+    kept, over = StoppingRules(limit, eos).cut(tuple(tokens), [7] * emitted)
     assert kept == tokens[: len(kept)] and 1 <= len(kept) <= limit - emitted
     assert not eos & set(kept[:-1])
     ends = kept[-1] in eos or len(kept) + emitted == limit
@@ -54,7 +54,7 @@ def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
         (Verdict.chain(2, 1), 3, 3, ("draft", "draft", "correction")),
         (Verdict.chain(3, 1), 3, 4, ("draft", "draft", "draft", "bonus")),
         (Verdict.chain(3, 1), 3, 2, ("draft", "draft")),
-        (Verdict.chain(3, 1, (Loosened(1, 9, "chance"),)), 3, 4, ("draft", "loose", "draft", "bonus")),
+        (Verdict.chain(3, 1, (LooseToken(1, 9, "chance"),)), 3, 4, ("draft", "loose", "draft", "bonus")),
     ],
 )
 def test_origins(verdict, gamma, emitted, expected):

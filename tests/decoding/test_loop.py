@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from decoding.toys import ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import SHARED, Client, Loop
+from vidspec.decoding.limits import StoppingRules
+from vidspec.decoding.loop import SHARED, Loop, LoopClient
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.requests import Chain, Encode, Forward, PrefillPrompt, Receive
@@ -46,7 +46,7 @@ def run(loop, most=10_000):
 
 def begun(loop, key, steps):
     """A decoding without texts, in the loop."""
-    client = Client(key, steps)
+    client = LoopClient(key, steps)
     loop.begin(client)
     return client
 
@@ -86,7 +86,7 @@ def clip(seed, target, draft, kind, limits, sampling):
     order=st.randoms(use_true_random=False),
 )
 def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
-    limits = Limits(24, frozenset({4}))
+    limits = StoppingRules(24, frozenset({4}))
     sampling = Sampling(0.0 if tree else temperature)
     target, draft, loop = Shared(), Shared(), Loop()
     waiting = [(seed, *clip(seed, target, draft, tree, limits, sampling)) for seed in seeds]
@@ -103,7 +103,7 @@ def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
 
 def test_rows_of_all_clips_share_passes():
     """Eight alike take as many passes as one; each is verified with the others."""
-    limits = Limits(20)
+    limits = StoppingRules(20)
     passes = []
     for count in (1, 8):
         target, draft, loop = Shared(), Shared(), Loop()
@@ -118,7 +118,7 @@ def test_rows_of_all_clips_share_passes():
 
 def test_drafts_come_before_the_target():
     """A clip that comes later is drafted for before those that wait are verified, so that it is verified with them."""
-    limits = Limits(20)
+    limits = StoppingRules(20)
     target, draft, loop = Shared(), Shared(), Loop()
     first, _ = clip(2, target, draft, None, limits, Sampling())
     added(loop, "first", first, sequential)
@@ -151,7 +151,7 @@ class Fragile(Shared):
 
 
 def test_one_clips_failure_is_its_own():
-    engine, loop, limits = Fragile(), Loop(), Limits(12)
+    engine, loop, limits = Fragile(), Loop(), StoppingRules(12)
     texts, found = {}, {}
     for seed in range(4):
         one, texts[seed] = plain(engine, seed, limits)
@@ -164,7 +164,7 @@ def test_one_clips_failure_is_its_own():
 
 
 def test_a_decoding_that_raises_and_one_that_is_dropped():
-    engine, loop, limits = Shared(), Loop(), Limits(12)
+    engine, loop, limits = Shared(), Loop(), StoppingRules(12)
     closed = []
 
     def broken():
@@ -230,7 +230,7 @@ class Prompted(Shared):
 
 def test_prompts_are_read_in_chunks_that_others_share():
     """Nobody waits for more than one stretch of a neighbour's prompt; alone it is read in one go."""
-    engine, loop, limits = Prompted(), Loop(), Limits(30)
+    engine, loop, limits = Prompted(), Loop(), StoppingRules(30)
 
     def reader(rows):
         return (yield PrefillPrompt(engine, rows, 0))
@@ -260,7 +260,7 @@ def test_looks_and_passes_take_turns():
             assert (yield Encode(lambda number=number: number)) == number
             done.append(len(engine.passes))
 
-    one, _ = plain(engine, 1, Limits(20))
+    one, _ = plain(engine, 1, StoppingRules(20))
     begun(loop, "looks", looks())
     added(loop, "text", one, autoregressive)
     run(loop)
@@ -334,7 +334,7 @@ def test_engines_that_take_one_sequence_serve_all_in_turn():
     class Single(Shared):
         alone = True
 
-    engine, loop, limits = Single(), Loop(), Limits(10)
+    engine, loop, limits = Single(), Loop(), StoppingRules(10)
     texts, found = {}, {}
     for seed in range(3):
         one, texts[seed] = plain(engine, seed, limits)
@@ -351,7 +351,7 @@ def test_what_passes_cost_is_told():
     target, draft = Shared(), Shared()
     loop = Loop(lambda: float(next(clock)), told.append)
     for key in range(2):
-        one, _ = clip(3, target, draft, None, Limits(9), Sampling())
+        one, _ = clip(3, target, draft, None, StoppingRules(9), Sampling())
         added(loop, key, one, sequential)
     run(loop)
     assert {one.lane for one in told} == {"target", "draft"} and all(one.seconds > 0 for one in told)
@@ -371,7 +371,7 @@ def test_a_pass_that_is_repeated_clip_by_clip_holds_nothing_of_the_one_that_fail
                 raise torch.OutOfMemoryError("too many")
             return super().run(batch)
 
-    engine, loop, limits, left = Tight(), Loop(), Limits(6), []
+    engine, loop, limits, left = Tight(), Loop(), StoppingRules(6), []
     found = []
     for key in range(2):
         one, text = plain(engine, key, limits)
@@ -394,7 +394,7 @@ def test_time_in_which_a_pass_is_compiled_is_not_its_own():
 
     now, told = 0.0, []
     engine, loop = Compiles(), Loop(lambda: now, told.append)
-    one, _ = plain(engine, 1, Limits(5))
+    one, _ = plain(engine, 1, StoppingRules(5))
     added(loop, "a", one, autoregressive)
     run(loop)
     assert {passing.seconds for passing in told} == {1.0}

@@ -9,8 +9,8 @@ from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, loops
-from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, StoppingRules, ends_in_loop
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.sampling import Sampling
@@ -33,7 +33,7 @@ SENTENCE = list(range(100, 112))
     ],
 )
 def test_what_a_loop_is(text, looping):
-    assert loops(text) is looping and loops(tuple(text)) is looping
+    assert ends_in_loop(text) is looping and ends_in_loop(tuple(text)) is looping
 
 
 @given(st.lists(st.integers(0, 2), max_size=70), st.integers(1, 9), st.integers(1, 30))
@@ -44,14 +44,14 @@ def test_against_the_definition_written_out(start, period, times):
         and all(text[-1 - i] == text[-1 - i - p] for i in range(max(TIMES * p, SHORTEST) - p))
         for p in range(1, PERIOD + 1)
     )
-    assert loops(text) is expected
+    assert ends_in_loop(text) is expected
 
 
 def test_how_a_text_ended():
-    ended = Limits(99, frozenset({9})).ended
+    ended = StoppingRules(99, frozenset({9})).end_reason
     assert ended([1, 2, 9]) == "eos" and ended([1, 2, 3]) == "length"
     assert ended(SENTENCE * 4) == "loop" and ended([*SENTENCE * 4, 9]) == "eos"
-    stopped = Limits(3, stopped=lambda token_ids: token_ids[-1] == 5).ended
+    stopped = StoppingRules(3, stopped=lambda token_ids: token_ids[-1] == 5).end_reason
     assert stopped([1, 2, 5]) == "stop" and stopped([1, 2, 3]) == "length"
 
 
@@ -82,15 +82,15 @@ CASES = st.tuples(st.integers(0, 10**6), st.integers(0, 30), st.integers(1, 12))
 def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
     target = looping_table(*case)
     draft = blend(target, random_table(case[0] + 1, 7), share)
-    limits = Limits(110, frozenset(), stop_loops=stop)
-    text = greedy_text(target, Limits(110))
-    first = next((n for n in range(1, len(text)) if loops(text[:n])), len(text)) if stop else len(text)
+    limits = StoppingRules(110, frozenset(), stop_loops=stop)
+    text = greedy_text(target, StoppingRules(110))
+    first = next((n for n in range(1, len(text)) if ends_in_loop(text[:n])), len(text)) if stop else len(text)
     assert first < len(text) or not stop
     for rounds in (
         rounds_of(autoregressive, on_tables(target, limits)),
         rounds_of(sequential, on_tables(target, limits, draft=draft, gamma=gamma, tree=tree)),
         simulate(
-            Scheduler(Settings(110, stop_loops=stop), FixedGamma(gamma)),
+            Scheduler(ParallelSettings(110, stop_loops=stop), FixedGamma(gamma)),
             SimulatedWorkers(Tables(target, draft), Costs(lambda rows: 3.0, lambda: 1.0, 5.0, 2.0)),
         ).rounds,
     ):
@@ -102,7 +102,9 @@ def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
 
 def test_what_a_lossy_rule_let_pass_behind_the_end_is_not_told():
     rule = RandomLoose(Sampling(), rate=1.0)
-    one = on_tables(random_table(3, 7), Limits(60, stop_loops=True), draft=looping_table(4, 0, 2), gamma=40, rule=rule)
+    one = on_tables(
+        random_table(3, 7), StoppingRules(60, stop_loops=True), draft=looping_table(4, 0, 2), gamma=40, rule=rule
+    )
     *_, last = rounds_of(sequential, one)
     assert last.drafted == 40 > len(last.token_ids) == len(last.origins) and last.loosened
     assert last.origins.count("loose") == len(last.loosened)

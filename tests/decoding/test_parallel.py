@@ -11,21 +11,21 @@ from tiers import full_but
 from decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
 from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulate
 from research.replay.virtual import Costs, Pattern
-from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.protocol import (
     Abort,
-    Failed,
-    Kept,
+    KeptTokensMessage,
+    OutgoingMessage,
     PrefillDraft,
     PrefillTarget,
+    PromptRead,
     Propose,
     Proposed,
     Prune,
-    Ready,
     Rollback,
-    Send,
-    Verdict,
     Verify,
+    VerifyResult,
+    WorkerFailed,
 )
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.errors import GenerationError
@@ -68,35 +68,42 @@ def test_cases_reach_every_kind_of_round():
 def scheduler(**options):
     options = {"max_new_tokens": 20, "eos": frozenset({EOS}), **options}
     gamma = options.pop("gamma", 3)
-    return Scheduler(Settings(**options), FixedGamma(gamma))
+    return Scheduler(ParallelSettings(**options), FixedGamma(gamma))
 
 
 def test_the_first_messages_of_parallel_prefill():
     assert scheduler(startup=4).start() == [
-        Send("target", PrefillTarget()),
-        Send("draft", PrefillDraft(None, frozenset({EOS}))),
-        Send("draft", Propose(0, 4)),
+        OutgoingMessage("target", PrefillTarget()),
+        OutgoingMessage("draft", PrefillDraft(None, frozenset({EOS}))),
+        OutgoingMessage("draft", Propose(0, 4)),
     ]
-    assert scheduler(overlap=False).start() == [Send("target", PrefillTarget())]
-    assert scheduler(await_kept=True).start() == [Send("target", PrefillTarget())]
+    assert scheduler(overlap=False).start() == [OutgoingMessage("target", PrefillTarget())]
+    assert scheduler(await_kept=True).start() == [OutgoingMessage("target", PrefillTarget())]
 
 
 def test_the_draft_starts_when_the_kept_tokens_are_known():
     one = scheduler(await_kept=True, startup=4)
     one.start()
-    sends, outcome = one.receive(Kept((1, 5)))
+    sends, outcome = one.receive(KeptTokensMessage((1, 5)))
     assert outcome is None
-    assert sends == [Send("draft", PrefillDraft((1, 5), frozenset({EOS}))), Send("draft", Propose(0, 4))]
+    assert sends == [
+        OutgoingMessage("draft", PrefillDraft((1, 5), frozenset({EOS}))),
+        OutgoingMessage("draft", Propose(0, 4)),
+    ]
 
 
 def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
     one = scheduler(await_kept=True, late=True)
     whole = PrefillDraft(None, frozenset({EOS}))
-    assert one.start() == [Send("target", PrefillTarget()), Send("draft", whole), Send("draft", Propose(0, 20))]
-    one.receive(Ready("draft", 0.1))
+    assert one.start() == [
+        OutgoingMessage("target", PrefillTarget()),
+        OutgoingMessage("draft", whole),
+        OutgoingMessage("draft", Propose(0, 20)),
+    ]
+    one.receive(PromptRead("draft", 0.1))
     one.receive(Proposed(0, 0, 7, 0.0))
-    assert one.receive(Kept((1, 5))) == ([Send("draft", Prune((1, 5)))], None)
-    sends, outcome = one.receive(Ready("target", 1.0, 7))
+    assert one.receive(KeptTokensMessage((1, 5))) == ([OutgoingMessage("draft", Prune((1, 5)))], None)
+    sends, outcome = one.receive(PromptRead("target", 1.0, 7))
     assert outcome.accepted == 1 and not [send for send in sends if isinstance(send.message, Rollback | PrefillDraft)]
 
 
@@ -104,7 +111,7 @@ def ready(*startup, **options):
     """A scheduler whose draft has proposed ``startup`` before the target was ready."""
     one = scheduler(**options)
     one.start()
-    one.receive(Ready("draft", 1.0))
+    one.receive(PromptRead("draft", 1.0))
     for position, token in enumerate(startup):
         one.receive(Proposed(0, position, token, 0.1))
     return one
@@ -112,50 +119,53 @@ def ready(*startup, **options):
 
 def test_the_targets_first_token_is_the_pre_verify_of_the_first_start_up_token():
     one = ready(7, 8, 9, startup=3)
-    sends, outcome = one.receive(Ready("target", 5.0, 7))
+    sends, outcome = one.receive(PromptRead("target", 5.0, 7))
     assert (outcome.token_ids, outcome.origins, outcome.accepted) == ((7,), ("draft",), 1)
-    assert sends == [Send("target", Verify(1, 1, (8, 9))), Send("draft", Propose(0, 6))]
+    assert sends == [OutgoingMessage("target", Verify(1, 1, (8, 9))), OutgoingMessage("draft", Propose(0, 6))]
 
 
 def test_a_wrong_start_up_token_restarts_the_draft():
     one = ready(7, 8, 9, startup=3)
-    sends, outcome = one.receive(Ready("target", 5.0, 4))
+    sends, outcome = one.receive(PromptRead("target", 5.0, 4))
     assert (outcome.token_ids, outcome.origins, outcome.wasted) == ((4,), ("correction",), 3)
     assert sends == [
-        Send("draft", Rollback(1, 0, (4,))),
-        Send("target", Verify(1, 1, ())),
-        Send("draft", Propose(1, 4)),
+        OutgoingMessage("draft", Rollback(1, 0, (4,))),
+        OutgoingMessage("target", Verify(1, 1, ())),
+        OutgoingMessage("draft", Propose(1, 4)),
     ]
 
 
 def test_pre_verify_passes_then_waits_for_the_window_then_post_verify():
     one = ready(7, startup=1)
-    one.receive(Ready("target", 5.0, 7))  # pass 1: nothing pending, the draft proposes positions 1 to 3
+    one.receive(PromptRead("target", 5.0, 7))  # pass 1: nothing pending, the draft proposes positions 1 to 3
     assert one.receive(Proposed(0, 1, 2, 0.1)) == ([], None)
-    sends, outcome = one.receive(Verdict(1, 0, 2, 1, 0.4))
+    sends, outcome = one.receive(VerifyResult(1, 0, 2, 1, 0.4))
     assert sends == [] and (outcome.mode, outcome.token_ids, outcome.origins) == ("pre", (2,), ("draft",))
     assert one.receive(Proposed(0, 2, 3, 0.1)) == ([], None)
     sends, _ = one.receive(Proposed(0, 3, 4, 0.1))
-    assert sends == [Send("target", Verify(2, 2, (3, 4))), Send("draft", Propose(0, 7))]
+    assert sends == [OutgoingMessage("target", Verify(2, 2, (3, 4))), OutgoingMessage("draft", Propose(0, 7))]
     one.receive(Proposed(0, 4, 5, 0.1))
-    sends, outcome = one.receive(Verdict(2, 1, 9, 3, 0.4))  # 3 stands, 4 does not
+    sends, outcome = one.receive(VerifyResult(2, 1, 9, 3, 0.4))  # 3 stands, 4 does not
     assert (outcome.mode, outcome.token_ids, outcome.origins) == ("post", (3, 9), ("draft", "correction"))
     assert (outcome.accepted, outcome.wasted, outcome.drafted) == (1, 2, 3)
     assert sends == [
-        Send("draft", Rollback(1, 3, (9,))),
-        Send("target", Verify(3, 4, ())),
-        Send("draft", Propose(1, 7)),
+        OutgoingMessage("draft", Rollback(1, 3, (9,))),
+        OutgoingMessage("target", Verify(3, 4, ())),
+        OutgoingMessage("draft", Propose(1, 7)),
     ]
     assert one.receive(Proposed(0, 5, 6, 0.1)) == ([], None)  # it had left before the draft heard
     one.receive(Proposed(1, 4, 1, 0.1))
-    _, outcome = one.receive(Verdict(3, 0, 1, 1, 0.4))
+    _, outcome = one.receive(VerifyResult(3, 0, 1, 1, 0.4))
     assert (outcome.aborted, outcome.wasted, outcome.accepted) == (1, 1, 1)
 
 
 def test_a_whole_window_gives_no_bonus_but_the_next_windows_first_token():
     one = ready(7, 8, 9, startup=3)
-    one.receive(Ready("target", 5.0, 7))
-    assert one.receive(Verdict(1, 2, 5, 3, 0.4)) == ([], None)  # 8 and 9 stand; what comes next is not proposed yet
+    one.receive(PromptRead("target", 5.0, 7))
+    assert one.receive(VerifyResult(1, 2, 5, 3, 0.4)) == (
+        [],
+        None,
+    )  # 8 and 9 stand; what comes next is not proposed yet
     _, outcome = one.receive(Proposed(0, 3, 5, 0.1))
     assert outcome.token_ids == (8, 9, 5) and outcome.origins == ("draft",) * 3
 
@@ -163,26 +173,29 @@ def test_a_whole_window_gives_no_bonus_but_the_next_windows_first_token():
 def test_the_target_goes_on_alone_until_the_draft_is_ready():
     one = scheduler(overlap=False)
     one.start()
-    sends, outcome = one.receive(Ready("target", 5.0, 7))
+    sends, outcome = one.receive(PromptRead("target", 5.0, 7))
     assert outcome.origins == ("target",)
     assert [type(send.message) for send in sends] == [Verify, PrefillDraft]
-    sends, outcome = one.receive(Verdict(1, 0, 8, 1, 0.4))
+    sends, outcome = one.receive(VerifyResult(1, 0, 8, 1, 0.4))
     assert (outcome.mode, outcome.origins) == ("alone", ("target",)) and [type(s.message) for s in sends] == [Verify]
-    sends, _ = one.receive(Ready("draft", 3.0))
-    assert sends == [Send("draft", Rollback(1, 0, (7, 8))), Send("draft", Propose(1, 5))]
+    sends, _ = one.receive(PromptRead("draft", 3.0))
+    assert sends == [OutgoingMessage("draft", Rollback(1, 0, (7, 8))), OutgoingMessage("draft", Propose(1, 5))]
     one.receive(Proposed(1, 2, 9, 0.1))
-    _, outcome = one.receive(Verdict(2, 0, 9, 1, 0.4))
+    _, outcome = one.receive(VerifyResult(2, 0, 9, 1, 0.4))
     assert (outcome.mode, outcome.origins) == ("pre", ("draft",))
 
 
 def test_start_up_tokens_that_would_come_too_late_are_called_off():
     one = scheduler(startup=4)
     one.start()
-    sends, _ = one.receive(Ready("target", 5.0, 7))
-    assert sends == [Send("draft", Abort()), Send("target", Verify(1, 1, ()))]
-    sends, _ = one.receive(Verdict(1, 0, 8, 1, 0.4))
+    sends, _ = one.receive(PromptRead("target", 5.0, 7))
+    assert sends == [OutgoingMessage("draft", Abort()), OutgoingMessage("target", Verify(1, 1, ()))]
+    sends, _ = one.receive(VerifyResult(1, 0, 8, 1, 0.4))
     assert [type(send.message) for send in sends] == [Verify], "once is enough"
-    assert one.receive(Ready("draft", 6.0))[0] == [Send("draft", Rollback(1, 0, (7, 8))), Send("draft", Propose(1, 5))]
+    assert one.receive(PromptRead("draft", 6.0))[0] == [
+        OutgoingMessage("draft", Rollback(1, 0, (7, 8))),
+        OutgoingMessage("draft", Propose(1, 5)),
+    ]
     assert one.receive(Proposed(0, 0, 7, 0.0)) == ([], None)
 
 
@@ -190,32 +203,34 @@ def test_start_up_tokens_that_would_come_too_late_are_called_off():
 def test_kept_tokens_that_come_after_the_targets_prefill_still_start_the_draft(overlap):
     one = scheduler(overlap=overlap, await_kept=True)
     one.start()
-    sends, _ = one.receive(Ready("target", 5.0, 7))
+    sends, _ = one.receive(PromptRead("target", 5.0, 7))
     assert [type(send.message) for send in sends] == [Verify]
-    assert one.receive(Kept((2, 3)))[0] == [Send("draft", PrefillDraft((2, 3), frozenset({EOS})))]
+    assert one.receive(KeptTokensMessage((2, 3)))[0] == [
+        OutgoingMessage("draft", PrefillDraft((2, 3), frozenset({EOS})))
+    ]
 
 
 def test_without_overlap_kept_tokens_wait_for_the_targets_prefill():
     one = scheduler(overlap=False, await_kept=True)
     one.start()
-    assert one.receive(Kept((2, 3))) == ([], None)
-    sends, _ = one.receive(Ready("target", 5.0, 7))
-    assert sends[1:] == [Send("draft", PrefillDraft((2, 3), frozenset({EOS})))]
+    assert one.receive(KeptTokensMessage((2, 3))) == ([], None)
+    sends, _ = one.receive(PromptRead("target", 5.0, 7))
+    assert sends[1:] == [OutgoingMessage("draft", PrefillDraft((2, 3), frozenset({EOS})))]
 
 
 def test_start_up_tokens_fill_the_targets_prefill():
     """HIPPO 5.2: 0.8 s of target prefill, 0.2 s of the draft's, 50 ms a token: about twelve tokens."""
     costs = Costs(lambda rows: 0.4, lambda: 0.05, target_prefill=0.81, draft_prefill=0.2)
-    hippo = simulate(Scheduler(Settings(40), FixedGamma(5)), SimulatedWorkers(Pattern(lambda i: True), costs))
+    hippo = simulate(Scheduler(ParallelSettings(40), FixedGamma(5)), SimulatedWorkers(Pattern(lambda i: True), costs))
     assert hippo.rounds[1].pending == 12  # and the one that the prefill gave, which the target's first token checked
-    window = Scheduler(Settings(40, startup=5), FixedGamma(5))
+    window = Scheduler(ParallelSettings(40, startup=5), FixedGamma(5))
     assert simulate(window, SimulatedWorkers(Pattern(lambda i: True), costs)).rounds[1].pending == 4
 
 
 def test_the_window_follows_the_measured_times():
     """ParallelVLM Table 3: T_p = 420 ms, T_q = 46.6 ms, gamma 9."""
     costs = Costs(lambda rows: 0.420, lambda: 0.0466, target_prefill=1.0)
-    one = Scheduler(Settings(200, startup=2), AutoGamma(start=2))
+    one = Scheduler(ParallelSettings(200, startup=2), AutoGamma(start=2))
     rounds = simulate(one, SimulatedWorkers(Pattern(lambda i: True), costs)).rounds
     assert rounds[1].gamma == 2 and {round_.gamma for round_ in rounds[3:]} == {9}
     assert {round_.pending for round_ in rounds[4:-2]} == {8}
@@ -234,7 +249,7 @@ def test_the_papers_example_takes_three_passes():
             at = len(prefix)
             return wrong[at] if at in wrong and prefix[:at] == target[:at] else self.choose(prefix)
 
-    one = Scheduler(Settings(7, startup=4), FixedGamma(3))
+    one = Scheduler(ParallelSettings(7, startup=4), FixedGamma(3))
     costs = Costs(lambda rows: 3.0, lambda: 1.0, target_prefill=3.5)
     run = simulate(one, SimulatedWorkers(Figure(), costs))
     assert list(run.tokens) == target and run.decode_s == 9.0
@@ -248,7 +263,7 @@ def test_the_papers_example_takes_three_passes():
 def test_a_failed_worker_ends_the_text_with_its_traceback():
     class Dying(WatchedWorkers):
         def result(self):
-            return Failed("draft", "out of memory", "Traceback ...") if self.now > 3 else super().result()
+            return WorkerFailed("draft", "out of memory", "Traceback ...") if self.now > 3 else super().result()
 
     workers = Dying(ToyText(1, 1.0, 5), Costs(lambda rows: 1.0, lambda: 0.2))
     with pytest.raises(GenerationError, match="the draft worker failed: out of memory") as raised:
@@ -267,20 +282,25 @@ def test_a_silent_draft_is_a_deadlock_the_simulation_sees():
 
 @pytest.mark.parametrize(
     "answer",
-    [Proposed(0, 2, 5, 0.1), Verdict(2, 0, 5, 1, 0.1), Verdict(1, 3, 5, 3, 0.1), Ready("target", 1.0, 5)],
+    [
+        Proposed(0, 2, 5, 0.1),
+        VerifyResult(2, 0, 5, 1, 0.1),
+        VerifyResult(1, 3, 5, 3, 0.1),
+        PromptRead("target", 1.0, 5),
+    ],
 )
 def test_answers_that_make_no_sense_are_refused(answer):
     one = ready(7, 8, 9, startup=3)
-    one.receive(Ready("target", 5.0, 7))
+    one.receive(PromptRead("target", 5.0, 7))
     with pytest.raises(RuntimeError, match="unexpected answer"):
         one.receive(answer)
 
 
 def test_nothing_is_answered_after_the_end():
     one = ready(EOS, startup=3)
-    sends, outcome = one.receive(Ready("target", 5.0, EOS))
-    assert one.finished and outcome.token_ids == (EOS,) and sends == [Send("draft", Abort())]
-    assert one.receive(Verdict(9, 9, 9, 9, 9.0)) == ([], None)
+    sends, outcome = one.receive(PromptRead("target", 5.0, EOS))
+    assert one.finished and outcome.token_ids == (EOS,) and sends == [OutgoingMessage("draft", Abort())]
+    assert one.receive(VerifyResult(9, 9, 9, 9, 9.0)) == ([], None)
 
 
 class Sampler:
@@ -310,7 +330,7 @@ def test_sampled_texts_have_the_targets_distribution(lenient, holds):
     seen = Counter()
     for _ in range(runs):
         costs = Costs(lambda rows: rng.uniform(1, 3), lambda: rng.uniform(0.1, 2), target_prefill=rng.uniform(0, 4))
-        one = Scheduler(Settings(3, startup=2), FixedGamma(2))
+        one = Scheduler(ParallelSettings(3, startup=2), FixedGamma(2))
         seen[simulate(one, SimulatedWorkers(Sampler(rng, lenient), costs)).tokens] += 1
     expected = {
         (a, b, c): runs * Sampler.P[None][a] * Sampler.P[a][b] * Sampler.P[b][c]

@@ -32,7 +32,7 @@ def expected(pair):
     """From one pass over the whole text."""
     captioner, text = pair.captioner("ar"), pair.plain(CLIP)
     model, engine = captioner.target.model, captioner.target
-    prefix = model.prefix(model.see(model.preprocess(captioner.read(CLIP))), captioner.profile.generate.prompt)
+    prefix = model.prefix(model.encode(model.preprocess(captioner.read(CLIP))), captioner.profile.generate.prompt)
     read = engine.prefill(prefix, len(text))
     (passed,) = engine.run([Rows(read.span, text[:-1])])
     logits = torch.cat([read.logits[None], passed.logits])

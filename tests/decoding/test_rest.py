@@ -7,20 +7,20 @@ import torch
 
 from decoding.toys import GREEDY, ToyEngine, greedy_text, on_tables, proposed, random_table, rounds_of
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
-from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import CHAIN
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 
-TABLE, OTHER, LIMITS = random_table(1, 6), random_table(2, 6), Limits(65)
+TABLE, OTHER, LIMITS = random_table(1, 6), random_table(2, 6), StoppingRules(65)
 #: Calls of Python functions that a round may take to find that the draft rests.
 CALLS = 12
 
 
 def hopeless():
-    pace = Pace()
+    pace = WindowController()
     pace.learn(lambda rows: 10.0, 9.0, 0.0)
     return pace
 
@@ -62,7 +62,7 @@ def calls(schedule, one):
 
 @pytest.mark.parametrize("kind", ["chain", "adaptive"])
 def test_a_round_that_rests_is_plain_decodings(kind):
-    limits = Limits(16)  # before the first trial
+    limits = StoppingRules(16)  # before the first trial
     one, engine = sequence(kind, hopeless(), limits)
     if kind == "adaptive":
         one.drafter.trees.rest = lambda: True  # their first trial would be in the eighth round

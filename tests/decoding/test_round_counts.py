@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from research.random_decoder import engine_of, language
 from research.sizes import Size
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.exact import ExactRule
 from vidspec.config.tree import parse_tree
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.sequential import sequential
@@ -23,13 +23,13 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.graphs import Graphs, Step
-from vidspec.engine.rows import Prefill, Rows
+from vidspec.engine.graphs import GraphStep, ReplayedPasses
+from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
 from vidspec.events.trace import Trace
 from vidspec.models.detokenizer import Detokenizer
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 SIZE = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=60)
 READS = ("tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__")
@@ -72,14 +72,14 @@ def host_offsets(monkeypatch):
 def replaying(seed):
     torch.manual_seed(seed)
     engine = engine_of(language(SIZE, torch.device("cpu"), torch.float32))
-    engine.model.decoder.graphs = Graphs(engine.model.decoder, standin.attention)
+    engine.model.decoder.graphs = ReplayedPasses(engine.model.decoder, standin.attention)
     return engine
 
 
 def read(engine, clip):
     span = engine.open(80)
     (passed,) = engine.run([Rows(span, [clip, 1, 2, 3])])
-    return Prefill(span, passed.logits[-1])
+    return PrefillResult(span, passed.logits[-1])
 
 
 def drafter_of(kind, engine, span, sampling):
@@ -93,10 +93,10 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2))
     target, draft = map(replaying, models)
     sequences = []
     for clip in range(clips):
-        one = Sequence(Request(str(clip)), Trace(loop.synchronise))
+        one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
         one.rng = torch.Generator().manual_seed(clip)
         one.target = Target(target, read(target, clip), sampling, one.rng)
-        one.limits, one.gamma, one.acceptance = Limits(24), gamma, Exact()
+        one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
         one.key, one.steps = clip, sequential(one)
         one.text = text and text()
@@ -142,8 +142,8 @@ class Calls:
     """Python functions that are entered or resumed, those of a model's pass left out: a device does that by itself."""
 
     def __init__(self, monkeypatch):
-        self.found, self._pass = Counter(), Step.__call__
-        monkeypatch.setattr(Step, "__call__", lambda step: self.uncounted(step))
+        self.found, self._pass = Counter(), GraphStep.__call__
+        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.uncounted(step))
 
     def uncounted(self, step):
         counting = sys.getprofile()

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from decoding.toys import GREEDY, Reciter, Recorder, ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.exact import ExactRule
 from vidspec.config.sections import TREE
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.events.counters import count
+from vidspec.events.counters import count_rounds
 
 SETTINGS = settings(deadline=None, max_examples=120)
-ENDS = st.builds(Limits, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))
+ENDS = st.builds(StoppingRules, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))
 
 
 def ids(rounds):
@@ -44,7 +44,7 @@ def watched(one):
 def check_counters(rounds, one, gamma):
     """What every run of rounds satisfies, whatever was drafted."""
     limits, text = one.limits, ids(rounds)
-    counters = count(rounds, one.drafter.forwards)
+    counters = count_rounds(rounds, one.drafter.forwards)
     assert counters.emitted == len(text) <= limits.max_new_tokens
     assert not limits.eos & set(text[:-1])
     assert text[-1] in limits.eos or len(text) == limits.max_new_tokens
@@ -101,7 +101,7 @@ def test_a_tree_changes_nothing(seed, share, tree, gamma, limits):
     one.drafter = Recorder(one.drafter)
     rounds = watched(one)
     assert ids(rounds) == greedy_text(target, limits)
-    counters = count(rounds, one.drafter.forwards)
+    counters = count_rounds(rounds, one.drafter.forwards)
     assert counters.emitted == counters.accepted + counters.corrections + counters.bonus + sum(
         step.origins.count("target") for step in rounds
     )
@@ -124,9 +124,11 @@ def test_a_tree_finds_what_a_chain_misses():
         scores[int(scores.argmin())] = 99.0
         return scores
 
-    limits = Limits(13, frozenset())
+    limits = StoppingRules(13, frozenset())
     accepted = {
-        tree: count(rounds_of(sequential, on_tables(target, limits, draft=draft, gamma=3, tree=tree)), 0).accepted
+        tree: count_rounds(
+            rounds_of(sequential, on_tables(target, limits, draft=draft, gamma=3, tree=tree)), 0
+        ).accepted
         for tree in ("0 00 000", "0 1 11 111")
     }
     assert accepted == {"0 00 000": 0, "0 1 11 111": 9}
@@ -145,32 +147,32 @@ def test_any_drafted_tokens_change_nothing(seed, tokens, gamma, limits):
 def test_the_check_can_fail():
     """The control: a rule that accepts everything is found out."""
 
-    class AcceptsAll(Exact):
+    class AcceptsAll(ExactRule):
         def __call__(self, draft, passed, rng):
             return Verdict.chain(len(draft.tokens), passed.chosen[-1])
 
-    target, limits = random_table(3, 4), Limits(12, frozenset())
+    target, limits = random_table(3, 4), StoppingRules(12, frozenset())
     one = on_tables(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll())
     assert ids(rounds_of(sequential, one)) != greedy_text(target, limits)
 
 
 def test_the_last_windows_shrink_to_what_may_still_be_emitted():
     target = random_table(1, 5)
-    one = on_tables(target, Limits(10, frozenset()), draft=target, gamma=4)
+    one = on_tables(target, StoppingRules(10, frozenset()), draft=target, gamma=4)
     rounds = rounds_of(sequential, one)
     assert [step.drafted for step in rounds] == [0, 4, 3]
     assert [len(step.token_ids) for step in rounds] == [1, 5, 4]
-    one = on_tables(target, Limits(7, frozenset()), draft=target, gamma=4)
+    one = on_tables(target, StoppingRules(7, frozenset()), draft=target, gamma=4)
     rounds = rounds_of(sequential, one)
     assert [step.drafted for step in rounds] == [0, 4, 0]
     assert rounds[-1].origins == ("target",)
 
 
 def test_eos_inside_an_accepted_window_ends_the_text():
-    target, limits = random_table(1, 50), Limits(10, frozenset())
+    target, limits = random_table(1, 50), StoppingRules(10, frozenset())
     text = greedy_text(target, limits)
     end = next(i for i in range(2, 5) if text[i] not in text[:i])
-    one = on_tables(target, Limits(10, frozenset({text[end]})), draft=target, gamma=6)
+    one = on_tables(target, StoppingRules(10, frozenset({text[end]})), draft=target, gamma=6)
     rounds = rounds_of(sequential, one)
     assert ids(rounds) == text[: end + 1]
     assert rounds[-1].accepted == end and rounds[-1].drafted == 6
@@ -178,7 +180,9 @@ def test_eos_inside_an_accepted_window_ends_the_text():
 
 
 @pytest.mark.parametrize("schedule", [autoregressive, sequential])
-@pytest.mark.parametrize("limits", [Limits(1, frozenset()), Limits(9, frozenset(range(5)))], ids=["limit", "EOS"])
+@pytest.mark.parametrize(
+    "limits", [StoppingRules(1, frozenset()), StoppingRules(9, frozenset(range(5)))], ids=["limit", "EOS"]
+)
 def test_a_text_of_one_token_needs_no_pass(schedule, limits):
     target = random_table(1, 5)
     one = on_tables(target, limits, draft=target, gamma=3)
@@ -197,7 +201,7 @@ def test_a_drafter_may_propose_less_than_asked():
     target = random_table(1, 5)
     engine = ToyEngine(target)
     shy = Shy(ChainDrafter(engine, engine.open(), GREEDY, torch.Generator()))
-    one = on_tables(target, Limits(9, frozenset()), draft=shy, gamma=5)
+    one = on_tables(target, StoppingRules(9, frozenset()), draft=shy, gamma=5)
     rounds = rounds_of(sequential, one)
     assert ids(rounds) == greedy_text(target, one.limits)
     assert [step.origins[-1] for step in rounds[1:-1]] == ["bonus"] * (len(rounds) - 2)
@@ -206,11 +210,11 @@ def test_a_drafter_may_propose_less_than_asked():
 
 def test_sequential_needs_somebody_who_drafts():
     with pytest.raises(ValueError, match="drafter"):
-        rounds_of(sequential, on_tables(random_table(1, 3), Limits(5, frozenset())))
+        rounds_of(sequential, on_tables(random_table(1, 3), StoppingRules(5, frozenset())))
 
 
 def test_time_is_told_by_its_half():
-    one = on_tables(random_table(1, 5), Limits(6, frozenset()), draft=random_table(1, 5), gamma=2)
+    one = on_tables(random_table(1, 5), StoppingRules(6, frozenset()), draft=random_table(1, 5), gamma=2)
     ticks = iter(range(10**6))
     one.trace.clock = lambda: float(next(ticks))
     rounds = rounds_of(sequential, one)

@@ -9,9 +9,9 @@ from tiers import full_but
 
 from decoding.workers.pairs import CLIPS, Waiting
 from vidspec.captioner import Captioner
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.events.events import Finished
-from vidspec.models.detokenizer import StopStrings, before_stop
+from vidspec.models.detokenizer import StopStrings, cut_at_stop
 
 #: Inside a word, over several tokens, and one that no text holds.
 STOP = ("ject is a sm", "ject is a large y", "elephant")
@@ -35,15 +35,15 @@ class Pieces:
 )
 def test_a_text_ends_with_the_token_that_completes_a_string(token_ids, strings):
     tokenizer = Pieces(["a", "b", "ab", "ba", "aab"])
-    limits = Limits(99, stopped=StopStrings(tokenizer, strings).stopped)
+    limits = StoppingRules(99, stopped=StopStrings(tokenizer, strings).has_stop)
     texts = [tokenizer.decode(token_ids[: n + 1]) for n in range(len(token_ids))]
     first = next((n for n, text in enumerate(texts) if any(one in text for one in strings)), None)
     kept, over = limits.cut(token_ids, [])
     assert over is (first is not None)
     assert kept == (token_ids if first is None else token_ids[: first + 1])
-    cut = before_stop(texts[-1] if first is None else texts[first], strings)
+    cut = cut_at_stop(texts[-1] if first is None else texts[first], strings)
     assert texts[-1].startswith(cut) and not any(one in cut for one in strings)
-    assert over is (limits.ended(kept) == "stop")
+    assert over is (limits.end_reason(kept) == "stop")
 
 
 @cache
@@ -66,7 +66,7 @@ EVERY = [(profile, batch) for profile in PROFILES for batch in (1, 4)]
 def test_every_method_gives_plain_decodings_text_up_to_the_string(profile, batch):
     whole = captions("ar", 1, ())
     for clip, caption in captions(profile, batch, STOP).items():
-        assert caption.caption == before_stop(whole[clip].caption, STOP).strip() != whole[clip].caption
+        assert caption.caption == cut_at_stop(whole[clip].caption, STOP).strip() != whole[clip].caption
         assert caption.ended == "stop"
         assert caption.token_ids == whole[clip].token_ids[: len(caption.token_ids)]
         assert len(caption.token_ids) < len(whole[clip].token_ids)

@@ -14,23 +14,23 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from vidspec.acceptance.base import Acceptance
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.base import AcceptanceRule
+from vidspec.acceptance.exact import ExactRule
 from vidspec.config.tree import parse_tree
-from vidspec.decoding.limits import Limits
-from vidspec.decoding.sequence import Schedule, Sequence
+from vidspec.decoding.limits import StoppingRules
+from vidspec.decoding.sequence import ScheduleFunction, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.choices import read_back
+from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.forward import CHUNK, Engine
-from vidspec.engine.penalties import History
-from vidspec.engine.requests import Steps, alone
-from vidspec.engine.rows import Passed, Prefill, Rows
+from vidspec.engine.penalties import PenaltyHistory
+from vidspec.engine.requests import Steps, run_to_completion
+from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.events import Round
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], torch.Tensor]  # emitted tokens -> logits (V,)
@@ -56,7 +56,7 @@ def blend(table: Table, other: Table, share: float) -> Table:
     return lambda prefix: (1 - share) * table(prefix) + share * other(prefix)
 
 
-def greedy_text(table: Table, limits: Limits) -> list[int]:
+def greedy_text(table: Table, limits: StoppingRules) -> list[int]:
     """Greedy decoding, written out."""
     text: list[int] = []
     while len(text) < limits.max_new_tokens and not (text and text[-1] in limits.eos):
@@ -115,20 +115,20 @@ class ToyEngine:
     greedy, check = Engine.greedy, Engine.check
     chunk, alone, preparing = CHUNK, Engine.alone, 0.0
 
-    def start(self) -> Prefill:
+    def start(self) -> PrefillResult:
         """A prompt of no length that has been read."""
-        return Prefill(self.open(), self.tables[0](()))  # type: ignore[arg-type]
+        return PrefillResult(self.open(), self.tables[0](()))  # type: ignore[arg-type]
 
-    def run(self, batch: Items[Rows]) -> list[Passed]:
+    def run(self, batch: Items[Rows]) -> list[PassResult]:
         """Each row's logits are those of the tokens it sees; their order must be that of their places."""
         assert all(map(len, batch)), "a pass over nothing"
         assert len({id(rows.span) for rows in batch}) == len(batch), "a sequence twice in one pass"
         self.passes.append(sum(map(len, batch)))
-        return read_back(batch, [self._passed(rows) for rows in batch])
+        return read_back_tokens(batch, [self._passed(rows) for rows in batch])
 
-    def _passed(self, rows: Rows) -> Passed:
+    def _passed(self, rows: Rows) -> PassResult:
         span, table = rows.span, self._opened[id(rows.span)]
-        places, length, count = list(rows.places), span.length, len(rows)
+        places, length, count = list(rows.entry_offsets), span.length, len(rows)
         span.tokens += rows.token_ids  # type: ignore[attr-defined]
         span.places += places  # type: ignore[attr-defined]
         logits = []
@@ -137,17 +137,17 @@ class ToyEngine:
                 sees = list(range(length + row + 1))
             else:
                 before = length + count - len(rows.parents)
-                own = rows.sees()[row].nonzero()[:, 0].tolist()
+                own = rows.ancestor_mask()[row].nonzero()[:, 0].tolist()
                 sees = [*range(before), *(before + node for node in own)]
             assert [span.places[entry] for entry in sees] == list(range(len(sees)))  # type: ignore[attr-defined]
             logits.append(table(tuple(span.tokens[entry] for entry in sees)))  # type: ignore[attr-defined]
         every = torch.stack(logits)
-        return Passed(every, every)
+        return PassResult(every, every)
 
 
-def rounds_of(schedule: Schedule, sequence: Sequence) -> list[Round]:
+def rounds_of(schedule: ScheduleFunction, sequence: Sequence) -> list[Round]:
     """The rounds of a sequence, decoded without others."""
-    alone(schedule(sequence))
+    run_to_completion(schedule(sequence))
     if sequence.drafter is not None:
         sequence.drafter.finish(sequence.token_ids)
     return sequence.rounds
@@ -155,7 +155,7 @@ def rounds_of(schedule: Schedule, sequence: Sequence) -> list[Round]:
 
 def proposed(drafter: Drafter, gamma: int) -> Draft:
     """A drafter's next window."""
-    return alone(drafter.propose(gamma))
+    return run_to_completion(drafter.propose(gamma))
 
 
 class Reciter(Drafter):
@@ -208,16 +208,16 @@ class Recorder(Drafter):
 
 def on_tables(
     table: Table,
-    limits: Limits,
+    limits: StoppingRules,
     *,
     draft: Table | Drafter | None = None,
     gamma: int = 0,
     tree: str | None = None,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | None = None,
-    rule: Acceptance | None = None,
+    rule: AcceptanceRule | None = None,
     rng: torch.Generator | None = None,
-    history: History | None = None,
+    history: PenaltyHistory | None = None,
 ) -> Sequence:
     """A sequence on tables, its prompts read; ``draft`` is a table for the real model drafter, or a drafter."""
     rng = rng or torch.Generator().manual_seed(0)
@@ -231,11 +231,11 @@ def on_tables(
             drafter = ChainDrafter(other, other.open(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
         else:
             drafter = TreeDrafter(other, other.open(), parse_tree(tree))  # type: ignore[arg-type]
-    sequence = Sequence(Request("tables"))
+    sequence = Sequence(CaptionRequest("tables"))
     sequence.target = Target(engine, engine.start(), sampling, rng, history=history)  # type: ignore[arg-type]
     sequence.limits, sequence.rng, sequence.gamma = limits, rng, gamma
     sequence.drafter = drafter
     if drafter is not None:
         drafter.history = history
-    sequence.acceptance = (rule or Exact()) if drafter is not None else None
+    sequence.acceptance = (rule or ExactRule()) if drafter is not None else None
     return sequence

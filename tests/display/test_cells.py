@@ -1,6 +1,6 @@
 """One layout of the tokens that a draft sees, which panel, page and picture draw."""
 
-from vidspec.display.heatmap import Layer, cells_of
+from vidspec.display.heatmap import FrameRaster, cells_of
 from vidspec.events.events import Prefilled
 
 #: Two frames of 2 x 3 cells with a separator between them; the last row is a second raster of one column.
@@ -12,7 +12,10 @@ SEEN = Prefilled(
 
 def test_every_raster_of_every_frame():
     cells = cells_of(SEEN)
-    assert cells.layers == (Layer(0, 1, 3), Layer(1, 1, 1)) and [layer.size for layer in cells.layers] == [3, 1]
+    assert cells.layers == (FrameRaster(0, 1, 3), FrameRaster(1, 1, 1)) and [layer.size for layer in cells.layers] == [
+        3,
+        1,
+    ]
     shown = [cells.of(frame, layer).tolist() for frame in (0, 1) for layer in cells.layers]
     assert shown == [[[False, True, False]], [[True]], [[False] * 3], [[True]]]
     assert [cells.levels(1, layer)[0].tolist() for layer in cells.layers] == [[[6, 7, 8]], [[9]]]

@@ -24,7 +24,7 @@ def test_no_family_is_forgotten():
 def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
     model = ADAPTERS[family]()
     clip = video.read(shipped()[0], frames=5, max_pixels=80 * 60)
-    prefix = model.prefix(model.see(model.preprocess(clip)), "Describe the video.")
+    prefix = model.prefix(model.encode(model.preprocess(clip)), "Describe the video.")
     visual = prefix.visual
     # Kept are the upper left token of every raster and of every frame; that of the tiles lies below the whole's.
     corner = (visual.column == 0) & ((visual.row == 0) | (visual.row == (visual.views[0][0] if visual.views else 0)))

@@ -11,8 +11,8 @@ from vidspec.display import heatmap_image
 from vidspec.display.heatmap_files import HeatmapFiles, check_heatmap
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError, VideoError
-from vidspec.events.events import Finished, Load, Opened, Prefilled
-from vidspec.events.observer import Observer, Several
+from vidspec.events.events import Finished, LoopLoad, Opened, Prefilled
+from vidspec.events.observer import CombinedObserver, RunObserver
 
 
 def profile(name="sd-attention", **settings):
@@ -118,7 +118,7 @@ def test_a_picture_that_fails_does_not_touch_the_run(tmp_path, monkeypatch):
 
 
 def test_another_observer_sees_everything(tmp_path):
-    class Seen(Observer):
+    class Seen(RunObserver):
         def __init__(self):
             self.calls = []
 
@@ -135,8 +135,8 @@ def test_another_observer_sees_everything(tmp_path):
             self.calls.append(("end", number, caption.path))
 
     seen, path = Seen(), shipped()[0]
-    files = Several([HeatmapFiles(tmp_path / "heat.png", profile()), seen])
-    load = Load(1, 0, 1, 4, 0, 1, 0, 0, 8)
+    files = CombinedObserver([HeatmapFiles(tmp_path / "heat.png", profile()), seen])
+    load = LoopLoad(1, 0, 1, 4, 0, 1, 0, 0, 8)
     files.load(load)
     observed(files, path, number=3)
     assert seen.calls == [load, ("begin", 3, str(path), 1), (3, Opened), (3, Prefilled), ("end", 3, str(path))]

@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from vidspec.display.lanes import ROUNDS, lanes
-from vidspec.display.panel import PanelState, render
+from vidspec.display.lanes import ROUNDS, draw_lanes
+from vidspec.display.panel import PanelState, render_clip
 from vidspec.events.events import Prefilled, Round
 
 
@@ -27,41 +27,41 @@ def plain(lines):
 def test_lanes_of_two_rounds():
     """Each lasts a second, eight columns: the target works half of it, the draft three quarters."""
     rounds = [FIRST, passed(1.0), passed(2.0, drafted=3, accepted=1)]
-    target, draft, _ = lanes(rounds, 7 + 16)
+    target, draft, _ = draw_lanes(rounds, 7 + 16)
     assert target.plain == "target " + "├───····" * 2
     assert draft.plain == "draft  " + "■■■■■■··" + "■■□□□□··"
     assert [str(span.style) for span in target.spans] == ["green", "dim", "red", "dim"]
-    assert plain(lanes(rounds, 7 + 16, ascii_only=True))[1] == "draft  ######..##xxxx.."
+    assert plain(draw_lanes(rounds, 7 + 16, ascii_only=True))[1] == "draft  ######..##xxxx.."
 
 
 def test_work_beyond_the_round_fills_it_and_no_work_is_waiting():
     rounds = [FIRST, passed(1.0, verify_s=7.0, draft_s=9.0), passed(2.0, draft_s=0.0, drafted=0, accepted=0)]
-    target, draft, _ = plain(lanes(rounds, 7 + 8))
+    target, draft, _ = plain(draw_lanes(rounds, 7 + 8))
     assert (target, draft) == ("target ├───├─··", "draft  ■■■■····")
 
 
 def test_only_the_last_rounds_are_shown():
     rounds = [FIRST, *(passed(float(i)) for i in range(1, 100))]
-    target, draft, how = plain(lanes(rounds, 7 + 5 * ROUNDS))
+    target, draft, how = plain(draw_lanes(rounds, 7 + 5 * ROUNDS))
     assert target.count("├") == ROUNDS and len(target) == len(draft) == 7 + 5 * ROUNDS
     assert f"last {ROUNDS} s" in how
 
 
 @pytest.mark.parametrize("rounds", [[], [FIRST], [FIRST, passed(0.0)]])
 def test_nothing_before_time_has_passed(rounds):
-    assert lanes(rounds, 80) == []
+    assert draw_lanes(rounds, 80) == []
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 40, 200])
 def test_lanes_fill_the_width(width):
     rounds = [FIRST, *(passed(0.013 * i * i, 0.01, 0.02, 4, i % 4) for i in range(1, 9))]
-    drawn = lanes(rounds, width)
+    drawn = draw_lanes(rounds, width)
     assert [len(line.plain) for line in drawn[:2]] == ([width] * 2 if width > 7 else [])
 
 
 def panel(state, width=80, height=None):
     out = io.StringIO()
-    Console(file=out, width=width).print(render(state, width=width, height=height))
+    Console(file=out, width=width).print(render_clip(state, width=width, height=height))
     return out.getvalue()
 
 

@@ -8,12 +8,12 @@ from rich.console import Console
 
 from display.screen import on_screen
 from vidspec.display.clip_lines import clip_lines, headings
-from vidspec.display.overall import BulkPanel, overall
+from vidspec.display.overall import RunPanel, render_run
 from vidspec.display.state import PanelState
 from vidspec.errors import VideoError
-from vidspec.events.events import Again, Load, Round
-from vidspec.events.record import failed
-from vidspec.events.tally import Tally, duration
+from vidspec.events.events import LoopLoad, Restarted, Round
+from vidspec.events.record import failed_caption
+from vidspec.events.tally import Tally, format_duration
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def tally():
     tally = Tally(total=10, earlier=1, earlier_failed=1, began=time.monotonic() - 8)
     for number in range(3):
         tally.add(number, record())
-    tally.add(3, failed("x", VideoError("broken", kind="truncated")))
+    tally.add(3, failed_caption("x", VideoError("broken", kind="truncated")))
     return tally
 
 
@@ -44,7 +44,7 @@ def load(rows=8, **fields):
         "kv_used": 3 << 29,
         "kv_capacity": 4 << 30,
     }
-    return Load(rows=rows, **of | {"batch": 8} | fields)
+    return LoopLoad(rows=rows, **of | {"batch": 8} | fields)
 
 
 def state(path="good.mp4", upto=4, began=0.0):
@@ -63,7 +63,7 @@ def flights(count):
 def screen(tally, states, size, loads=(), **more):
     width, height = size
     options = {"now": 100.0, "width": width, "height": height} | more
-    return drawn(overall(tally, states, loads, **options), width).splitlines()
+    return drawn(render_run(tally, states, loads, **options), width).splitlines()
 
 
 SIZES = [(80, 24), (120, 50), (40, 10)]
@@ -78,7 +78,7 @@ def test_counts_and_rates(tally):
 
 def test_a_clip_counts_once_and_as_failed_if_a_segment_failed():
     tally = Tally(total=1)
-    assert not tally.add(1, failed("x", VideoError("x")), last=False)
+    assert not tally.add(1, failed_caption("x", VideoError("x")), last=False)
     assert tally.done == 0 and tally.eta is None
     assert tally.add(1, record())
     assert (tally.captioned, tally.failed) == (0, 1)
@@ -172,7 +172,7 @@ def test_the_phases_of_a_line(upto, phase, tokens, share):
 
 def test_a_clip_that_is_done_again_begins_anew_in_its_line():
     found = state()
-    found.apply(Again("the draft is gone"))
+    found.apply(Restarted("the draft is gone"))
     (line,) = clip_lines([found], now=1.0, width=80, lines=1)
     assert line.plain.split() == ["good.mp4", "prefill", "1.0", "s"]
 
@@ -230,14 +230,14 @@ def test_control_characters_and_markup_are_shown_not_obeyed(tally, size):
 def test_a_terminal_without_block_characters(tally):
     options = {"now": 1.0, "width": 80, "height": 50, "ascii_only": True}
     long = state("x" * 99 + ".mp4")
-    text = drawn(overall(tally, [*flights(2), long], [load()], **options), 80, "ascii")
+    text = drawn(render_run(tally, [*flights(2), long], [load()], **options), 80, "ascii")
     assert text.isascii() and "...xx" in text and "draft sees" in text
 
 
 def panel_on(tally, height=30, **options):
     out = io.StringIO()
     console = Console(file=out, width=90, height=height, force_terminal=True, color_system=None)
-    return out, BulkPanel(console, tally, profile="vanilla-sd", **options)
+    return out, RunPanel(console, tally, profile="vanilla-sd", **options)
 
 
 def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
@@ -248,7 +248,7 @@ def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
             panel.begin(number, path, 10)
         for event, number in [(event, number) for event in events()[:4] for number in (3, 5, 7)]:
             panel.event(number, event)
-        panel.event(5, Again("the draft is gone"))
+        panel.event(5, Restarted("the draft is gone"))
         panel.load(load())
         lines = drawn(panel.drawn()).splitlines()
         table = [line.split() for line in lines if line.startswith("good")]
@@ -287,4 +287,4 @@ def test_on_a_shared_terminal_the_panel_leaves_room_for_what_ends(tally):
     ("seconds", "text"), [(0.04, "0.0 s"), (9.6, "9.6 s"), (42.4, "42 s"), (185, "3:05"), (3723, "1:02:03")]
 )
 def test_duration(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

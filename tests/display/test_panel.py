@@ -8,8 +8,8 @@ from rich.console import Console
 
 from display.screen import on_screen
 from vidspec.display.heatmap import frame_map, heatmap
-from vidspec.display.panel import STYLES, LivePanel, PanelState, render
-from vidspec.events.events import Again, Finished, Opened, Prefilled, Reading, Round
+from vidspec.display.panel import STYLES, LivePanel, PanelState, render_clip
+from vidspec.events.events import Finished, Opened, Prefilled, PrefillProgress, Restarted, Round
 
 
 def folded(path="good.mp4", upto=None, **fields):
@@ -32,7 +32,7 @@ def test_state_follows_the_events():
 
 def test_a_clip_that_is_done_again_begins_anew():
     state = folded(upto=4)
-    state.apply(Again("the draft is gone"))
+    state.apply(Restarted("the draft is gone"))
     assert (state.phase, state.emitted, state.pieces) == ("vision and prefill", 0, [])
     for event in events("good.mp4")[1:]:
         state.apply(event)
@@ -42,11 +42,11 @@ def test_a_clip_that_is_done_again_begins_anew():
 def test_a_stage_says_how_far_it_is_and_for_how_long():
     state = folded(upto=1)
     assert state.stage == "vision and prefill"
-    state.apply(Reading(512, 9000))
+    state.apply(PrefillProgress(512, 9000))
     assert state.stage == "vision and prefill, 512 of 9000 prompt tokens"
     state.began = time.monotonic() - 75
-    assert "vision and prefill, 512 of 9000 prompt tokens, 1:15 ..." in drawn(render(state))
-    state.apply(Again("the draft is gone"))
+    assert "vision and prefill, 512 of 9000 prompt tokens, 1:15 ..." in drawn(render_clip(state))
+    state.apply(Restarted("the draft is gone"))
     assert state.stage.startswith("vision and prefill, 1:1")
 
 
@@ -72,19 +72,19 @@ def test_nothing_is_known_before_the_first_round():
 
 
 def test_speedup_is_marked_as_estimate_until_it_is_measured():
-    assert "estimated" not in drawn(render(folded(upto=4))), "a verification does not tell what a plain pass costs"
+    assert "estimated" not in drawn(render_clip(folded(upto=4))), "a verification does not tell what a plain pass costs"
     state = folded()
-    assert "estimated 2.0x" in drawn(render(state)) and "2.00x est." in drawn(render(state, verbose=True))
+    assert "estimated 2.0x" in drawn(render_clip(state)) and "2.00x est." in drawn(render_clip(state, verbose=True))
     state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": 1.75}})
-    text = drawn(render(state))
+    text = drawn(render_clip(state))
     assert "1.75x" in text and "est" not in text
     state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": None}})
-    text = drawn(render(state))
+    text = drawn(render_clip(state))
     assert "too short to measure" in text and "est" not in text
 
 
 def test_panel_shows_caption_legend_counters_and_heatmap():
-    text = drawn(render(folded(upto=4, profile="sd-rand")))
+    text = drawn(render_clip(folded(upto=4, profile="sd-rand")))
     for part in ("A red circle", "moves left.", "draft accepted", "corrected", "target", "good.mp4", "sd-rand"):
         assert part in text
     for part in (
@@ -96,30 +96,30 @@ def test_panel_shows_caption_legend_counters_and_heatmap():
         "▄█",
     ):
         assert part in text
-    assert "tau" not in text and "tau 3.00" in drawn(render(folded(upto=4), verbose=True))
+    assert "tau" not in text and "tau 3.00" in drawn(render_clip(folded(upto=4), verbose=True))
 
 
 def test_panel_says_that_a_lossy_rule_is_not_lossless():
     state = folded(upto=4)
-    assert "not lossless" not in drawn(render(state))
+    assert "not lossless" not in drawn(render_clip(state))
     state.prefilled = replace(state.prefilled, lossless=False)
     state.rounds.append(Round((5,), ("loose",), 1, 1, 2.0, 0.1, 0.1, (" up",)))
-    text = drawn(render(state), force_terminal=True, color_system="standard")
+    text = drawn(render_clip(state), force_terminal=True, color_system="standard")
     assert "not lossless: 1 loose" in text
     assert "\x1b[4;33m up" in text, "a loose token is underlined"
 
 
 def test_legend_names_only_origins_that_occur():
-    assert "loosely" not in drawn(render(folded(upto=4)))
+    assert "loosely" not in drawn(render_clip(folded(upto=4)))
     state = folded(upto=4)
     state.rounds.append(Round((5,), ("loose",), 1, 1, 2.0, 0.1, 0.1, (" up",)))
-    assert "loosely accepted" in drawn(render(state))
+    assert "loosely accepted" in drawn(render_clip(state))
 
 
 def test_no_heatmap_without_a_draft():
     state = PanelState()
     state.apply(Prefilled(20, 8, (), (), (), 0.5))
-    assert "draft sees" not in drawn(render(state))
+    assert "draft sees" not in drawn(render_clip(state))
 
 
 def test_origins_differ_in_colour_and_without_colour(monkeypatch):
@@ -131,7 +131,7 @@ def test_origins_differ_in_colour_and_without_colour(monkeypatch):
 
 def test_no_color_leaves_no_colour_code(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    text = drawn(render(folded(upto=4)), force_terminal=True, color_system="standard")
+    text = drawn(render_clip(folded(upto=4)), force_terminal=True, color_system="standard")
     assert "\x1b[1m" in text, "corrections stay bold"
     codes = {code for part in text.split("\x1b[")[1:] for code in part.split("m")[0].split(";")}
     assert codes <= {"0", "1", "2", "3", "4"}
@@ -140,7 +140,7 @@ def test_no_color_leaves_no_colour_code(monkeypatch):
 @pytest.mark.parametrize("width", [10, 30, 31, 80, 200])
 @pytest.mark.parametrize("upto", range(6))
 def test_every_line_fits_the_terminal(width, upto):
-    text = drawn(render(folded("a/very/long/path/" * 9 + "clip.mp4", upto=upto), width=width), width=width)
+    text = drawn(render_clip(folded("a/very/long/path/" * 9 + "clip.mp4", upto=upto), width=width), width=width)
     lines = text.splitlines()
     assert {len(line) for line in lines} == {width}
 
@@ -150,7 +150,7 @@ def test_a_long_caption_shows_its_end_within_the_height(width):
     state = folded(upto=4)
     for number in range(300):
         state.rounds.append(Round((1,), ("draft",), 1, 1, 2.0, 0.1, 0.1, (f" word{number}",)))
-    lines = drawn(render(state, width=width, height=20), width=width).splitlines()
+    lines = drawn(render_clip(state, width=width, height=20), width=width).splitlines()
     assert len(lines) <= 20
     text = "\n".join(lines)
     assert "word299" in text and "word0 " not in text and "draft sees" in text
@@ -159,7 +159,7 @@ def test_a_long_caption_shows_its_end_within_the_height(width):
 def test_control_characters_and_markup_are_shown_not_obeyed():
     state = PanelState(path="\x1b[31m[bold]x.mp4\n\u202e\x9b")
     state.apply(Round((1,), ("draft",), 1, 1, 0.1, 0.1, 0.1, ("\x1b[2J[red]hi[/red]\u2067\x9d",)))
-    text = drawn(render(state))
+    text = drawn(render_clip(state))
     assert not any(found in text for found in "\x1b\x9b\x9d\u202e\u2067")
     assert "[red]hi[/red]" in text and "[bold]x.mp4" in text
 
@@ -202,7 +202,7 @@ def test_frame_map_of_a_large_frame_shares_blocks():
 def test_panel_shows_places_where_there_is_room_and_a_choice(height, kept, shown):
     state = PanelState()
     state.apply(Prefilled(20, 8, tuple(range(kept)), (1, 2), (4, 4), 0.5, (2, 2, 2), tuple(range(8))))
-    assert ("by place in the frame" in drawn(render(state, height=height))) == shown
+    assert ("by place in the frame" in drawn(render_clip(state, height=height))) == shown
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -252,4 +252,4 @@ def test_a_caption_of_the_built_in_models_says_so(demo, finished):
     state = PanelState(path="clip.mp4", profile="ar")
     told = Finished(replace(record("clip.mp4"), demo=demo)) if finished else Opened("clip.mp4", None, 1, (0.0,), demo)
     state.apply(told)
-    assert ("they know drawn shapes only" in drawn(render(state, width=80))) == demo
+    assert ("they know drawn shapes only" in drawn(render_clip(state, width=80))) == demo

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from vidspec.display.heatmap import LONGEST, sparkline, weight_lines
-from vidspec.display.panel import PanelState, render
+from vidspec.display.panel import PanelState, render_clip
 from vidspec.events.events import Prefilled, Round
 
 
@@ -19,7 +19,7 @@ def state(*weights):
 
 def drawn(panel, **options):
     out = io.StringIO()
-    Console(file=out, width=80).print(render(panel, **options))
+    Console(file=out, width=80).print(render_clip(panel, **options))
     return out.getvalue()
 
 

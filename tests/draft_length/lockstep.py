@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vidspec.draft_length.pace import Pace, Window
+from vidspec.draft_length.pace import DraftWindow, WindowController
 from vidspec.draft_length.speed import chain_tokens
 
 
@@ -44,7 +44,9 @@ class Machine:
         """Tokens per second with the best window that is the same for all and stays."""
         return max(self.rate([[gamma] * len(betas)], betas) for gamma in range(highest + 1))
 
-    def decode(self, pace: Pace, windows: Sequence[Window], betas: Sequence[float], rounds: int) -> list[list[int]]:
+    def decode(
+        self, pace: WindowController, windows: Sequence[DraftWindow], betas: Sequence[float], rounds: int
+    ) -> list[list[int]]:
         """Rounds of independent acceptance; returns the windows of each."""
         seen = []
         unread = dict.fromkeys(windows, 0)
@@ -57,7 +59,7 @@ class Machine:
                 if late and lane == "draft":  # the first pass
                     rows, late = rows + late, 0
                     seconds = self.draft(clips, rows)
-                pace.passed(lane, clips, rows, self.measured(seconds))
+                pace.add_pass(lane, clips, rows, self.measured(seconds))
             for window, gamma in zip(windows, gammas, strict=True):
                 unread[window] = 0 if gamma else unread[window] + 1
             for window, gamma, beta, rest in zip(windows, gammas, betas, rests, strict=True):
@@ -66,7 +68,7 @@ class Machine:
                 accepted = 0
                 while accepted < gamma and self.rng.random() < beta:
                     accepted += 1
-                window.judged(gamma, accepted)
+                window.update(gamma, accepted)
         return seen
 
 

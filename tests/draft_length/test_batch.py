@@ -13,10 +13,10 @@ def served(machine, gamma, rounds, chained=True, clips=None):
     for _ in range(rounds):
         n = min(size.most, clips or size.most)
         if gamma and chained:
-            size.passed("draft", n, n, machine.measured(machine.draft(n, n)), gamma)
+            size.add_pass("draft", n, n, machine.measured(machine.draft(n, n)), gamma)
         for _ in range(0 if chained else gamma):
-            size.passed("draft", n, n, machine.measured(machine.draft(n, n)))
-        size.passed("target", n, n * (gamma + 1), machine.measured(machine.verify(n, n * (gamma + 1))))
+            size.add_pass("draft", n, n, machine.measured(machine.draft(n, n)))
+        size.add_pass("target", n, n * (gamma + 1), machine.measured(machine.verify(n, n * (gamma + 1))))
         if size.most != seen[-1]:
             seen.append(size.most)
     return seen
@@ -62,8 +62,8 @@ def test_draft_passes_count_one_by_one_or_as_a_chain():
         size = BatchSize()
         for _ in range(PASSES - 1):
             for _ in range(1 if chained else 5):
-                size.passed("draft", 8, 8, 24.0, 5 if chained else 1)
-            size.passed("target", 8, 48, machine.verify(8, 48))
+                size.add_pass("draft", 8, 8, 24.0, 5 if chained else 1)
+            size.add_pass("target", 8, 48, machine.verify(8, 48))
         assert size.rate(8) == pytest.approx(8 / (5 * 24 + 10.48), rel=0.02)
 
 

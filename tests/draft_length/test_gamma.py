@@ -29,8 +29,8 @@ def test_times_must_be_positive(tp, tq):
 
 def measured(auto, tp, tq, passes=12, rows=None):
     for _ in range(passes):
-        auto.drafted(tq)
-        auto.verified(rows or auto.gamma, tp)
+        auto.add_draft_pass(tq)
+        auto.add_target_pass(rows or auto.gamma, tp)
     return auto.gamma
 
 
@@ -51,15 +51,15 @@ def test_it_does_not_swing_about_a_whole_number():
 def test_one_slow_pass_changes_nothing():
     auto = AutoGamma(start=5)
     measured(auto, 4.5, 1.0)
-    auto.verified(4, 40.0)
+    auto.add_target_pass(4, 40.0)
     assert auto.gamma == 4
 
 
 def test_it_settles_where_window_and_pass_agree():
     auto = AutoGamma(start=2)
     for _ in range(200):
-        auto.drafted(1.0)
-        auto.verified(auto.gamma, 4 + 0.5 * auto.gamma)  # T_p(gamma) = gamma at 8
+        auto.add_draft_pass(1.0)
+        auto.add_target_pass(auto.gamma, 4 + 0.5 * auto.gamma)  # T_p(gamma) = gamma at 8
     assert 6 <= auto.gamma <= 8
 
 

@@ -8,9 +8,9 @@ import pytest
 from tiers import full_but
 
 from draft_length.lockstep import Machine, bandwidth, compute, processor
-from vidspec.draft_length.allot import allot
-from vidspec.draft_length.pace import DOUBLINGS, HEARD, REST, TRIAL, TRYING, Pace
-from vidspec.draft_length.passes import Curve
+from vidspec.draft_length.allot import allot_windows
+from vidspec.draft_length.pace import DOUBLINGS, HEARD, REST, TRIAL, TRIAL_SHARE, WindowController
+from vidspec.draft_length.passes import TimeCurve
 from vidspec.draft_length.speed import best_window, chain_tokens
 
 
@@ -34,13 +34,13 @@ def rate(betas, gammas, draft, verify):
 def drawn(kind, rng, clips, highest):
     rows, base, slope = clips * (highest + 1), rng.uniform(0.1, 10), rng.random()
     if kind == "line":
-        return Curve([(1, base, 1.0)], slope)
+        return TimeCurve([(1, base, 1.0)], slope)
     if kind == "roof":
-        return Curve([(1, base, 1.0), (rng.uniform(clips, rows), base, 1.0)], 2 * slope)
+        return TimeCurve([(1, base, 1.0), (rng.uniform(clips, rows), base, 1.0)], 2 * slope)
     if kind == "step":
-        return Curve([(clips, base, 1.0), (clips + 1, 1.3 * base, 1.0)], 0.2 * slope)
+        return TimeCurve([(clips, base, 1.0), (clips + 1, 1.3 * base, 1.0)], 0.2 * slope)
     ys = list(itertools.accumulate(sorted(rng.uniform(0, 8) * slope for _ in range(4)), initial=base))
-    return Curve([(1 + i * rows / 4, y, 1.0) for i, y in enumerate(ys)], 4 * slope)
+    return TimeCurve([(1 + i * rows / 4, y, 1.0) for i, y in enumerate(ys)], 4 * slope)
 
 
 @pytest.mark.parametrize("kind", ["line", "step", "roof", "bent"])
@@ -55,7 +55,7 @@ def test_no_other_windows_give_many_more_tokens_per_second(kind):
         verify = drawn(kind, rng, clips, highest)
         base, each = rng.uniform(0, 3), rng.uniform(0, 0.5)
         draft = [0.0, *(base + each * n for n in range(1, clips + 1))]
-        gammas, reached = allot(betas, draft, verify, highest)
+        gammas, reached = allot_windows(betas, draft, verify, highest)
         assert reached == pytest.approx(rate(betas, gammas, draft, verify))
         best = max(rate(betas, one, draft, verify) for one in itertools.product(range(highest + 1), repeat=clips))
         found.append(reached / best)
@@ -65,18 +65,18 @@ def test_no_other_windows_give_many_more_tokens_per_second(kind):
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.8, 0.95, 1.0])
 @pytest.mark.parametrize("tq", [0.0, 0.5, 2.0, 9.0])
 def test_one_clip_gets_the_best_window(beta, tq):
-    gammas, reached = allot([beta], [0.0, tq], Curve([(1, 10.0, 1.0)], 0.4))
+    gammas, reached = allot_windows([beta], [0.0, tq], TimeCurve([(1, 10.0, 1.0)], 0.4))
     gamma, best = best_window(beta, passes, tq)
     assert reached == pytest.approx(best) and gammas == [gamma]
 
 
 def test_clips_of_other_acceptance_get_other_windows():
-    gammas, _ = allot([0.5, 0.9, 0.7, 0.9], [0, 1.0, 1.1, 1.2, 1.3], Curve([(4, 10.0, 1.0)], 0.3))
+    gammas, _ = allot_windows([0.5, 0.9, 0.7, 0.9], [0, 1.0, 1.1, 1.2, 1.3], TimeCurve([(4, 10.0, 1.0)], 0.3))
     assert 0 < gammas[0] < gammas[2] < gammas[1] == gammas[3]
 
 
 def test_a_draft_that_is_never_right_is_not_worth_a_window():
-    assert allot([0.0, 0.0], [0, 0.1, 0.1], Curve([(2, 10.0, 1.0)], 0.1)) == ([0, 0], pytest.approx(0.2))
+    assert allot_windows([0.0, 0.0], [0, 0.1, 0.1], TimeCurve([(2, 10.0, 1.0)], 0.1)) == ([0, 0], pytest.approx(0.2))
 
 
 # While decoding
@@ -84,7 +84,7 @@ def test_a_draft_that_is_never_right_is_not_worth_a_window():
 
 def settled(machine, betas, rounds=800):
     """Tokens per second over all rounds, the first ones included, and the windows of each round."""
-    pace = Pace()
+    pace = WindowController()
     windows = [pace.window() for _ in betas]
     seen = machine.decode(pace, windows, betas, rounds)
     return machine.rate(seen, betas), seen
@@ -127,7 +127,7 @@ def test_clips_that_are_easier_get_wider_windows():
 
 def test_the_draft_rests_while_many_clips_are_there_and_comes_back_when_they_leave():
     machine = compute()
-    pace = Pace()
+    pace = WindowController()
     windows = [pace.window() for _ in range(16)]
     betas = [0.8] * 16
     seen = machine.decode(pace, windows, betas, 400)
@@ -145,7 +145,7 @@ def test_the_draft_rests_while_many_clips_are_there_and_comes_back_when_they_lea
 def test_windows_follow_the_number_of_clips_at_once():
     """A draft that sees the whole video costs more with each clip."""
     machine = bandwidth(0.45)
-    pace = Pace()
+    pace = WindowController()
     windows = []
     while len(windows) < 16:  # a batch fills while its first clips are decoded
         windows.append(pace.window())
@@ -163,7 +163,7 @@ def test_clips_that_come_and_go():
     """A folder: a clip that ends makes room for the next, and windows start from what is known of the others."""
     rng = random.Random(0)
     machine = processor()
-    pace = Pace()
+    pace = WindowController()
     clips = []
     seconds = tokens = best = 0.0
     for at in range(1500):
@@ -188,7 +188,7 @@ def test_clips_that_come_and_go():
 @pytest.mark.parametrize(("beta", "tq"), [(0.5, 1.0), (0.8, 1.0), (0.95, 0.5), (0.7, 3.0)])
 @pytest.mark.parametrize("told", [False, True])
 def test_one_clip_comes_near_the_best_window(beta, tq, told):
-    pace = Pace()
+    pace = WindowController()
     if told:
         pace.learn(passes, tq, 0.8)
     machine = one_clip(tq)
@@ -197,7 +197,7 @@ def test_one_clip_comes_near_the_best_window(beta, tq, told):
 
 
 def test_it_follows_a_text_that_becomes_easier():
-    pace = Pace()
+    pace = WindowController()
     pace.learn(passes, 1.0, 0.5)
     window, machine = pace.window(), one_clip(1.0)
     machine.decode(pace, [window], [0.4], 300)
@@ -208,7 +208,7 @@ def test_it_follows_a_text_that_becomes_easier():
 
 def test_a_machine_that_became_slower_changes_nothing():
     """Only ratios count."""
-    pace = Pace()
+    pace = WindowController()
     pace.learn(passes, 1.0, 0.8)
     window = pace.window()
     one_clip(1.0).decode(pace, [window], [0.8], 300)
@@ -218,7 +218,7 @@ def test_a_machine_that_became_slower_changes_nothing():
 
 
 def test_a_hopeless_draft_rests_and_is_tried_again():
-    pace = Pace()
+    pace = WindowController()
     pace.learn(passes, 8.0, 0.9)
     machine = one_clip(8.0)
     seen = machine.decode(pace, [pace.window()], [0.1], 1000)
@@ -227,11 +227,11 @@ def test_a_hopeless_draft_rests_and_is_tried_again():
     assert {settled[at] for at in trials} <= set(TRIAL) and len(trials) >= 3
     assert all(b - a > REST for a, b in pairwise(trials))
     # A trial takes two draft passes and two rows more, 16.8 besides a plain pass of 10; a tenth of a token is worth 1.
-    assert 1.58 * len(trials) <= 2 * TRYING * len(settled)
+    assert 1.58 * len(trials) <= 2 * TRIAL_SHARE * len(settled)
 
 
 def test_a_cheap_trial_comes_every_so_many_rounds():
-    pace = Pace()
+    pace = WindowController()
     machine = Machine(lambda n, rows: 10.0 + 6.0 * (rows > n), lambda n, rows: 0.01, noise=0.0, spikes=0.0)
     seen = machine.decode(pace, [pace.window()], [0.1], 600)
     late = [at for at, gammas in enumerate(seen) if gammas[0] and at > 100]
@@ -239,7 +239,7 @@ def test_a_cheap_trial_comes_every_so_many_rounds():
 
 
 def test_trials_in_vain_become_rare_up_to_a_bound():
-    pace = Pace()
+    pace = WindowController()
     machine = Machine(lambda n, rows: 10.0 + 6.0 * (rows > n), lambda n, rows: 0.01, noise=0.0, spikes=0.0)
     seen = machine.decode(pace, [pace.window()], [0.0], 6000)
     trials = [at for at, gammas in enumerate(seen) if gammas[0] and at > 30]
@@ -248,7 +248,7 @@ def test_trials_in_vain_become_rare_up_to_a_bound():
 
 
 def test_the_next_clip_of_a_hopeless_draft_begins_with_a_rest():
-    pace, machine = Pace(), one_clip(8.0)
+    pace, machine = WindowController(), one_clip(8.0)
     first = pace.window()
     machine.decode(pace, [first], [0.0], 40)
     first.close()
@@ -257,7 +257,7 @@ def test_the_next_clip_of_a_hopeless_draft_begins_with_a_rest():
 
 
 def test_the_first_rounds_of_a_hopeless_draft_are_few():
-    pace, machine = Pace(), one_clip(2.0)
+    pace, machine = WindowController(), one_clip(2.0)
     seen = machine.decode(pace, [pace.window()], [0.0], 100)
     assert machine.rate(seen, [0.0]) > 0.92 * machine.rate([[0]], [0.0])
 
@@ -265,11 +265,11 @@ def test_the_first_rounds_of_a_hopeless_draft_are_few():
 def test_a_draft_that_rests_computes_no_windows(monkeypatch):
     from vidspec.draft_length import pace as module
 
-    pace, machine = Pace(), one_clip(8.0)
+    pace, machine = WindowController(), one_clip(8.0)
     window = pace.window()
     machine.decode(pace, [window], [0.0], 120)
     calls = []
-    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot(*given))
+    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot_windows(*given))
     heard = pace._verify._heard
     seen = machine.decode(pace, [window], [0.0], 200)
     trials = sum(gammas[0] > 0 for gammas in seen)
@@ -278,7 +278,7 @@ def test_a_draft_that_rests_computes_no_windows(monkeypatch):
 
 
 def test_trials_of_many_clips_share_a_round():
-    pace = Pace()
+    pace = WindowController()
     machine = Machine(lambda n, rows: float(rows), lambda n, rows: 0.05, noise=0.0, spikes=0.0)
     seen = machine.decode(pace, [pace.window() for _ in range(6)], [0.3] * 6, 600)
     tried = [gammas for gammas in seen[60:] if any(gammas)]
@@ -286,12 +286,12 @@ def test_trials_of_many_clips_share_a_round():
 
 
 def test_a_gain_within_the_slack_moves_nothing():
-    stays = Pace(slack=10.0)
+    stays = WindowController(slack=10.0)
     window = stays.window(8)
     assert window.gamma == 8
     stays.learn(passes, 1.0, 0.3)
     assert window.gamma == 8
-    eager = Pace(slack=0.0)
+    eager = WindowController(slack=0.0)
     window = eager.window(8)
     assert window.gamma == 8
     eager.learn(passes, 1.0, 0.3)
@@ -300,12 +300,12 @@ def test_a_gain_within_the_slack_moves_nothing():
 
 def test_outcomes_count_where_no_pass_is_heard():
     """As while every pass carries a part of some clip's prompt."""
-    pace = Pace()
+    pace = WindowController()
     pace.learn(passes, 1.0, 0.9)
     easy, hard = pace.window(), pace.window()
     for _ in range(40):
-        easy.judged(easy.gamma, easy.gamma)
-        hard.judged(hard.gamma, 0)
+        easy.update(easy.gamma, easy.gamma)
+        hard.update(hard.gamma, 0)
     assert easy.gamma > 6 and hard.gamma <= 1
 
 
@@ -313,33 +313,33 @@ def test_windows_are_chosen_once_for_a_pass(monkeypatch):
     from vidspec.draft_length import pace as module
 
     calls = []
-    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot(*given))
-    pace = Pace()
+    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot_windows(*given))
+    pace = WindowController()
     windows = [pace.window() for _ in range(8)]
     for at in range(20):
         for window in windows:  # each clip goes on by itself: its outcome, then its next window
             if at:
-                window.judged(3, 2)
+                window.update(3, 2)
             assert window.gamma >= 0
-        pace.passed("draft", 8, 8, 1.0)
-        pace.passed("target", 8, 32, 5.0)
+        pace.add_pass("draft", 8, 8, 1.0)
+        pace.add_pass("target", 8, 32, 5.0)
     assert len(calls) == 19
 
 
 def test_a_new_clip_starts_from_what_is_known_of_the_others():
-    pace = Pace()
+    pace = WindowController()
     first = pace.window()
     for _ in range(60):
-        first.judged(5, 5)
+        first.update(5, 5)
     easy = pace.window()
     assert easy.beta > 0.9
     for _ in range(3):
-        easy.judged(5, 0)
+        easy.update(5, 0)
     assert easy.beta < 0.9 < 0.95 < first.beta, "but its own text soon counts more"
 
 
 def test_a_closed_window_does_not_count():
-    pace = Pace()
+    pace = WindowController()
     machine = processor()
     window, other = pace.window(), pace.window()
     machine.decode(pace, [window, other], [0.8, 0.8], 20)
@@ -349,18 +349,18 @@ def test_a_closed_window_does_not_count():
 
 
 def test_a_draft_without_passes_costs_nothing():
-    pace = Pace()
+    pace = WindowController()
     machine = processor()
     window = pace.window()
     for _ in range(60):
         gamma = window.gamma
-        pace.passed("target", 1, gamma + 1, machine.verify(1, gamma + 1))
-        window.judged(gamma, gamma)
+        pace.add_pass("target", 1, gamma + 1, machine.verify(1, gamma + 1))
+        window.update(gamma, gamma)
     assert window.gamma == pace.highest
 
 
 def test_a_start_out_of_range_is_refused():
     with pytest.raises(ValueError, match="1 <= start <= highest"):
-        Pace().window(0)
+        WindowController().window(0)
     with pytest.raises(ValueError, match="1 <= start <= highest"):
-        Pace(highest=8).window(9)
+        WindowController(highest=8).window(9)

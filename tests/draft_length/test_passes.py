@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec.draft_length.passes import ROW, Curve, PassTimes
+from vidspec.draft_length.passes import ROW, PassTimes, TimeCurve
 
 
 def plane(clips, rows):
@@ -105,7 +105,7 @@ def test_the_oldest_width_makes_room():
 )
 def test_a_curve_never_falls_and_knows_its_prices(points, slope):
     points = list({point[0]: point for point in points}.values())
-    curve = Curve(points, slope)
+    curve = TimeCurve(points, slope)
     found = [curve(x / 2) for x in range(2, 130)]
     assert all(b >= a * (1 - 1e-12) > 0 for a, b in pairwise(found))
     if [seconds for _, seconds, _ in sorted(points)] == sorted(seconds for _, seconds, _ in points):

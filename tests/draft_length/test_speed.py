@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Pattern, simulate_sequential
-from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import FixedGamma
 
@@ -98,7 +98,7 @@ def test_impossible_arguments_are_refused(call):
 def simulated(beta, gamma, tp1, tp, tq, seed, tokens=12_000):
     costs = Costs(lambda rows: tp if rows > 1 else tp1, lambda: tq)
     workers = SimulatedWorkers(Pattern.bernoulli(beta, seed), costs)
-    run = simulate(Scheduler(Settings(tokens, startup=gamma), FixedGamma(gamma)), workers)
+    run = simulate(Scheduler(ParallelSettings(tokens, startup=gamma), FixedGamma(gamma)), workers)
     return run.decoded * tp1 / run.decode_s
 
 

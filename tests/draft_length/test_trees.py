@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidspec.draft_length.pace import Pace
-from vidspec.draft_length.trees import CHAIN, FIRST, MOST, TRIALS, Budget, Calibration
+from vidspec.draft_length.pace import WindowController
+from vidspec.draft_length.trees import CHAIN, FIRST, MOST, TRIALS, DraftCalibration, TreeBudget
 
 
 def told(verify, draft, beta=0.6):
     """A pace that was told what passes cost."""
-    pace = Pace()
+    pace = WindowController()
     window = pace.window()
     pace.learn(verify, draft, beta)
     for rows in (1, 30, 30, 60, 60):
-        pace.passed("target", 1, rows, verify(rows))
+        pace.add_pass("target", 1, rows, verify(rows))
     for rows in (1, 2, 4, 8):
-        pace.passed("draft", 1, rows, draft, grows=True)
-    window.judged(0, 0)
+        pace.add_pass("draft", 1, rows, draft, grows=True)
+    window.update(0, 0)
     assert window.gamma >= 0
     return pace, window
 
@@ -31,8 +31,8 @@ def grow(growth, probabilities):
         read += frontier
         for node in frontier:
             depth = growth.depths[node] if node >= 0 else 0
-            growth.expanded(node, probabilities(node, depth))
-        frontier = growth.following()
+            growth.add_children(node, probabilities(node, depth))
+        frontier = growth.next_nodes()
     return read
 
 
@@ -57,14 +57,14 @@ def brute(growth, nodes):
 )
 def test_the_best_nodes_are_kept_with_all_before_them(tables, depth, width, nodes, row):
     pace, window = told(lambda rows: 1 + row * rows, 0.01)
-    growth = pace.trees.growth(window, Budget(depth, width, nodes))
+    growth = pace.trees.growth(window, TreeBudget(depth, width, nodes))
 
     def children(node, depth):
         table = sorted(tables[node % len(tables)], reverse=True)[:width]
         return [one / max(1.0, sum(table)) for one in table]
 
     read = grow(growth, children)
-    kept = growth.kept()
+    kept = growth.best_nodes()
     assert 1 <= len(kept) <= nodes and max(growth.depths) <= depth
     assert len(read) <= min(MOST, 1 + (depth - 1) * width) + 1 and len(set(read)) == len(read)
     places = {node: at for at, node in enumerate(kept)}
@@ -76,9 +76,9 @@ def test_sure_tokens_give_depth_and_unsure_ones_width():
     pace, window = told(lambda rows: 1 + 0.02 * rows, 0.05)
     made = {}
     for name, table in {"sure": [0.97, 0.02], "unsure": [0.3, 0.25, 0.2, 0.15]}.items():
-        growth = pace.trees.growth(window, Budget(16, 4, 60))
+        growth = pace.trees.growth(window, TreeBudget(16, 4, 60))
         grow(growth, lambda node, depth, table=table: table)
-        kept = growth.kept()
+        kept = growth.best_nodes()
         made[name] = max(growth.depths[node] for node in kept), sum(growth.parents[node] == -1 for node in kept)
     assert made["sure"][0] > 2 * made["unsure"][0] and made["sure"][1] == 1 and made["unsure"][1] == 4
 
@@ -87,7 +87,7 @@ def test_a_dear_draft_stops_growing():
     passes = []
     for draft in (0.001, 0.3, 3.0):
         pace, window = told(lambda rows: 1 + 0.01 * rows, draft)
-        growth = pace.trees.growth(window, Budget(16, 4, 60))
+        growth = pace.trees.growth(window, TreeBudget(16, 4, 60))
         grow(growth, lambda node, depth: [0.7, 0.1, 0.1])
         passes.append(max(growth.depths))
     assert passes[0] > passes[1] > passes[2] == 1
@@ -95,20 +95,20 @@ def test_a_dear_draft_stops_growing():
 
 def test_what_rows_cost_bounds_the_tree():
     found = [told(lambda rows, row=row: 1 + row * rows, 0.05)[0].trees.affordable(16) for row in (0.0, 0.3, 5.0)]
-    assert found[0] == Budget(16, 8, MOST)
+    assert found[0] == TreeBudget(16, 8, MOST)
     assert found[0].nodes > found[1].nodes > found[2].nodes and found[0].width >= found[1].width > found[2].width == 1
-    assert Pace().trees.affordable(8) == CHAIN, "nobody knows what rows cost"
+    assert WindowController().trees.affordable(8) == CHAIN, "nobody knows what rows cost"
 
 
 def test_no_more_rows_than_have_been_seen_by_half():
-    pace = Pace()
+    pace = WindowController()
     window = pace.window()
     for _ in range(3):
-        pace.passed("draft", 1, 1, 0.1)
-        pace.passed("target", 1, 6, 1.0)
-        window.judged(5, 3)
+        pace.add_pass("draft", 1, 1, 0.1)
+        pace.add_pass("target", 1, 6, 1.0)
+        window.update(5, 3)
     assert pace.trees.affordable(16).nodes == 9
-    pace.passed("target", 1, 40, 1.0)
+    pace.add_pass("target", 1, 40, 1.0)
     assert pace.trees.affordable(16).nodes == 9, "a single pass may have been a freak"
 
 
@@ -124,9 +124,9 @@ def test_trees_are_tried_and_stay_where_they_gain(lost, stay):
             growth = pace.trees.growth(window, budget)
             grow(growth, lambda node, depth: [0.5, 0.3])
             growth.spent += lost
-            pace.trees.grown(growth, window.chosen, 2)
-        pace.passed("target", 1, 5, 10.0)
-        window.judged(4, 2)
+            pace.trees.add_tree(growth, window.chosen, 2)
+        pace.add_pass("target", 1, 5, 10.0)
+        window.update(4, 2)
     begun = FIRST - 1  # one round was told
     assert not any(shapes[:begun]) and all(shapes[begun : begun + TRIALS])
     assert (sum(shapes[20:]) > 90) if stay else (sum(shapes[20:]) < 10)
@@ -137,23 +137,23 @@ def test_promises_of_a_draft_that_rests_count_for_nothing():
     pace, window = told(lambda rows: 10 + 0.01 * rows, 1.0, beta=0.0)
     grown = 0
     for _ in range(400):
-        pace.passed("target", 1, 1, 10.0)
+        pace.add_pass("target", 1, 1, 10.0)
         if pace.trees.rest() and window.rest():
             continue
         budget = pace.trees.budget(window, 16)
         if budget.width > 1:
             growth = pace.trees.growth(window, budget)
             grow(growth, lambda node, depth: [0.9, 0.05])
-            pace.trees.grown(growth, window.chosen, 0)
+            pace.trees.add_tree(growth, window.chosen, 0)
             grown += 1
-        window.judged(window.gamma, 0)
+        window.update(window.gamma, 0)
     assert 2 <= grown <= 4
 
 
 def test_calibration_follows_the_target():
-    calibration = Calibration()
+    calibration = DraftCalibration()
     assert calibration(0.6) == pytest.approx(0.6) and calibration(1.0) <= 0.99
     for number in range(3000):
-        calibration.judged(0.6, number % 10 < 3)
-        calibration.judged(0.1, number % 10 < 3)
+        calibration.update(0.6, number % 10 < 3)
+        calibration.update(0.1, number % 10 < 3)
     assert calibration(0.6) == pytest.approx(0.3, abs=0.03) and calibration(0.1) == pytest.approx(0.3, abs=0.03)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tiers import full_but
 
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.sequential import sequential
-from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import DEEPEST, MOST, WIDEST
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
@@ -31,7 +31,7 @@ class World:
 
     def __init__(self, verify, draft):
         self.verify, self.draft = verify, draft
-        self.pace, self.now, self.tokens = Pace(), 0.0, 0
+        self.pace, self.now, self.tokens = WindowController(), 0.0, 0
         self.levels = self.chained = 0
         self.shapes = []  # of each window, how many tokens it had, and whether they are a chain
 
@@ -39,7 +39,7 @@ class World:
         seconds = (self.verify if passing.lane == "target" else self.draft)(passing.sequences, passing.rows)
         self.now += seconds * passing.passes
         self.levels += passing.grows
-        self.pace.passed(
+        self.pace.add_pass(
             passing.lane, round(passing.sequences), round(passing.rows), seconds, passing.passes, passing.grows
         )
 
@@ -136,7 +136,7 @@ COSTS = {
 )
 def test_it_changes_nothing(seed, share, costs, batch, gamma, tokens, eos):
     """The toys' cache checks that every row sees its own path; nor is any budget exceeded."""
-    limits = Limits(tokens, eos)
+    limits = StoppingRules(tokens, eos)
     pairs = [pair(seed + number, share) for number in range(5)]
     texts = World(*COSTS[costs]).texts(pairs, limits, batch=batch, gamma=gamma, adaptive=True)
     assert texts == [greedy_text(table, limits) for table, _ in pairs]
@@ -144,7 +144,7 @@ def test_it_changes_nothing(seed, share, costs, batch, gamma, tokens, eos):
 
 @pytest.mark.parametrize("batch", full_but([4], [1, 4]))
 def test_drawn_texts_take_one_draw_for_each_token(batch):
-    limits, sampling = Limits(30, frozenset({5})), Sampling(0.8, 0.95)
+    limits, sampling = StoppingRules(30, frozenset({5})), Sampling(0.8, 0.95)
     pairs = [pair(seed, 0.4) for seed in range(24)]
     world = World(*COSTS["rows cost nothing"])
     texts = world.texts(pairs, limits, batch=batch, adaptive=True, sampling=sampling)
@@ -161,7 +161,7 @@ def compared(costs, batch, share=0.5, clips=8, tokens=80):
     found = []
     for adaptive in (False, True):
         world = World(*COSTS[costs])
-        world.texts(pairs, Limits(tokens, frozenset()), batch=batch, adaptive=adaptive)
+        world.texts(pairs, StoppingRules(tokens, frozenset()), batch=batch, adaptive=adaptive)
         found.append(world.tokens / world.now)
     return found[1] / found[0], world
 

@@ -39,7 +39,7 @@ def shapes(monkeypatch):
         found.append(wide := self.affordable(gamma))
         return wide
 
-    monkeypatch.setattr(trees.Trees, "budget", budget)
+    monkeypatch.setattr(trees.TreeController, "budget", budget)
     return found
 
 

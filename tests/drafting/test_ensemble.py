@@ -12,18 +12,18 @@ from engine.passing import forward, poison
 
 from drafting.literal_ensemble import literal_mean, literal_weights
 from drafting.toy_ensemble import ensemble
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble import prefix_of
-from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
-from vidspec.drafting.ensemble_weights import Evidence
+from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
+from vidspec.drafting.ensemble_weights import ContextErrors
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import alone
-from vidspec.engine.rows import Passed
+from vidspec.engine.requests import run_to_completion
+from vidspec.engine.rows import PassResult
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 ROOM = 80
 VOCABULARY = 6
@@ -61,7 +61,7 @@ def test_weights_rest_on_every_verified_position(seed, rule, contexts, history):
             assert window.weights == pytest.approx(expected, abs=2e-4)
         prefixes = [[*text, *window.tokens[:i]] for i in range(gamma + 1)]
         logits = torch.stack([TARGET(tuple(prefix)) for prefix in prefixes])
-        drafter.observe(range(accepted), token, Passed(logits, logits))
+        drafter.observe(range(accepted), token, PassResult(logits, logits))
         drafter.commit(range(accepted), token)
         positions += [
             (distribution(TARGET, prefix), [distribution(table, prefix) for table in tables], emitted)
@@ -86,7 +86,7 @@ def test_greedy_windows_take_the_best_of_the_mixture(rule):
             assert mean[drafted] == pytest.approx(max(mean))
         if rule != "equal":
             logits = torch.stack([TARGET((*text, i)) for i in range(gamma + 1)])
-            drafter.observe(range(accepted), token, Passed(logits, logits))
+            drafter.observe(range(accepted), token, PassResult(logits, logits))
         drafter.commit(range(accepted), token)
         text += [*window.tokens[:accepted], token]
 
@@ -112,7 +112,7 @@ def test_labels_have_the_temperature_and_all_tokens():
     drafter.begin(2)
     window = proposed(drafter, 1)
     logits = torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))])
-    drafter.observe((), 0, Passed(logits, logits))
+    drafter.observe((), 0, PassResult(logits, logits))
     drafter.commit((), 0)
     plain = Sampling(2.5)
     seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]], 0)]
@@ -152,7 +152,7 @@ def test_the_schedule_tells_it_how_the_target_judged():
         told.append((tuple(path), token, passed.logits)),
         observe(path, token, passed),
     )
-    limits = Limits(30, frozenset())
+    limits = StoppingRules(30, frozenset())
     seen = rounds_of(sequential, on_tables(TARGET, limits, draft=drafter, gamma=4))
     text, at = [token for one in seen for token in one.token_ids], 1
     for one, (path, token, logits) in zip(seen[1:], told, strict=True):
@@ -172,13 +172,13 @@ def test_the_schedule_tells_it_how_the_target_judged():
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     folder = checkpoints.save(tmp_path_factory.mktemp("model"), noise=0.05)
-    model = loading.load(str(folder), placement("cpu", "float32"))
+    model = loading.load_model(str(folder), resolve_placement("cpu", "float32"))
     values = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     pixels = Pixels(values, (5, 4, 4), tuple(map(float, range(5))))
     prefixes = [
-        model.prefix(model.see(pixels), "What moves?"),
+        model.prefix(model.encode(pixels), "What moves?"),
         model.text_prefix(model.text_ids("\n", "What moves?")),
-        model.prefix(model.see(pixels, pooled=True), "What moves?"),
+        model.prefix(model.encode(pixels, pooled=True), "What moves?"),
     ]
     return Engine(model), prefixes
 
@@ -197,7 +197,7 @@ def greedy_from_scratch(real, emitted, count):
 def test_after_any_commit_the_cache_stands_for_what_was_emitted(real, seed):
     engine, prefixes = real
     spans = [engine.prefill(prefix, ROOM).span for prefix in prefixes]
-    drafter = Ensemble(engine, spans, GREEDY, torch.Generator())
+    drafter = EnsembleChain(engine, spans, GREEDY, torch.Generator())
     begun = [span.length for span in spans]
     drafter.begin(7)
     emitted = [7]
@@ -215,13 +215,13 @@ def test_after_any_commit_the_cache_stands_for_what_was_emitted(real, seed):
 def test_each_number_of_accepted_tokens(real, accepted):
     engine, prefixes = real
     spans = [engine.prefill(prefix, ROOM).span for prefix in prefixes]
-    drafter = AdaptiveEnsemble(engine, spans, GREEDY, torch.Generator(), Evidence("grid", 3))
+    drafter = AdaptiveEnsembleChain(engine, spans, GREEDY, torch.Generator(), ContextErrors("grid", 3))
     begun = [span.length for span in spans]
     drafter.begin(7)
     proposed(drafter, 3)
     assert [span.length for span in spans] == [at + 3 for at in begun]
     logits = torch.zeros(4, engine.model.vocabulary)
-    drafter.observe(range(accepted), 99, Passed(logits, logits))
+    drafter.observe(range(accepted), 99, PassResult(logits, logits))
     drafter.commit(range(accepted), 99)
     assert [span.length for span in spans] == [at + 1 + min(accepted, 2) for at in begun]
 
@@ -239,10 +239,13 @@ def test_contexts_are_tabeds():
         text=lambda instead: asked.append(instead),
         caption="a red circle",
     )
-    assert alone(prefix_of("video", clip)) == "pruned video" and alone(prefix_of("pooled", clip)) == "pooled video"
-    alone(prefix_of("text", clip))
-    alone(prefix_of("caption", clip))
+    assert (
+        run_to_completion(prefix_of("video", clip)) == "pruned video"
+        and run_to_completion(prefix_of("pooled", clip)) == "pooled video"
+    )
+    run_to_completion(prefix_of("text", clip))
+    run_to_completion(prefix_of("caption", clip))
     assert asked == ["\n", "image: a red circle"]
     clip.caption = None
     with pytest.raises(ValueError, match="caption"):
-        alone(prefix_of("caption", clip))
+        run_to_completion(prefix_of("caption", clip))

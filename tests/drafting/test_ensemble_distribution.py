@@ -6,17 +6,17 @@ from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of
 
 from drafting.toy_ensemble import ensemble
-from vidspec.acceptance.exact import Exact
-from vidspec.decoding.limits import Limits
+from vidspec.acceptance.exact import ExactRule
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
-from vidspec.drafting.ensemble_weights import mixture
-from vidspec.engine.requests import alone
+from vidspec.drafting.ensemble_weights import mix_distributions
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 
 VOCABULARY, EOS, LENGTH = 4, 3, 3
 TARGET = random_table(11, VOCABULARY, 1.2)
 CONTEXTS = [blend(TARGET, random_table(30 + i, VOCABULARY, 1.5), 0.3 + 0.3 * i) for i in range(3)]
-LIMITS = Limits(LENGTH, frozenset({EOS}))
+LIMITS = StoppingRules(LENGTH, frozenset({EOS}))
 SAMPLINGS = [Sampling(1.0), Sampling(0.7, 0.8)]
 
 
@@ -31,8 +31,8 @@ def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: 
     for _ in range(count):
         drafter = change(ensemble([shifted(one) for one in CONTEXTS], draft_sampling or sampling, rng, rule))
         one = on_tables(
-            shifted(TARGET), Limits(LENGTH + 1, LIMITS.eos), draft=drafter, gamma=2, sampling=sampling,
-            rule=Exact(), rng=rng,
+            shifted(TARGET), StoppingRules(LENGTH + 1, LIMITS.eos), draft=drafter, gamma=2, sampling=sampling,
+            rule=ExactRule(), rng=rng,
         )  # fmt: skip
         first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
         assert first == 0
@@ -64,7 +64,7 @@ def says_one_context(drafter):
         rows = []
         run = drafter.engine.run
         drafter.engine.run = lambda batch: (rows.append(run(batch)), rows[-1])[1]
-        draft = alone(propose(gamma))
+        draft = run_to_completion(propose(gamma))
         drafter.engine.run = run
         if draft.probs is not None:
             draft.probs[:] = torch.stack([drafter.sampling.distribution(row[0].logits[-1:])[0] for row in rows])
@@ -82,7 +82,7 @@ def drafts_its_best(drafter):
         yield from ()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vidspec.drafting.ensemble_chain.draw", lambda q, rng: int(q.argmax()))
-            return alone(propose(gamma))
+            return run_to_completion(propose(gamma))
 
     drafter.propose = wrong
     return drafter
@@ -99,5 +99,5 @@ def test_wrong_ensembles_are_rejected(wrong):
 def test_the_mixture_differs_from_its_parts():
     """Or the gate says little of ensembles."""
     rows = torch.stack([SAMPLINGS[0].distribution(table((0,))[None])[0] for table in CONTEXTS])
-    mean = mixture([1 / 3] * 3, rows)
+    mean = mix_distributions([1 / 3] * 3, rows)
     assert (rows - mean).abs().amax(-1).min() > 0.02

@@ -12,16 +12,16 @@ from tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
-from vidspec.decoding.setup import Setup
+from vidspec.decoding.setup import DecodingSetup
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import HubCaptioner
-from vidspec.models.placement import placement
-from vidspec.models.request import Request
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import CaptionRequest
 
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 CLIP = str(shipped()[1])
 CONTEXTS = {
     "tabed-m": ("video",),
@@ -40,7 +40,7 @@ WEIGHTS = {"tabed-mt-star": "grid", "tabed-mtcp-star": "softmax"}
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     both = checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
-    return [loading.load(str(one), PLACE) for one in both]
+    return [loading.load_model(str(one), PLACE) for one in both]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_every_rule_is_lossless(captioned, weights, history, divergence):
 def test_a_captioner_of_the_hub(pair, tmp_path):
     folder = blip(tmp_path / "blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8, "models.captioner": str(folder)})
-    describe = image_captioner.load(str(folder), PLACE)
+    describe = image_captioner.load_image_captioner(str(folder), PLACE)
     captioner = Captioner(profile, *pair, describe=describe)
     record = captioner.caption(CLIP)
     assert record.ensemble["captioner"] == str(folder)
@@ -151,8 +151,8 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
     """Each waits for the other to have begun."""
     folder = blip(tmp_path / "blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
-    captioner = Captioner(profile, *pair, describe=image_captioner.load(str(folder), PLACE))
-    reads, describes, prefill = threading.Event(), threading.Event(), Setup.prefill
+    captioner = Captioner(profile, *pair, describe=image_captioner.load_image_captioner(str(folder), PLACE))
+    reads, describes, prefill = threading.Event(), threading.Event(), DecodingSetup.prefill
 
     def described(self, clip):
         describes.set()
@@ -165,7 +165,7 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
         return (yield from prefill(self, *args))
 
     monkeypatch.setattr(HubCaptioner, "__call__", described)
-    monkeypatch.setattr(Setup, "prefill", reading)
+    monkeypatch.setattr(DecodingSetup, "prefill", reading)
     record = captioner.caption(CLIP)
     assert record.ensemble["caption"] == "A red circle."
 
@@ -224,7 +224,7 @@ def test_other_clips_draft_while_the_draft_captions_one(pair):
     torch.set_num_threads(threads)
     captioner = Captioner(load("tabed-mtcp", settings), *pair)
     assert captioner.setup.describe.engine.model.decoder.slab is not pair[1].decoder.slab
-    waiting = [Request(path, captioner.read(path), key=number) for number, path in enumerate(paths)]
+    waiting = [CaptionRequest(path, captioner.read(path), key=number) for number, path in enumerate(paths)]
     found = {}
     for key, said in captioner.serve(Waiting(waiting), batch=3):
         if isinstance(said, Finished):
@@ -238,7 +238,9 @@ def test_a_captioner_that_fails(pair, tmp_path, monkeypatch):
         raise RuntimeError("no such kernel")
 
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
-    captioner = Captioner(profile, *pair, describe=image_captioner.load(str(blip(tmp_path / "blip")), PLACE))
+    captioner = Captioner(
+        profile, *pair, describe=image_captioner.load_image_captioner(str(blip(tmp_path / "blip")), PLACE)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(HubCaptioner, "__call__", described)
         with pytest.raises(RuntimeError, match="no such kernel"):

@@ -5,15 +5,15 @@ import torch
 
 from drafting.literal_ensemble import DIVERGENCES, literal_mean, literal_weights
 from vidspec.drafting.ensemble_weights import (
-    Evidence,
-    equal,
+    ContextErrors,
+    equal_weights,
     grid_weights,
     inverse_weights,
-    kl,
-    mixture,
+    kl_divergence,
+    mix_distributions,
     simplex_grid,
     softmax_weights,
-    tvd,
+    total_variation,
 )
 
 RULES = ["grid", "softmax", "inverse"]
@@ -28,20 +28,20 @@ def rows(seed, *shape, scale=1.5):
 def test_divergences_equal_literal_loops(name, seed):
     p, q = rows(seed, 30), rows(seed + 50, 7, 30)
     expected = [DIVERGENCES[name](p.tolist(), row) for row in q.tolist()]
-    assert {"kl": kl, "tvd": tvd}[name](p, q).tolist() == pytest.approx(expected, rel=1e-4)
+    assert {"kl": kl_divergence, "tvd": total_variation}[name](p, q).tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_divergence_of_a_distribution_from_itself_is_zero():
     p = rows(1, 600)
-    assert 0 <= kl(p, p[None]).item() < 1e-6 and tvd(p, p[None]).item() == 0
+    assert 0 <= kl_divergence(p, p[None]).item() < 1e-6 and total_variation(p, p[None]).item() == 0
 
 
 def test_tokens_that_cannot_occur():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
-    near, far = kl(p, q).tolist()
+    near, far = kl_divergence(p, q).tolist()
     assert near == pytest.approx(0.5 * torch.log(torch.tensor(2.0)).item())
     assert 40 < far < 50, "a token that a context rules out costs much, but not infinitely much"
-    assert tvd(p, q).tolist() == [0.25, 0.5]
+    assert total_variation(p, q).tolist() == [0.25, 0.5]
 
 
 @pytest.mark.parametrize(("contexts", "count"), [(1, 1), (2, 11), (3, 66), (4, 286)])
@@ -61,7 +61,7 @@ def test_grid_of_two_is_the_papers():
 @pytest.mark.parametrize("contexts", [1, 2, 3, 4])
 @pytest.mark.parametrize("rule", RULES)
 def test_evidence_equals_literal_loops(rule, contexts, history, divergence):
-    evidence = Evidence(rule, contexts, divergence, history)
+    evidence = ContextErrors(rule, contexts, divergence, history)
     positions = []
     for seed in range(7):
         expected = literal_weights(rule, positions, contexts, divergence, history)
@@ -92,7 +92,7 @@ def test_a_sampled_token_is_matched_not_the_targets_best():
     p = torch.tensor([0.6, 0.4])
     q = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
     for emitted, winner in ((0, 0), (1, 1)):
-        evidence = Evidence("grid", 2)
+        evidence = ContextErrors("grid", 2)
         evidence.add(p, q, emitted)
         assert evidence.weights()[winner] > 0.5
 
@@ -112,7 +112,7 @@ def test_perfect_contexts_share_and_never_divide_by_zero(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_context_that_is_the_target_wins(rule):
-    evidence = Evidence(rule, 3)
+    evidence = ContextErrors(rule, 3)
     for seed in range(6):
         p = rows(seed, 12)
         evidence.add(p, torch.stack([rows(seed + 30, 12), p, rows(seed + 60, 12)]), int(p.argmax()))
@@ -120,7 +120,7 @@ def test_the_context_that_is_the_target_wins(rule):
 
 
 def test_only_the_last_positions_count():
-    evidence = Evidence("inverse", 2, history=3)
+    evidence = ContextErrors("inverse", 2, history=3)
     p, far = rows(1, 12), rows(2, 12)
     for _ in range(9):
         evidence.add(p, torch.stack([p, far]), 0)
@@ -131,10 +131,10 @@ def test_only_the_last_positions_count():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_before_any_evidence(rule):
-    assert Evidence(rule, 4).weights() == equal(4) == (0.25,) * 4
+    assert ContextErrors(rule, 4).weights() == equal_weights(4) == (0.25,) * 4
 
 
 def test_mixture_is_the_weighted_mean():
     q, weights = rows(3, 4, 20), [0.1, 0.2, 0.3, 0.4]
-    assert mixture(weights, q).tolist() == pytest.approx(literal_mean(weights, q.tolist()), rel=1e-5)
-    assert torch.equal(mixture([0.0, 1.0, 0.0, 0.0], q), q[1])
+    assert mix_distributions(weights, q).tolist() == pytest.approx(literal_mean(weights, q.tolist()), rel=1e-5)
+    assert torch.equal(mix_distributions([0.0, 1.0, 0.0, 0.0], q), q[1])

@@ -14,19 +14,19 @@ from tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.head import HeadChain
-from vidspec.drafting.hybrid import Hybrid
+from vidspec.drafting.hybrid import HybridDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Finished, Prefilled
 from vidspec.models import eagle3, loading, mtp
-from vidspec.models.head import Fed
-from vidspec.models.placement import placement
-from vidspec.models.request import Request
+from vidspec.models.head import HeadRows
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import CaptionRequest
 from vidspec.video import Clip, SourceFacts
 
 GAMMA, TOKENS = 4, 30
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 FACTS = SourceFacts("", 4.0, 40, 24, "none", "none", 1.0, False, 0, 6, "none")
 
 
@@ -62,7 +62,7 @@ class Pair:
 
     def texts(self, captioner, batch, count=4):
         records = {}
-        arrivals = Given([Request(str(seed), clip(seed), key=str(seed)) for seed in range(count)])
+        arrivals = Given([CaptionRequest(str(seed), clip(seed), key=str(seed)) for seed in range(count)])
         for key, said in captioner.serve(arrivals, batch=batch):
             assert not isinstance(said, Exception), said
             if isinstance(said, Finished):
@@ -77,21 +77,21 @@ class Drawn(Pair):
         self.kind = Kind(family, tied=False)
         if family == HYBRID:
             self.weights = checkpoints_mtp.tensors(self.kind)
-            target = loading.load(str(checkpoints_mtp.save(self.kind, folder, self.weights)), PLACE)
-            super().__init__("mtp", target, mtp.load(target))
+            target = loading.load_model(str(checkpoints_mtp.save(self.kind, folder, self.weights)), PLACE)
+            super().__init__("mtp", target, mtp.load_mtp(target))
         else:
             target, self.weights = adapter(self.kind), heads.tensors(self.kind)
             heads.save(folder, heads.config(self.kind), self.weights)
-            super().__init__("eagle3", target, eagle3.load(str(folder), target, PLACE))
+            super().__init__("eagle3", target, eagle3.load_eagle3(str(folder), target, PLACE))
         target.eos = frozenset()
 
     def expected(self, text, count, kept=None, axis=None, one_axis=False, **options):
         """What the head drafts behind a clip's prompt and ``text``, and the least distance of its choices."""
         target, generate = self.target, profiles.load("eagle3", env={}).generate
-        prefix = target.prefix(target.see(target.preprocess(clip(0))), generate.prompt, generate.system)
+        prefix = target.prefix(target.encode(target.preprocess(clip(0))), generate.prompt, generate.system)
         behind = torch.tensor(text[:-1], dtype=torch.long)
         after = prefix.next_position + torch.arange(len(behind))
-        whole = Fed(
+        whole = HeadRows(
             torch.cat([prefix.embeds, target.embed(behind)[None]], dim=1),
             torch.cat([prefix.positions, after.expand(3, 1, -1)], dim=-1),
         )
@@ -211,12 +211,12 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
 @pytest.mark.parametrize("name", ["embedded", "embedded-qwen"])
 def test_texts_of_the_built_in_targets_are_those_of_plain_decoding(name, tmp_path, monkeypatch):
     """Also of one whose positions have one axis; and where some of every window is accepted."""
-    target = loading.load(str(loading.embedded_folder(name, "target")), PLACE)
+    target = loading.load_model(str(loading.embedded_folder(name, "target")), PLACE)
     hidden = target.embed(torch.zeros(1, dtype=torch.long)).shape[1]
     settings = heads.config(Kind(QWEN25), hidden_size=hidden, vocab_size=target.vocabulary)
     settings |= {"rope_scaling": None, "eagle_config": None}
     folder = heads.save(tmp_path, settings, heads.layout(hidden, target.vocabulary))
-    pair = Pair("eagle3", target, eagle3.load(str(folder), target, PLACE))
+    pair = Pair("eagle3", target, eagle3.load_eagle3(str(folder), target, PLACE))
     assert pair.head.blocks == (2, 6, 9)
     plain = pair.texts(pair.captioner("ar"), 1)
     for batch in (1, 4):
@@ -267,7 +267,7 @@ def test_the_record_names_the_head(pairs, family):
 def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch):
     """What it drafts behind windows of another is what it would draft had it followed from the first token on."""
     pair = pairs(QWEN25)
-    monkeypatch.setattr(Hybrid, "propose", in_turns)
+    monkeypatch.setattr(HybridDrafter, "propose", in_turns)
     rounds = watched(monkeypatch)
     settings = {"draft.kind": "hybrid", "draft.options.of": pair.profile, "draft.options.least": 1}
     record = pair.captioner(**settings).caption("", clip=clip(0))
@@ -308,9 +308,9 @@ def test_what_does_not_go_together(settings, message):
 def test_heads_and_models_are_not_taken_for_each_other(pairs, tmp_path):
     pair, model = pairs(QWEN25), checkpoints_qwen.save(Kind(QWEN25), tmp_path / "model")
     with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), not a model"):
-        loading.load(pair.head.name, PLACE, text=True)
+        loading.load_model(pair.head.name, PLACE, text=True)
     with pytest.raises(ModelError, match=r"is no EAGLE-3 head: fc\.weight is not in its files"):
-        eagle3.load(str(model), pair.target, PLACE)
+        eagle3.load_eagle3(str(model), pair.target, PLACE)
     with pytest.raises(ModelError, match=r"draft\.kind eagle3 needs a head of .*, which has none here"):
         Captioner(profiles.load("eagle3", env={}), pair.target, None)
     with pytest.raises(ModelError, match=r"^embedded/target: has no MTP layer: no tensor's name begins with mtp\."):
@@ -337,7 +337,7 @@ def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch
     pair = pairs(QWEN3)
     folder = heads.save(tmp_path, heads.config(pair.kind, rope_scaling=None, norm_before_residual=True), pair.weights)
     rounds = watched(monkeypatch)
-    pair.captioner(head=eagle3.load(str(folder), pair.target, PLACE)).caption("", clip=clip(0))
+    pair.captioner(head=eagle3.load_eagle3(str(folder), pair.target, PLACE)).caption("", clip=clip(0))
     for emitted, tokens in rounds[:5]:
         found, _ = pair.expected(emitted, len(tokens), axis=[0] * (heads.WIDTH // 2), one_axis=True, norm_first=True)
         assert list(tokens) == found

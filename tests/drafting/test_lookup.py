@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
-from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.drafting.hybrid import Hybrid, HybridDraft
-from vidspec.drafting.lookup import LONGEST, PRIOR, Reliance
-from vidspec.drafting.memory import Memory
+from vidspec.drafting.hybrid import HybridDraft, HybridDrafter
+from vidspec.drafting.lookup import LONGEST, PRIOR, MatchAcceptance
+from vidspec.drafting.memory import TextMemory
 from vidspec.drafting.ngram import NgramDraft
 from vidspec.drafting.suffix import SuffixDraft
 from vidspec.engine.sampling import Sampling
@@ -44,7 +44,7 @@ def begun(kind, *, prompt=(), nodes=None, price=0.0):
 
 def remembering(*texts):
     kind = SuffixDraft()
-    kind.memory = Memory(100_000)
+    kind.memory = TextMemory(100_000)
     for text in texts:
         kind.memory.add(text)
     return kind
@@ -125,11 +125,11 @@ def test_what_is_found_and_costs_more_than_it_gains_is_declined():
 
 
 def test_reliance_follows_what_came_true():
-    reliance = Reliance()
+    reliance = MatchAcceptance()
     assert [reliance(length) for length in (1, 2, 4, 8, 16, 99)] == pytest.approx([*PRIOR, PRIOR[-1]])
     for _ in range(2000):
-        reliance.judged(3, 0.5, True)
-        reliance.judged(8, 1.0, False)
+        reliance.update(3, 0.5, True)
+        reliance.update(8, 1.0, False)
     assert reliance(2) == 0.99 and reliance(9) < 0.05 and reliance(1) == pytest.approx(PRIOR[0])
 
 
@@ -153,7 +153,7 @@ def tables(seed, repeats=True):
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from([None, 3, 25]), st.booleans())
 def test_greedy_texts_are_plain_decodings(seed, gamma, nodes, repeats):
-    limits, kind = Limits(40, frozenset({EOS})), remembering()
+    limits, kind = StoppingRules(40, frozenset({EOS})), remembering()
     for clip in range(3):
         table = tables(seed + clip % 2, repeats)
         one = begun(kind, prompt=[0, 1, 2, 3], nodes=nodes)
@@ -172,7 +172,7 @@ DRAWN = [Sampling(1.0), Sampling(0.7, 0.8)]
 @pytest.mark.parametrize("nodes", [None, 6])
 def test_drawn_texts_do_not_depend_on_what_is_remembered(sampling, nodes):
     """Token for token those of plain decoding with the same generator, and so of the target's distribution."""
-    limits, kind, table = Limits(3, frozenset({EOS})), remembering(), random_table(11, VOCABULARY, 1.2)
+    limits, kind, table = StoppingRules(3, frozenset({EOS})), remembering(), random_table(11, VOCABULARY, 1.2)
     plain, rng = torch.Generator(), torch.Generator()
     texts, accepted = [], 0
     for seed in range(400):
@@ -192,15 +192,15 @@ class Timed:
     """A pace that has heard passes of given times."""
 
     def __new__(cls, verify, draft, beta=0.6):
-        pace = Pace()
+        pace = WindowController()
         pace.learn(verify, draft, beta)
-        pace.passed("target", 1, 1, verify(1))
+        pace.add_pass("target", 1, 1, verify(1))
         pace._count()
         return pace
 
 
 def hybrid(model, kind, pace, gamma=None, nodes=None):
-    one = Hybrid(model, begun(kind, nodes=nodes), gamma)
+    one = HybridDrafter(model, begun(kind, nodes=nodes), gamma)
     one.set_pace(pace, pace.window())
     return one
 
@@ -230,7 +230,7 @@ def test_a_hybrid_takes_what_gains_more():
 @given(st.integers(0, 1000), st.sampled_from([None, 2, 5]), st.floats(0.01, 0.9))
 def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost):
     """The model's cache catches up with what was looked up: it asserts the order of places, and proposes the same."""
-    limits, kind = Limits(40, frozenset({EOS})), remembering()
+    limits, kind = StoppingRules(40, frozenset({EOS})), remembering()
     for clip in range(3):
         table = tables(seed + clip % 2)
         model = chain(blend(table, random_table(seed, VOCABULARY), 0.4))
@@ -245,7 +245,7 @@ def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost):
 def test_a_hybrid_mixes_both():
     """Rounds of each kind, and the same proposals as a model alone would make there."""
     table = tables(5)
-    limits = Limits(200)
+    limits = StoppingRules(200)
     both = [0, 0]
     one = hybrid(chain(table), remembering(greedy_text(table, limits)[30:60]), Timed(lambda rows: 1.0, 0.2), 4)
     propose = one.propose

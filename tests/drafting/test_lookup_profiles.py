@@ -13,9 +13,9 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, ProfileError, UsageError
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.models.identity import identity
-from vidspec.models.placement import placement
-from vidspec.models.request import Request
+from vidspec.models.identity import model_identity
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import CaptionRequest
 
 FRAMES, TOKENS, CLIPS = 4, 24, 2
 DRAWN = {"generate.temperature": 1.5, "generate.top_p": 0.95, "generate.seed": 5}
@@ -51,10 +51,10 @@ class Pair:
     """A loaded pair and shipped clips."""
 
     def __init__(self, name):
-        place = placement("cpu", "float32")
+        place = resolve_placement("cpu", "float32")
         self.name = name
         self.target, self.draft = (
-            loading.load(str(loading.embedded_folder(name, role)), place) for role in ("target", "draft")
+            loading.load_model(str(loading.embedded_folder(name, role)), place) for role in ("target", "draft")
         )
         self.clips = {}
         self.plain = {}
@@ -69,7 +69,7 @@ class Pair:
             if path not in self.clips:
                 self.clips[path] = captioner.read(path)
         records = {}
-        source = Given([Request(path, clip, key=path) for path, clip in self.clips.items()])
+        source = Given([CaptionRequest(path, clip, key=path) for path, clip in self.clips.items()])
         for key, said in captioner.serve(source, batch=batch):
             assert not isinstance(said, Exception), said
             if isinstance(said, Finished):
@@ -132,7 +132,7 @@ def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
         assert texts == pair.alone()
         passes.append(sum(record.counters["target_forwards"] for record in records))
     assert passes[1] < 0.6 * passes[0] or (profile == "hybrid" and passes[1] < passes[0])
-    known = list(MemoryFile(file, identity(pair.target).tokenizer, 1000).read())
+    known = list(MemoryFile(file, model_identity(pair.target).tokenizer, 1000).read())
     assert known == 2 * [token for text in texts.values() for token in (-1, *text)]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidspec.drafting import memory
-from vidspec.drafting.memory import BREAK, Memory, Text
+from vidspec.drafting.memory import BREAK, IndexedText, TextMemory
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.errors import OutputError, UsageError
 
@@ -35,7 +35,7 @@ def literal(tokens, end, least, most):
 @settings(deadline=None, max_examples=200)
 @given(st.lists(TOKENS, max_size=4), TOKENS, st.integers(1, 3), st.integers(0, 400))
 def test_finds_what_a_literal_search_finds(parts, end, least, room):
-    text = Text(room, least, most=16)
+    text = IndexedText(room, least, most=16)
     for part in parts:
         text.add(part)
     tokens = [token for part in parts for token in part]
@@ -54,7 +54,7 @@ def test_finds_what_a_literal_search_finds(parts, end, least, room):
 @settings(deadline=None, max_examples=100)
 @given(st.lists(TOKENS, max_size=4), st.integers(1, 3), st.integers(0, 400))
 def test_all_at_once_is_one_by_one(parts, least, room):
-    one, many = Text(room, least), Text(room, least)
+    one, many = IndexedText(room, least), IndexedText(room, least)
     for part in parts:
         one.add(part[:60])
         many._add_many(part[:60])
@@ -62,7 +62,7 @@ def test_all_at_once_is_one_by_one(parts, least, room):
 
 
 def test_a_match_goes_on_into_no_other_text():
-    known = Memory(100)
+    known = TextMemory(100)
     known.add([1, 2, 3])
     known.add([4, 5, 6])
     (match,) = known.find(ids(1, 2, 3))
@@ -71,18 +71,18 @@ def test_a_match_goes_on_into_no_other_text():
 
 
 def test_the_oldest_are_dropped():
-    known = Memory(100)
+    known = TextMemory(100)
     for first in range(0, 1000, 10):
         known.add(range(first, first + 10))
         assert len(known) <= 100
     assert known.find(ids(998)) and known.find(ids(960)) and not known.find(ids(5))
     known.add(range(5000, 9000))
     assert len(known) <= 100 and known.find(ids(8990)) and not known.find(ids(5000))
-    assert Memory(1_000_000).nbytes < 12_000_000
+    assert TextMemory(1_000_000).nbytes < 12_000_000
 
 
 def test_threads_share_it():
-    known = Memory(10_000)
+    known = TextMemory(10_000)
     wrong = []
 
     def work(number):
@@ -103,7 +103,7 @@ def test_threads_share_it():
 
 
 def opened(path, tokenizer="abc", capacity=100):
-    return Memory(capacity, file=MemoryFile(path, tokenizer, capacity))
+    return TextMemory(capacity, file=MemoryFile(path, tokenizer, capacity))
 
 
 def test_a_file_keeps_texts_from_run_to_run(tmp_path):

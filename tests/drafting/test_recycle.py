@@ -6,9 +6,9 @@ from decoding.toys import blend, greedy_text, on_tables, proposed, random_table,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
-from vidspec.drafting.recycle import Recycle
+from vidspec.drafting.recycle import RecycleDraft
 
 
 def begun(kind):
@@ -18,7 +18,7 @@ def begun(kind):
 
 
 def test_the_targets_last_choice_behind_a_token_is_proposed():
-    one = begun(Recycle())
+    one = begun(RecycleDraft())
     one.begin(3)
     assert proposed(one, 4).tokens == ()
     one.observe((), 1, window_pass(chain(*one.window), torch.eye(5)[[1]]))
@@ -37,7 +37,7 @@ def test_the_targets_last_choice_behind_a_token_is_proposed():
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.floats(0, 1))
 def test_texts_are_plain_decodings_and_later_clips_profit(seed, gamma, share):
-    kind, limits, accepted = Recycle(), Limits(30, frozenset({4})), []
+    kind, limits, accepted = RecycleDraft(), StoppingRules(30, frozenset({4})), []
     markov = random_table(seed, 5)
     table = blend(lambda prefix: markov(prefix[-1:]), random_table(seed + 1, 5), 0.2 * share)
     for _ in range(2):

@@ -10,20 +10,20 @@ from engine.passing import forward, poison
 from model_pairs import Pair
 from tiers import full_but
 
-from vidspec.acceptance.exact import Exact
+from vidspec.acceptance.exact import ExactRule
 from vidspec.bench.bandwidth import pass_bytes
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.target import Target
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import DeviceError, ProfileError
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 CLIP = next(path for path in shipped() if path.stem == "one-object")
 
@@ -72,7 +72,7 @@ def test_it_takes_no_second_prefill_and_no_second_cache(pair):
         assert "draft_prefill" not in record.timings and "draft_prefill" not in record.trace.totals()
         assert record.models["draft"] is None and record.lossless
         engine = captioner.setup.self_draft
-    assert engine.model.decoder.slab is slab and engine.model is pair.target.quantised("int8")
+    assert engine.model.decoder.slab is slab and engine.model is pair.target.quantised_copy("int8")
     copies, weights = engine.model.decoder.packed_bytes, sum(p.nbytes for p in pair.target.language.layers.parameters())
     assert 0 < copies < 0.6 * weights  # of small layers scales are a good part
     assert engine.model.embed is not None and engine.model.decoder.embedding is pair.target.decoder.embedding
@@ -80,7 +80,7 @@ def test_it_takes_no_second_prefill_and_no_second_cache(pair):
 
 @pytest.mark.full
 def test_drawn_texts_have_the_targets_distribution(pair):
-    model, sampling, limits = pair.target, Sampling(2.0, 0.5), Limits(3, frozenset(), False)
+    model, sampling, limits = pair.target, Sampling(2.0, 0.5), StoppingRules(3, frozenset(), False)
     engine, prefix = Engine(model), model.text_prefix(model.text_ids("\n", "What moves?"))
     read = engine.prefill(prefix, 40)
 
@@ -92,13 +92,13 @@ def test_drawn_texts_have_the_targets_distribution(pair):
     def text(rng):
         read.span.rollback(prefix.length)
         target = Target(engine, read, sampling, rng)
-        drafter = ChainDrafter(Engine(model.quantised("int4")), read.span.follower(), sampling, rng)
+        drafter = ChainDrafter(Engine(model.quantised_copy("int4")), read.span.make_follower(), sampling, rng)
         tokens = [target.first()]
         drafter.begin(tokens[0])
         while len(tokens) < limits.max_new_tokens:
-            draft = alone(drafter.propose(min(2, limits.max_new_tokens - len(tokens) - 1)))
-            passed = alone(target.verify(draft))
-            verdict = Exact()(draft, passed, rng)
+            draft = run_to_completion(drafter.propose(min(2, limits.max_new_tokens - len(tokens) - 1)))
+            passed = run_to_completion(target.verify(draft))
+            verdict = ExactRule()(draft, passed, rng)
             tokens += [*(draft.tokens[node] for node in verdict.path), verdict.token]
             target.commit(verdict.path, verdict.token)
             drafter.commit(verdict.path, verdict.token)
@@ -143,12 +143,12 @@ def test_a_draft_model_of_codes(folder, pair, precision):
 
 
 def test_what_cannot_be_quantised_is_refused(folder):
-    model = loading.load(str(folder), placement("cpu", "float32", "stock", weights="int8"))
-    assert model.fixed == "its linear layers are quantised or adapted"
+    model = loading.load_model(str(folder), resolve_placement("cpu", "float32", "stock", weights="int8"))
+    assert model.unquantisable_reason == "its linear layers are quantised or adapted"
     with pytest.raises(ProfileError, match=r"draft.precision int8: .*nearest valid choice: as-target"):
         Captioner(profiles.load("self-int8", env={}), model, None)
     with pytest.raises(DeviceError, match=r"weights as int4: .* quantised or adapted"):
-        loading.prepare(model, placement("cpu", "float32", "stock", weights="int4"))
+        loading.prepare_decoder(model, resolve_placement("cpu", "float32", "stock", weights="int4"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.base import Pixels
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 ROOM = 80
 
@@ -22,14 +22,14 @@ ROOM = 80
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     folder = checkpoints.save(tmp_path_factory.mktemp("pair") / "draft", noise=0.05)
-    return Engine(loading.load(str(folder), placement("cpu", "float32")))
+    return Engine(loading.load_model(str(folder), resolve_placement("cpu", "float32")))
 
 
 @pytest.fixture(scope="module", params=["everything seen", "pruned"])
 def prefix(request, engine):
     model, frames = engine.model, 5
     values = torch.randn(frames, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    whole = model.prefix(model.see(Pixels(values, (frames, 4, 4), tuple(map(float, range(frames))))), "What moves?")
+    whole = model.prefix(model.encode(Pixels(values, (frames, 4, 4), tuple(map(float, range(frames))))), "What moves?")
     return whole if request.param == "everything seen" else whole.keep(torch.tensor([0, 3, 4, 11, 20]))
 
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from decoding.toys import Table, ToyEngine
 
-from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
-from vidspec.drafting.ensemble_weights import Evidence
+from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
+from vidspec.drafting.ensemble_weights import ContextErrors
 from vidspec.engine.sampling import Sampling
 
 
 def ensemble(
     tables: Sequence[Table], sampling: Sampling, rng: torch.Generator, rule: str = "equal", **evidence
-) -> Ensemble:
+) -> EnsembleChain:
     engine = ToyEngine(*tables)
     spans = [engine.open() for _ in tables]
     if rule == "equal":
-        return Ensemble(engine, spans, sampling, rng)
-    return AdaptiveEnsemble(engine, spans, sampling, rng, Evidence(rule, len(tables), **evidence))
+        return EnsembleChain(engine, spans, sampling, rng)
+    return AdaptiveEnsembleChain(engine, spans, sampling, rng, ContextErrors(rule, len(tables), **evidence))

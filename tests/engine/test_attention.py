@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vidspec.engine.attention import Window, attend, merged
+from vidspec.engine.attention import AttentionWindow, attend, merged_attention
 
 D = 16
 
@@ -71,10 +71,15 @@ def test_merging_by_log_sum_exp_equals_one_mask(own, kind, dtype, close):
     query, key, value = qkv(rows, own + 50, 4, 2, dtype=dtype)
     sees, visible = tree(PARENTS, rows, own + 50) if kind == "tree" else (None, causal(rows, own + 50))
     packed = query.view(rows, 2, 2, D).permute(1, 2, 0, 3).reshape(1, 2, 2 * rows, D)
-    out = merged(packed, key, value, 0.2, own, sees, rows).view(2, 2, rows, D).permute(2, 0, 1, 3).reshape(rows, -1)
+    out = (
+        merged_attention(packed, key, value, 0.2, own, sees, rows)
+        .view(2, 2, rows, D)
+        .permute(2, 0, 1, 3)
+        .reshape(rows, -1)
+    )
     expected = reference(query, key, value, visible, 0.2)
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=close)
-    other = merged(packed, key * 3, value * 2, 0.2, own, sees, rows).view(2, 2, rows, D).permute(2, 0, 1, 3)
+    other = merged_attention(packed, key * 3, value * 2, 0.2, own, sees, rows).view(2, 2, rows, D).permute(2, 0, 1, 3)
     assert (other.reshape(rows, -1).float() - expected).abs().max() > 5 * close  # keys matter
 
 
@@ -82,7 +87,7 @@ def test_scores_far_apart_do_not_overflow():
     query, key, value = qkv(3, 40, 2, 2)
     key[:, :, :20] *= 400
     packed = query.transpose(0, 1)[None]
-    out = merged(packed, key, value, 0.2, 3, None, 3)[0].transpose(0, 1).reshape(3, -1)
+    out = merged_attention(packed, key, value, 0.2, 3, None, 3)[0].transpose(0, 1).reshape(3, -1)
     torch.testing.assert_close(out, reference(query, key, value, causal(3, 40), 0.2), rtol=0, atol=1e-4)
 
 
@@ -92,7 +97,7 @@ def test_sliding_windows(rows, length, size):
     query, key, value = qkv(rows, length, 4, 2)
     places = torch.arange(length - rows, length)
     visible = causal(rows, length) & (torch.arange(length) > places[:, None] - size)
-    got = attend(query, key, value, 0.2, window=Window(size, places, places))
+    got = attend(query, key, value, 0.2, window=AttentionWindow(size, places, places))
     torch.testing.assert_close(got, reference(query, key, value, visible, 0.2), rtol=0, atol=2e-6)
 
 
@@ -105,7 +110,7 @@ def test_a_tree_in_a_sliding_window(rows):
     own = torch.tensor([20, 20, 21, 21, 21, 22])
     at = torch.cat([torch.arange(20), own])
     visible &= own[6 - rows :, None] - at < size
-    got = attend(query, key, value, 0.2, sees=sees, window=Window(size, own[6 - rows :], own))
+    got = attend(query, key, value, 0.2, sees=sees, window=AttentionWindow(size, own[6 - rows :], own))
     torch.testing.assert_close(got, reference(query, key, value, visible, 0.2), rtol=0, atol=2e-6)
 
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from vidspec.engine.device import (
-    automatic,
+    default_device_type,
     driver_problem,
     free_memory,
-    replay_problem,
-    spare,
+    replay_refusal,
+    slab_budget,
     synchroniser,
 )
 from vidspec.errors import DeviceError
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_a_driver_that_torch_cannot_use_is_named(driver):
     problem = driver_problem()
     assert problem is not None and "CUDA 13.0" in problem and "NVIDIA L4 with driver 470.82" in problem
     with pytest.raises(DeviceError, match=r"driver 470\.82") as caught:
-        placement()
+        resolve_placement()
     assert "--device cpu" in (caught.value.hint or "")
-    assert placement("cpu").device.type == "cpu"
+    assert resolve_placement("cpu").device.type == "cpu"
 
 
 @pytest.mark.parametrize("change", ["no GPU", "hidden", "built for CPUs", "it works"])
@@ -57,8 +57,8 @@ def test_the_dtype_of_a_gpu_is_one_that_it_computes(monkeypatch, capability, dty
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert placement("cuda").dtype is dtype and placement().dtype is dtype
-    assert placement("cuda", "float32").dtype is torch.float32
+    assert resolve_placement("cuda").dtype is dtype and resolve_placement().dtype is dtype
+    assert resolve_placement("cuda", "float32").dtype is torch.float32
 
 
 def test_the_clock_waits_for_every_device_once(monkeypatch):
@@ -106,24 +106,24 @@ def machine(monkeypatch):
 )
 def test_auto_takes_the_first_kind_there_is(machine, kinds, chosen, dtype):
     machine(*kinds)
-    assert automatic() == chosen.partition(":")[0]
-    assert (str(placement().device), placement().dtype) == (chosen, dtype)
+    assert default_device_type() == chosen.partition(":")[0]
+    assert (str(resolve_placement().device), resolve_placement().dtype) == (chosen, dtype)
     for kind in kinds:  # what is named wins
-        assert placement(kind).device.type == kind
-    assert (placement("cpu").device.type, placement("cpu").dtype) == ("cpu", torch.float32)
+        assert resolve_placement(kind).device.type == kind
+    assert (resolve_placement("cpu").device.type, resolve_placement("cpu").dtype) == ("cpu", torch.float32)
 
 
 def test_half_precision_of_apple(machine, monkeypatch):
     machine("mps")
     monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: major < 14)
-    assert placement().dtype is torch.float16 and placement("mps", "float32").dtype is torch.float32
+    assert resolve_placement().dtype is torch.float16 and resolve_placement("mps", "float32").dtype is torch.float32
 
 
 @pytest.mark.parametrize("name", ["xpu", "xpu:1", "mps"])
 def test_devices_that_are_not_there(machine, name):
     machine(*(["xpu"] if name == "xpu:1" else []))
     with pytest.raises(DeviceError, match=f"device {name}") as caught:
-        placement(name)
+        resolve_placement(name)
     assert "\n" not in str(caught.value)
 
 
@@ -135,15 +135,15 @@ def test_work_and_memory_of_an_xpu(monkeypatch):
     place = torch.device("xpu", 0)
     synchroniser(place, torch.device("cpu"))()
     assert waited == ["xpu"] and free_memory(place) == 7 << 30
-    assert spare({place: 4}) == int(0.9 * (7 << 30))
+    assert slab_budget({place: 4}) == int(0.9 * (7 << 30))
 
 
 def test_graphs_under_rocm_take_a_trial(monkeypatch):
     """Which fails on this machine, that has no such GPU; with CUDA there is none."""
     place = torch.device("cuda", 0)
-    assert replay_problem(place) is None
-    replay_problem.cache_clear()
+    assert replay_refusal(place) is None
+    replay_refusal.cache_clear()
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "device", lambda device: (_ for _ in ()).throw(RuntimeError("no capture\nhere")))
-    assert replay_problem(place) == "ROCm captures no pass here: no capture"
-    replay_problem.cache_clear()
+    assert replay_refusal(place) == "ROCm captures no pass here: no capture"
+    replay_refusal.cache_clear()

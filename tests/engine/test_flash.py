@@ -12,7 +12,7 @@ from pruning.target.families import case
 
 from engine.test_attention import reference
 from vidspec.engine import flash
-from vidspec.engine.attention import Window, attend
+from vidspec.engine.attention import AttentionWindow, attend
 from vidspec.engine.forward import Engine
 
 CALLS = []
@@ -56,11 +56,11 @@ def package(monkeypatch):
     module.flash_attn_varlen_func = flash_attn_varlen_func
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     monkeypatch.setattr(flash, "version", lambda name: "2.8.3")
-    monkeypatch.setattr(flash, "supported", lambda query: True)
-    flash.installed.cache_clear()
+    monkeypatch.setattr(flash, "is_supported", lambda query: True)
+    flash.load_flash_attention.cache_clear()
     CALLS.clear()
     yield module
-    flash.installed.cache_clear()
+    flash.load_flash_attention.cache_clear()
 
 
 def qkv(rows, length, heads=6, kv_heads=2, width=16):
@@ -75,10 +75,10 @@ def qkv(rows, length, heads=6, kv_heads=2, width=16):
 def test_prompts_and_chunks_equal_the_other_kernels(package, monkeypatch, rows, length, size):
     given = qkv(rows, length)
     places = torch.arange(length - rows, length)
-    window = None if size is None else Window(size, places, places)
+    window = None if size is None else AttentionWindow(size, places, places)
     got = attend(*given, 0.25, window=window)
     assert [(rows, length, (-1, -1) if size is None else (39, 0))] == CALLS
-    monkeypatch.setattr(flash, "supported", lambda query: False)
+    monkeypatch.setattr(flash, "is_supported", lambda query: False)
     torch.testing.assert_close(got, attend(*given, 0.25, window=window), rtol=0, atol=2e-6)
     assert len(CALLS) == 1
 
@@ -90,7 +90,7 @@ def test_what_it_does_not_fit(package):
     attend(*qkv(6, 90), 0.25)
     attend(*qkv(70, 90), 0.25, sees=tree)
     places = torch.arange(90)
-    attend(*qkv(90, 90), 0.25, window=Window(40, places, places, torch.full((90,), -1)))
+    attend(*qkv(90, 90), 0.25, window=AttentionWindow(40, places, places, torch.full((90,), -1)))
     assert not CALLS
 
 
@@ -98,7 +98,7 @@ def test_a_models_prompt(package, monkeypatch):
     model, prompt = case("qwen2_5_vl")
     got = Engine(model).prefill(prompt, 8).logits
     assert len(CALLS) == model.decoder.depth
-    monkeypatch.setattr(flash, "supported", lambda query: False)
+    monkeypatch.setattr(flash, "is_supported", lambda query: False)
     torch.testing.assert_close(got, Engine(model).prefill(prompt, 8).logits, rtol=0, atol=4e-5)
 
 
@@ -112,9 +112,9 @@ def test_where_it_cannot_be_used_nothing_changes(package, monkeypatch, found):
     monkeypatch.setattr(flash, "version", version)
     if found == "broken":  # built for another torch
         del package.flash_attn_varlen_func
-    assert flash.installed() is None
+    assert flash.load_flash_attention() is None
     assert attend(*qkv(90, 90), 0.25).shape == (90, 96) and not CALLS
 
 
 def test_it_needs_a_gpu_and_half_precision():
-    assert not flash.supported(torch.zeros(90, 2, 64, dtype=torch.bfloat16))
+    assert not flash.is_supported(torch.zeros(90, 2, 64, dtype=torch.bfloat16))

@@ -14,7 +14,7 @@ from engine.passing import forward
 from vidspec.engine.decoder import mrope_axes
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
-from vidspec.engine.fused import uncovered
+from vidspec.engine.fused import unsupported_reason
 from vidspec.engine.rows import Rows
 
 SIZE = {
@@ -115,9 +115,9 @@ def test_axes_of_rotary_frequencies_follow_the_sections(sections, interleaved, f
 def test_sections_that_leave_frequencies_over_run_the_stock_blocks(monkeypatch):
     model, _ = case("qwen2_5_vl")
     language, head = model.model.model.language_model, model.model.lm_head
-    assert uncovered(language, head) is None
+    assert unsupported_reason(language, head) is None
     monkeypatch.setitem(language.config.rope_parameters, "mrope_section", [1, 1, 1])
-    assert "do not divide" in uncovered(language, head)
+    assert "do not divide" in unsupported_reason(language, head)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,20 +145,20 @@ def test_what_is_not_covered():
         if "model_type" in change:
             config = SimpleNamespace(**{**language.config.to_dict(), **change})
             language = SimpleNamespace(config=config, layers=language.layers, rotary_emb=language.rotary_emb)
-        assert (uncovered(language, model.lm_head) or "").startswith(reason)
+        assert (unsupported_reason(language, model.lm_head) or "").startswith(reason)
     model = text_model("llama")
 
     class Quantised(torch.nn.Linear):
         """Of a library."""
 
     model.model.layers[1].mlp.up_proj = Quantised(64, 96, bias=False)
-    assert "quantised" in (uncovered(model.model, model.lm_head) or "")
+    assert "quantised" in (unsupported_reason(model.model, model.lm_head) or "")
     with pytest.raises(ValueError, match="quantised"):
         decoder_of(model.model, model.lm_head, "fused")
     assert decoder_of(model.model, model.lm_head).name == "stock"
     dynamic = text_model("llama")
     dynamic.model.rotary_emb.rope_type = "dynamic"
-    assert "depend on the length" in (uncovered(dynamic.model, dynamic.lm_head) or "")
+    assert "depend on the length" in (unsupported_reason(dynamic.model, dynamic.lm_head) or "")
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])

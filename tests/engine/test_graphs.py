@@ -19,9 +19,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from engine import standin
 from engine.passing import poison, unreplayed
 from engine.test_fused import SIZE, engine_of
-from vidspec.engine.attention import splits_of
+from vidspec.engine.attention import split_count
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of
+from vidspec.engine.graphs import GraphStep, ReplayedPasses, eager_reason, make_graphs
 from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError
 from vidspec.pruning.target.span import PrunedSpan
@@ -37,7 +37,7 @@ ROOM = 80
 def engine(request, monkeypatch):
     """With static passes, which the test can take away."""
     found = Engine(case(request.param)[0])
-    monkeypatch.setattr(found.model.decoder, "graphs", Graphs(found.model.decoder, standin.attention))
+    monkeypatch.setattr(found.model.decoder, "graphs", ReplayedPasses(found.model.decoder, standin.attention))
     return found
 
 
@@ -120,7 +120,7 @@ def test_kernels_that_cannot_be_built_end_no_run(engine, chain):
         raise RuntimeError("Failed to find C compiler\nplease install one")
 
     decoder = engine.model.decoder
-    decoder.graphs = Graphs(decoder, attend)
+    decoder.graphs = ReplayedPasses(decoder, attend)
     span, other = (engine.prefill(prompts(engine)[0], ROOM).span for _ in range(2))
     if chain:
         (got,) = engine.greedy([(span, TOKENS[:1], 3)])
@@ -155,7 +155,7 @@ def test_a_decoder_is_freed_without_the_collector(engine):
     found = Engine(case("llava_onevision")[0])
     decoder = copy.copy(found.model.decoder)
     vars(decoder).pop("slab", None)
-    decoder.graphs = Graphs(decoder, standin.attention)
+    decoder.graphs = ReplayedPasses(decoder, standin.attention)
     decoder.graphs.step(2, found.model.vocabulary)
     left = weakref.ref(decoder)
     gc.disable()
@@ -176,7 +176,7 @@ def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, re
     decoder = engine.model.decoder
     monkeypatch.setattr(decoder, "windows", windows)
     monkeypatch.setattr(decoder, "width", 64)
-    found = eager_because(decoder)
+    found = eager_reason(decoder)
     assert found is None if reason is None else reason in found
 
 
@@ -192,7 +192,7 @@ def sliding(monkeypatch):
     spans = [found.open(ROOM + length) for length in (150, 61, 20)]
     for span, length in zip(spans, (150, 61, 20), strict=True):
         found.run([Rows(span, [7 * place % 97 for place in range(length)])])
-    monkeypatch.setattr(found.model.decoder, "graphs", Graphs(found.model.decoder, standin.attention))
+    monkeypatch.setattr(found.model.decoder, "graphs", ReplayedPasses(found.model.decoder, standin.attention))
     return found, spans
 
 
@@ -267,7 +267,7 @@ def test_what_is_not_taken(engine):
     assert take([Rows(span, [1])])
     assert not take([Rows(span, [1]), Rows(engine.open(99), prompt=prompt, stretch=(0, prompt.length))])
     assert not take([Rows(PrunedSpan(span.slab, 9), [1])])  # its layers have different entries
-    assert graphs_of(engine.model.decoder) is None  # on a CPU
+    assert make_graphs(engine.model.decoder) is None  # on a CPU
 
 
 class Sizes(TorchDispatchMode):
@@ -312,14 +312,14 @@ class Recorded:
     """CUDA's graphs as far as a pass touches them: capturing computes nothing, a replay runs the pass."""
 
     def __init__(self, patch):
-        self.done, self.pools, self.capturing, self.call = [], 0, None, Step.__call__
+        self.done, self.pools, self.capturing, self.call = [], 0, None, GraphStep.__call__
         patch.setattr(torch.cuda, "current_stream", lambda: self)
         patch.setattr(torch.cuda, "Stream", lambda: self)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "graph_pool_handle", self.pool)
         patch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
         patch.setattr(torch.cuda, "graph", self.capture)
-        patch.setattr(Step, "__call__", lambda step: self.run(step))
+        patch.setattr(GraphStep, "__call__", lambda step: self.run(step))
 
     def wait_stream(self, other):
         pass
@@ -377,14 +377,14 @@ def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
     graphs._captures = True
     Recorded(monkeypatch)
-    run = Step.__call__
+    run = GraphStep.__call__
 
     def limited(step):
         if step.count > 32:
             raise torch.OutOfMemoryError
         run(step)
 
-    monkeypatch.setattr(Step, "__call__", limited)
+    monkeypatch.setattr(GraphStep, "__call__", limited)
     span = engine.prefill(prompts(engine)[0], ROOM).span
     check(engine, [Rows(span, TOKENS[:3])])
     assert sorted(graphs.captured) == [8, 16, 32] and engine.preparing > 0
@@ -400,7 +400,7 @@ def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
     [(4, 1, 64), (8, 1, 64), (4, 2, 64), (4, 16, 8), (8, 16, 8), (1, 1, 64), (32, 1, 16), (4, 32, 8)],
 )
 def test_keys_are_split_until_each_processor_has_two_programs(kv_heads, tiles, parts):
-    assert splits_of(kv_heads, tiles, 132) == parts
+    assert split_count(kv_heads, tiles, 132) == parts
     assert parts in (8, 64) or 2 * 132 <= kv_heads * tiles * parts < 4 * 132
 
 

@@ -13,7 +13,7 @@ from engine.test_attention import reference
 from engine.test_graphs import sliding as sliding
 from vidspec.engine.attention import attend
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows
 
 pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
@@ -141,7 +141,7 @@ def test_scores_far_apart_do_not_overflow():
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu has it on the GPU itself")
 def test_a_models_pass_by_these_kernels(monkeypatch):
     engine = Engine(case("qwen2_5_vl")[0])
-    monkeypatch.setattr(engine.model.decoder, "graphs", Graphs(engine.model.decoder))
+    monkeypatch.setattr(engine.model.decoder, "graphs", ReplayedPasses(engine.model.decoder))
     one, other, third = (engine.prefill(prompt, 8).span for prompt in test_graphs.prompts(engine))
     tokens, tree = test_graphs.TOKENS, [-1, 0, 0]
     test_graphs.check(engine, [Rows(one, tokens[:3], tree), Rows(other, tokens[:1]), Rows(third, tokens[:3])])
@@ -151,5 +151,5 @@ def test_a_models_pass_by_these_kernels(monkeypatch):
 @pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
 def test_sliding_windows_by_these_kernels(sliding):
     engine, (far, near, none) = sliding
-    engine.model.decoder.graphs = Graphs(engine.model.decoder)
+    engine.model.decoder.graphs = ReplayedPasses(engine.model.decoder)
     test_graphs.check(engine, [Rows(far, [1, 2, 3], [-1, 0, 0]), Rows(near, [4, 5, 6, 7]), Rows(none, [8])])

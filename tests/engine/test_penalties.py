@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from vidspec.engine.choices import read_back
-from vidspec.engine.penalties import History, Penalties, history_of
-from vidspec.engine.rows import Passed, Rows
-from vidspec.engine.sampling import Draw, Sampling
+from vidspec.engine.choices import read_back_tokens
+from vidspec.engine.penalties import Penalties, PenaltyHistory, make_history
+from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.sampling import DrawRule, Sampling
 
 VOCABULARY = 12
 EACH = [
@@ -52,14 +52,14 @@ def test_rows_are_those_of_transformers(penalties, dtype):
     for seed in range(40):
         prompt, text, paths, logits = drawn(seed)
         logits = logits.to(dtype)
-        history = History(penalties, prompt)
+        history = PenaltyHistory(penalties, prompt)
         for at in range(0, len(text), 3):
             history.add(text[at : at + 3])
         expected = torch.stack([
             processed(penalties, prompt, [*text, *path], row) for path, row in zip(paths, logits, strict=True)
         ])  # fmt: skip
         before = logits.clone()
-        found = history.after(paths)(logits)
+        found = history.changes_for_paths(paths)(logits)
         assert torch.equal(found, expected) and torch.equal(logits, before)
         excluded += int(found.isinf().sum())
     assert (excluded > 0) == (penalties.no_repeat_ngram > 0)
@@ -67,10 +67,12 @@ def test_rows_are_those_of_transformers(penalties, dtype):
 
 def test_rows_before_those_that_choose_stay_as_they_are():
     prompt, text, paths, logits = drawn(3)
-    history = History(Penalties(1.3, 0.5, 1), prompt)
+    history = PenaltyHistory(Penalties(1.3, 0.5, 1), prompt)
     history.add(text)
-    found = history.after(paths[:2])(logits)
-    assert torch.equal(found[:3], logits[:3]) and torch.equal(found[3:], history.after(paths[:2])(logits[3:]))
+    found = history.changes_for_paths(paths[:2])(logits)
+    assert torch.equal(found[:3], logits[:3]) and torch.equal(
+        found[3:], history.changes_for_paths(paths[:2])(logits[3:])
+    )
 
 
 @pytest.mark.parametrize("penalties", EACH, ids=str)
@@ -78,9 +80,9 @@ def test_rows_before_those_that_choose_stay_as_they_are():
 def test_rows_of_tokens_that_were_emitted(penalties, count):
     prompt, _, _, logits = drawn(5)
     text = [1, 2, 1, 3, 1, 2, 1]
-    history = History(penalties, prompt)
+    history = PenaltyHistory(penalties, prompt)
     history.add(text)
-    found = history.before(text[-count:])(logits[:count])
+    found = history.changes_for_unread(text[-count:])(logits[:count])
     ends = range(len(text) - count + 1, len(text) + 1)
     expected = [processed(penalties, prompt, text[:end], row) for end, row in zip(ends, logits, strict=False)]
     assert torch.equal(found, torch.stack(expected))
@@ -91,46 +93,57 @@ def test_logits_of_a_head_with_a_vocabulary_of_its_own(penalties):
     """The same as of all tokens, those left out that it cannot propose."""
     prompt, text, paths, logits = drawn(7)
     tokens = torch.tensor([5, 1, 0, 9])
-    history = History(penalties, prompt)
+    history = PenaltyHistory(penalties, prompt)
     history.add(text)
-    assert torch.equal(history.after(paths, tokens)(logits[:, tokens]), history.after(paths)(logits)[:, tokens])
+    assert torch.equal(
+        history.changes_for_paths(paths, tokens)(logits[:, tokens]), history.changes_for_paths(paths)(logits)[:, tokens]
+    )
 
 
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 def test_ids_beyond_the_vocabulary_are_of_the_text_and_have_no_logits(penalties):
     """Placeholders of visual tokens, where target and draft share fewer ids."""
     prompt, text, paths, logits = [99, 99, 3, 99, 99], [3, 2], [[], [4]], torch.randn(2, VOCABULARY)
-    history = History(penalties, prompt)
+    history = PenaltyHistory(penalties, prompt)
     history.add(text)
     wider = torch.cat([logits, torch.zeros(2, 100 - VOCABULARY)], dim=1)
-    assert torch.equal(history.after(paths)(logits), history.after(paths)(wider)[:, :VOCABULARY])
+    assert torch.equal(
+        history.changes_for_paths(paths)(logits), history.changes_for_paths(paths)(wider)[:, :VOCABULARY]
+    )
 
 
 def test_without_penalties_there_is_no_history():
-    assert history_of({}, torch.tensor([1, 2])) is None
-    found = history_of({"no_repeat_ngram": 1}, torch.tensor([1, 2]))
-    assert found is not None and found.after([()])(torch.zeros(1, 4))[0].tolist() == [0.0, -torch.inf, -torch.inf, 0.0]
+    assert make_history({}, torch.tensor([1, 2])) is None
+    found = make_history({"no_repeat_ngram": 1}, torch.tensor([1, 2]))
+    assert found is not None and found.changes_for_paths([()])(torch.zeros(1, 4))[0].tolist() == [
+        0.0,
+        -torch.inf,
+        -torch.inf,
+        0.0,
+    ]
 
 
 def test_all_choices_of_a_pass_are_by_the_changed_logits():
     """Argmax, draws and the likeliest tokens, of the clip that has a history alone; excluded tokens are no fault."""
-    history = History(Penalties(no_repeat_ngram=1), [2, 1])
+    history = PenaltyHistory(Penalties(no_repeat_ngram=1), [2, 1])
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
-    same = Draw(Sampling(0.5), (0.999999,))
+    same = DrawRule(Sampling(0.5), (0.999999,))
     batch = [
-        Rows(None, [0], draw=same, top=2, processor=history.after([()])),
+        Rows(None, [0], draw=same, top=2, processor=history.changes_for_paths([()])),
         Rows(None, [0], draw=same, top=2),
     ]
-    changed, plain = read_back(batch, [Passed(logits, logits)] * 2)
+    changed, plain = read_back_tokens(batch, [PassResult(logits, logits)] * 2)
     assert (changed.likeliest, changed.top[0][0], changed.finite) == ([0], (0, 3), True)
     assert changed.chosen == [3] and changed.probs[0, 1:3].tolist() == [0.0, 0.0]
     assert (plain.likeliest, plain.top[0][0], plain.finite) == ([2], (2, 1), True)
-    assert torch.equal(changed.logits, history.after([()])(logits)) and torch.equal(plain.logits, logits)
+    assert torch.equal(changed.logits, history.changes_for_paths([()])(logits)) and torch.equal(plain.logits, logits)
 
 
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf])
 def test_faults_are_found_behind_penalties(fault):
     logits = torch.tensor([[0.0, fault]])
-    history = History(Penalties(no_repeat_ngram=1), [1])
-    (found,) = read_back([Rows(None, [0], processor=history.after([()]))], [Passed(logits, logits)])
+    history = PenaltyHistory(Penalties(no_repeat_ngram=1), [1])
+    (found,) = read_back_tokens(
+        [Rows(None, [0], processor=history.changes_for_paths([()]))], [PassResult(logits, logits)]
+    )
     assert found.finite is False

@@ -27,7 +27,7 @@ def engine(request):
 
 @pytest.fixture(scope="module")
 def prefix(engine):
-    return engine.model.prefix(engine.model.see(pixels(engine.model)), PROMPT)
+    return engine.model.prefix(engine.model.encode(pixels(engine.model)), PROMPT)
 
 
 def tokens(count, seed=0):

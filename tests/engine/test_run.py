@@ -9,7 +9,7 @@ from pruning.target.families import FAMILIES, case, stock_logits
 from engine.passing import forward, poison
 from vidspec.engine import forward as door
 from vidspec.engine.forward import Engine
-from vidspec.engine.rows import Prefill, Rows
+from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError
 
@@ -128,8 +128,8 @@ def test_passes_over_a_prompt_are_short_on_a_cpu(kind, monkeypatch):
     monkeypatch.setattr(Engine, "run", lambda self, batch: sizes.append(sum(map(len, batch))) or run(self, batch))
     torch.testing.assert_close(engine.prefill(prefix, ROOM).logits, whole_pass.logits, **CLOSE)
     assert sizes == [16] * (prefix.length // 16) + [prefix.length % 16] * (prefix.length % 16 > 0)
-    assert door.chunk_of(torch.device("cpu"), 10**12) == 8
-    assert door.chunk_of(torch.device("cuda"), 10**12) == door.CHUNK
+    assert door.prefill_chunk(torch.device("cpu"), 10**12) == 8
+    assert door.prefill_chunk(torch.device("cuda"), 10**12) == door.CHUNK
     model.prepare(packed=False)  # other tests have this model
 
 
@@ -151,7 +151,7 @@ def test_a_prompt_in_chunks(several, chunk, monkeypatch):
                 hidden=(0, 1, engine.model.layers),
                 ready=lambda called=called: called.append(True),
             )
-            read: Prefill = engine.prefill(prefix, ROOM, taps, states=True)
+            read: PrefillResult = engine.prefill(prefix, ROOM, taps, states=True)
             assert called == [True]
             seen.append((read, taps))
         (one, whole), (other, parts) = seen

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.sampling import Sampling, draw_token
 
 LOGITS = st.lists(st.floats(-12, 12, width=32), min_size=1, max_size=12)
 
@@ -99,14 +99,14 @@ def test_draw_repeats_with_its_seed():
 
     def drawn(seed):
         rng = torch.Generator().manual_seed(seed)
-        return [draw(probs, rng) for _ in range(20)]
+        return [draw_token(probs, rng) for _ in range(20)]
 
     assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_draw_follows_the_probabilities():
     probs, rng = torch.tensor([0.5, 0.0, 0.3, 0.2]), torch.Generator().manual_seed(0)
-    counts = torch.bincount(torch.tensor([draw(probs, rng) for _ in range(4000)]), minlength=4)
+    counts = torch.bincount(torch.tensor([draw_token(probs, rng) for _ in range(4000)]), minlength=4)
     assert counts[1] == 0
     # the greatest of three deviations beyond 4.5 standard deviations happens once in 50,000 seeds
     deviation = (counts - 4000 * probs).abs() / (4000 * probs * (1 - probs)).clamp(min=1e-9).sqrt()
@@ -115,7 +115,7 @@ def test_draw_follows_the_probabilities():
 
 def test_draw_of_a_one_hot_row():
     rng = torch.Generator().manual_seed(0)
-    assert {draw(Sampling().distribution(torch.tensor([[0.0, 5.0, 1.0]]))[0], rng) for _ in range(20)} == {1}
+    assert {draw_token(Sampling().distribution(torch.tensor([[0.0, 5.0, 1.0]]))[0], rng) for _ in range(20)} == {1}
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.8, "min_p": 0.1}])

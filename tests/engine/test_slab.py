@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidspec.engine.device import spare
+from vidspec.engine.device import slab_budget
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
 
@@ -44,9 +44,9 @@ def test_reads_include_what_the_pass_writes():
     span = slab().open(6)
     append(span, [1, 2])
     with torch.inference_mode():
-        for into in span.writes(1):
+        for into in span.entries_to_write(1):
             into.fill_(7)
-    keys, values = span.reads(1)
+    keys, values = span.entries_to_read(1)
     assert keys[0][0, 0, :, 0].tolist() == [1, 2, 7] and values[2][0, 1, :, 0].tolist() == [-2001, -2002, 7]
     assert span.length == 2
 
@@ -115,13 +115,13 @@ def test_a_lone_sequence_takes_no_more_than_its_room():
 
 def test_what_a_sequence_would_take():
     one = slab()
-    assert one.wants(10) == 10 * one.entry_bytes
+    assert one.growth_bytes(10) == 10 * one.entry_bytes
     first, second = one.open(10), one.open(5)
-    assert one.wants(3) == 18 * one.entry_bytes  # a larger slab beside this one, until that is copied
+    assert one.growth_bytes(3) == 18 * one.entry_bytes  # a larger slab beside this one, until that is copied
     first.free()
-    assert one.wants(10) == 0 and one.wants(11) == 26 * one.entry_bytes
+    assert one.growth_bytes(10) == 0 and one.growth_bytes(11) == 26 * one.entry_bytes
     second.free()
-    assert one.wants(15) == 0 and one.wants(16) == one.entry_bytes
+    assert one.growth_bytes(15) == 0 and one.growth_bytes(16) == one.entry_bytes
 
 
 def test_a_device_without_room_to_grow_by_half_gets_what_is_needed(monkeypatch):
@@ -162,7 +162,7 @@ def test_no_more_than_its_room():
     span = slab().open(3)
     append(span, [1, 2, 3])
     with pytest.raises(IndexError, match="of 3 entries cannot take 4"):
-        span.writes(1)
+        span.entries_to_write(1)
     assert held(span) == [1, 2, 3]
 
 
@@ -218,7 +218,7 @@ def test_entries_selected_for_each_head():
     span = slab().open(9)
     append(span, range(8))
     rows = [torch.tensor([[0, 3], [1, 7]]), torch.tensor([[2, 4], [0, 1]]), torch.tensor([[6, 7], [5, 5]])]
-    keys, values = span.select(rows, 4).reads(0)
+    keys, values = span.select(rows, 4).entries_to_read(0)
     for layer, index in enumerate(rows):
         for head in range(2):
             assert (keys[layer][0, head, :, 0] - 1000 * layer).tolist() == index[head].tolist()
@@ -236,7 +236,7 @@ def test_selecting_what_is_not_there():
 def test_layers_on_several_devices():
     one = Slab(1, 4, torch.float32, [CPU, CPU, torch.device("meta"), torch.device("meta")])
     span = one.open(5)
-    assert [layer.device.type for layer in span.writes(2)] == ["cpu", "cpu", "meta", "meta"]
+    assert [layer.device.type for layer in span.entries_to_write(2)] == ["cpu", "cpu", "meta", "meta"]
     assert one.capacity == 1024  # a device's slab grows by steps
 
 
@@ -246,7 +246,7 @@ def test_a_budget_by_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 10**6))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
-    assert spare({CPU: 4}) is None and slab().budget is None
-    assert spare({FIRST: 4}) == int(0.9 * 1050)
-    assert spare({FIRST: 3, SECOND: 1}) == int(0.9 * 1400)
-    assert spare({FIRST: 1, SECOND: 1}) == int(0.9 * 1100)
+    assert slab_budget({CPU: 4}) is None and slab().budget is None
+    assert slab_budget({FIRST: 4}) == int(0.9 * 1050)
+    assert slab_budget({FIRST: 3, SECOND: 1}) == int(0.9 * 1400)
+    assert slab_budget({FIRST: 1, SECOND: 1}) == int(0.9 * 1100)

@@ -8,7 +8,7 @@ from engine import standin
 from engine.passing import unreplayed
 from engine.test_graphs import Recorded
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 
@@ -23,7 +23,7 @@ def engine(request):
 
 def prompt(engine, seed):
     model = engine.model
-    return model.prefix(model.see(pixels(model, seed=seed)), "Describe the video.")
+    return model.prefix(model.encode(pixels(model, seed=seed)), "Describe the video.")
 
 
 def test_they_are_what_observers_of_a_prompt_see(engine):
@@ -67,7 +67,7 @@ def test_windows_and_trees_together_have_those_they_have_alone(engine):
 def test_a_replayed_pass_gives_them_and_runs_no_block_beside_the_graph(monkeypatch):
     engine = Engine(adapter(Kind(QWEN25), "fused"))
     decoder = engine.model.decoder
-    monkeypatch.setattr(decoder, "graphs", Graphs(decoder, standin.attention))
+    monkeypatch.setattr(decoder, "graphs", ReplayedPasses(decoder, standin.attention))
     decoder.graphs._captures, cuda = True, Recorded(monkeypatch)
     monkeypatch.setattr(engine, "_eager", lambda batch: pytest.fail("kernel by kernel"))
     spans = [engine.open(20) for _ in range(4)]

@@ -19,7 +19,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def prefix(engine):
-    return engine.model.prefix(engine.model.see(pixels(FRAMES)), "Describe the video.")
+    return engine.model.prefix(engine.model.encode(pixels(FRAMES)), "Describe the video.")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_average_over_visual_keys_leaves_heads_and_blocks_as_they_are():
     rows, visual = [7, 8], [1, 2, 3, 5]
     taps = Taps(torch.tensor(rows), torch.tensor(visual), True, attention_at=(1,), heads=True, keys="visual")
     for block, (query, key) in enumerate(layers):
-        taps.attended(block, query[0].transpose(0, 1), key, 0.5)
+        taps.observe_attention(block, query[0].transpose(0, 1), key, 0.5)
     own = [literal(query, key, rows, visual, 0.5, "visual") for query, key in layers]
     by_head = [literal(query, key, rows, visual, 0.5) for query, key in layers]
     torch.testing.assert_close(taps.attention_scores, sum(own).sum(0) / (6 * 2), rtol=0, atol=1e-6)
@@ -92,7 +92,7 @@ def test_taps_average_over_heads_and_layers():
     rows, visual = [7, 8], [1, 2, 3, 5]
     taps = Taps(torch.tensor(rows), torch.tensor(visual), attention=True, attention_at=(0, 2), heads=True)
     for block, (query, key) in enumerate(layers):
-        taps.attended(block, query[0].transpose(0, 1), key, 0.5)
+        taps.observe_attention(block, query[0].transpose(0, 1), key, 0.5)
     by_head = [literal(query, key, rows, visual, 0.5) for query, key in layers]
     for got, expected in zip(taps.head_scores, by_head, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)

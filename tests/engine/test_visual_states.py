@@ -16,7 +16,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def prefix(engine):
-    return engine.model.prefix(engine.model.see(pixels(FRAMES)), "Describe the video.")
+    return engine.model.prefix(engine.model.encode(pixels(FRAMES)), "Describe the video.")
 
 
 def test_they_are_the_librarys_last_states_at_the_visual_positions(engine, prefix):

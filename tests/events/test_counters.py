@@ -1,6 +1,6 @@
 """Counters and the papers' lengths, from rounds made by hand."""
 
-from vidspec.events.counters import count, lengths
+from vidspec.events.counters import count_rounds, lengths
 from vidspec.events.events import Round
 
 FIRST = Round((1,), ("target",), drafted=0, accepted=0, elapsed=0.0)
@@ -13,7 +13,7 @@ PLAIN = Round((14,), ("target",), drafted=0, accepted=0, elapsed=6.0, verify_s=0
 
 
 def test_counts():
-    counters = count([FIRST, ALL_PASS, REJECTED, NONE_PASS, LOOSE, PLAIN, ENDED], draft_forwards=15)
+    counters = count_rounds([FIRST, ALL_PASS, REJECTED, NONE_PASS, LOOSE, PLAIN, ENDED], draft_forwards=15)
     assert counters.target_forwards == 6
     assert counters.draft_forwards == 15
     assert counters.drafted == 15
@@ -26,7 +26,7 @@ def test_counts():
 
 
 def test_lengths():
-    counters = count([FIRST, ALL_PASS, REJECTED, NONE_PASS], draft_forwards=9)
+    counters = count_rounds([FIRST, ALL_PASS, REJECTED, NONE_PASS], draft_forwards=9)
     assert lengths(counters) == {
         "tau": 4 / 3,
         "tokens_per_target_pass": 7 / 3,
@@ -37,20 +37,20 @@ def test_lengths():
 
 def test_a_start_up_token_that_the_prefill_accepts_is_no_verification():
     prefill = Round((1,), ("draft",), drafted=1, accepted=1, elapsed=0.0, mode="prefill")
-    counters = count([prefill, ALL_PASS, REJECTED], draft_forwards=7)
+    counters = count_rounds([prefill, ALL_PASS, REJECTED], draft_forwards=7)
     assert (counters.accepted, counters.accepted_lengths) == (5, (3, 1))
     assert lengths(counters)["tau"] == 2.0  # not 5 / 2
 
 
 def test_run_length_goes_across_rounds():
     """Seven accepted tokens, one rejection: two runs, though four windows."""
-    counters = count([FIRST, ALL_PASS, REJECTED, ALL_PASS], draft_forwards=9)
+    counters = count_rounds([FIRST, ALL_PASS, REJECTED, ALL_PASS], draft_forwards=9)
     assert lengths(counters)["run_length"] == 3.5
     assert lengths(counters)["tau"] == 7 / 3
 
 
 def test_plain_decoding_has_one_token_per_pass_and_no_other_length():
-    counters = count([FIRST, PLAIN, PLAIN], draft_forwards=0)
+    counters = count_rounds([FIRST, PLAIN, PLAIN], draft_forwards=0)
     assert (counters.target_forwards, counters.accepted_lengths) == (2, ())
     assert lengths(counters) == {
         "tau": None,
@@ -61,4 +61,4 @@ def test_plain_decoding_has_one_token_per_pass_and_no_other_length():
 
 
 def test_a_text_of_one_token_has_no_lengths():
-    assert set(lengths(count([FIRST], draft_forwards=0)).values()) == {None}
+    assert set(lengths(count_rounds([FIRST], draft_forwards=0)).values()) == {None}

@@ -2,17 +2,17 @@ import random
 
 import pytest
 
-from vidspec.events.wrapping import WordWrap, wrapped
+from vidspec.events.wrapping import WordWrap, wrap_text
 
 TEXT = "The video shows three objects on a checkered background.\n\nThe first  is a small cyan circle, 一つ目.\n"
 
 
 @pytest.mark.parametrize("width", [1, 8, 20, 70, 200])
 def test_lines_are_broken_between_words(width):
-    lines = wrapped(TEXT, width).splitlines()
+    lines = wrap_text(TEXT, width).splitlines()
     assert " ".join(lines).split() == TEXT.split(), "no word is broken, none is lost"
     assert all(len(line) <= width or " " not in line for line in lines)
-    assert width < 200 or wrapped(TEXT, width) == TEXT
+    assert width < 200 or wrap_text(TEXT, width) == TEXT
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -22,12 +22,12 @@ def test_pieces_are_broken_as_the_whole(seed):
         size = draw.randint(1, 7)
         out += wrap.add(TEXT[at : at + size])
         at += size
-    assert out + wrap.end() == wrapped(TEXT, 20)
+    assert out + wrap.end() == wrap_text(TEXT, 20)
 
 
 def test_wide_characters_and_tabs_take_their_columns():
-    assert wrapped("一二三 四五六", 12) == "一二三\n四五六" and wrapped("一二三 四五六", 13) == "一二三 四五六"
-    assert wrapped("a\tbc", 9) == "a\nbc" and wrapped("a\tbc", 10) == "a\tbc"
+    assert wrap_text("一二三 四五六", 12) == "一二三\n四五六" and wrap_text("一二三 四五六", 13) == "一二三 四五六"
+    assert wrap_text("a\tbc", 9) == "a\nbc" and wrap_text("a\tbc", 10) == "a\tbc"
 
 
 def test_a_word_wider_than_a_line_is_left_to_the_terminal_at_once():

@@ -10,7 +10,7 @@ from golden import make
 from vidspec import errors
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 
 @cache
@@ -66,7 +66,7 @@ USUAL = [(make.PAIRS[at % 2], profile, (1, 4)[at // 2 % 2]) for at, profile in e
 def test_texts_and_counters_stay(pair, profile, batch):
     before, found = written("texts")[pair], {}
     with make.captioner(pair, profile) as captioner:
-        requests = [Request(str(clip), captioner.read(clip), key=clip.stem) for clip in shipped()]
+        requests = [CaptionRequest(str(clip), captioner.read(clip), key=clip.stem) for clip in shipped()]
         for key, event in captioner.serve(Given(requests), batch=batch):
             assert not isinstance(event, Exception), event
             if isinstance(event, Finished):

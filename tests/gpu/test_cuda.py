@@ -6,9 +6,9 @@ import pytest
 
 from gpu.places import DEVICE, SMOKE, cuda_only
 from research.gpu.frames import decoded
-from vidspec.bench.loaded import Loaded, Source, lossless_profiles
-from vidspec.dataset.ties import EPSILON, gap
-from vidspec.models.request import Request
+from vidspec.bench.loaded import LoadedModels, ModelSource, lossless_profiles
+from vidspec.dataset.ties import EPSILON, logit_gap
+from vidspec.models.request import CaptionRequest
 
 pytestmark = pytest.mark.gpu
 #: In a smoke run one profile in turns, one with a tree and one in parallel, and short texts: do the tests run?
@@ -28,7 +28,7 @@ def pair(request):
 
 @pytest.fixture(scope="module", params=["float32"] if SMOKE else ["float32", "bfloat16"])
 def loaded(request, pair, clips):
-    found = Loaded(Source(pair, device=str(DEVICE), dtype=request.param))
+    found = LoadedModels(ModelSource(pair, device=str(DEVICE), dtype=request.param))
     plain = found.captioner("ar", SHORT)
     found.plain = {name: plain.caption(name, clip=clip).token_ids for name, clip in clips.items()}
     yield found
@@ -45,14 +45,17 @@ def test_passes_are_replayed(loaded):
 def test_same_tokens_as_plain_decoding(loaded, name, clips):
     captioner = loaded.captioner(name, SHORT)
     for clip, plain in loaded.plain.items():
-        apart = gap(captioner, Request(clip, clips[clip]), plain, captioner.caption(clip, clip=clips[clip]).token_ids)
+        apart = logit_gap(
+            captioner, CaptionRequest(clip, clips[clip]), plain, captioner.caption(clip, clip=clips[clip]).token_ids
+        )
         assert apart <= (0 if loaded.source.dtype == "float32" else EPSILON)
 
 
 def test_float32_equals_the_cpu(pair, clips):
     here, there = (
-        Loaded(Source(pair, device=device, dtype="float32")).captioner("ar", SHORT) for device in ("cpu", str(DEVICE))
+        LoadedModels(ModelSource(pair, device=device, dtype="float32")).captioner("ar", SHORT)
+        for device in ("cpu", str(DEVICE))
     )
     for name, clip in clips.items():
         one, other = (captioner.caption(name, clip=clip).token_ids for captioner in (here, there))
-        assert gap(here, Request(name, clip), one, other) <= 1e-4
+        assert logit_gap(here, CaptionRequest(name, clip), one, other) <= 1e-4

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.gpu, cuda_only]
 
 def test_frames_are_those_of_software():
     pytest.importorskip("av", reason="PyAV, which reads video, is not installed")
-    from vidspec.video.decode_hardware import refusal
+    from vidspec.video.decode_hardware import refusal_reason
 
-    if (why := refusal("nvdec")) is not None:
+    if (why := refusal_reason("nvdec")) is not None:
         pytest.skip(f"the driver here decodes no video: {why}")
     for clip in shipped():
         there, here = (video.read(clip, frames=32, decoder=name) for name in ("nvdec", "av"))

@@ -7,14 +7,14 @@ import torch
 from models.record_preprocess import CASES, frames
 
 from gpu.places import DEVICE
-from vidspec.models.preprocess import ImageRules, PixelRules, framed, scaled, squeezed, tiled
+from vidspec.models.preprocess import ImageRules, PixelRules, cut_tiles, normalise, resize_and_crop, resize_to_square
 
 pytestmark = pytest.mark.gpu
 
 
 def close(there, here, rules):
     assert there.device == DEVICE and there.dtype == torch.uint8
-    there, here = scaled(there, rules), scaled(here, rules)
+    there, here = normalise(there, rules), normalise(here, rules)
     levels = (there.cpu() - here).abs() * 255 / 2
     assert levels.max() < 2.1 and (levels > 0.1).float().mean() < 0.01
 
@@ -23,12 +23,12 @@ def close(there, here, rules):
 @pytest.mark.parametrize("name", CASES)
 def test_resized_and_normalised(name, mode):
     rules = PixelRules(96, 128, mode=mode)
-    close(squeezed(frames(name), rules, DEVICE), squeezed(frames(name), rules), rules)
+    close(resize_to_square(frames(name), rules, DEVICE), resize_to_square(frames(name), rules), rules)
 
 
 @pytest.mark.parametrize("square", [False, True])
 def test_squares_and_tiles(square):
     rules = ImageRules(PixelRules(84, 84), 96, square)
     shown, resolutions = frames("small_down"), [[84, 168], [168, 84], [168, 168]]
-    close(framed(shown, rules, DEVICE), framed(shown, rules), rules.pixels)
-    close(tiled(shown, rules, resolutions, DEVICE), tiled(shown, rules, resolutions), rules.pixels)
+    close(resize_and_crop(shown, rules, DEVICE), resize_and_crop(shown, rules), rules.pixels)
+    close(cut_tiles(shown, rules, resolutions, DEVICE), cut_tiles(shown, rules, resolutions), rules.pixels)

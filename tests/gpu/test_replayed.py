@@ -11,7 +11,7 @@ from gpu.places import DEVICE, DTYPES, SMOKE, cuda_only
 from research.random_decoder import engine_of, language
 from research.sizes import Size
 from vidspec.engine.attention import attend
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows
 
 pytestmark = pytest.mark.gpu
@@ -37,7 +37,7 @@ def engine(request):
         if request.node.originalname == INTERPRETED:
             pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
             kernel = None
-        found.model.decoder.graphs = Graphs(found.model.decoder, kernel)
+        found.model.decoder.graphs = ReplayedPasses(found.model.decoder, kernel)
     return found
 
 

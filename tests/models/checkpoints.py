@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
 from research.training.architecture import SPECIALS, build_tokenizer
-from vidspec.models.base import Pixels, Seen
+from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.llava_onevision import LlavaOnevision
 
 #: Five patches per side, pooled to three: an odd number, as 384 / 14 = 27 is.
@@ -140,12 +140,12 @@ def as_pixels(values: torch.Tensor) -> Pixels:
     return Pixels(values, (len(values), side, side), tuple(map(float, range(len(values)))))
 
 
-def blank(frames: int) -> Seen:
+def blank(frames: int) -> VisionOutput:
     """A video of so many frames in which nothing is to be seen."""
     count = frames * CELLS**2 + 1
     cell = torch.arange(count)
     newline = cell == count - 1
-    return Seen(
+    return VisionOutput(
         torch.zeros(count, HIDDEN),
         (cell // CELLS**2).clamp(max=frames - 1),
         (cell % CELLS**2 // CELLS).masked_fill(newline, -1),

@@ -10,17 +10,17 @@ import sys
 import torch
 
 from vidspec import memory
-from vidspec.models.loading import load
-from vidspec.models.placement import placement
+from vidspec.models.loading import load_model
+from vidspec.models.placement import resolve_placement
 
 
 def main(first: str, second: str, dtype: str) -> None:
-    where = placement("cpu", dtype)
-    load(first, where)
-    before = memory.resident()
-    model = load(second, where)
+    where = resolve_placement("cpu", dtype)
+    load_model(first, where)
+    before = memory.resident_memory()
+    model = load_model(second, where)
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.model.parameters()}
-    print(memory.resident() - before, sum(storages.values()) + model.decoder.packed_bytes)
+    print(memory.resident_memory() - before, sum(storages.values()) + model.decoder.packed_bytes)
 
 
 if __name__ == "__main__":

@@ -42,4 +42,4 @@ def test_a_tower_is_given_the_same_whether_bytes_or_floats_wait(family):
     model = ADAPTERS[family]()
     pixels = model.preprocess(clip())
     floats = replace(pixels, stored=pixels.values, rules=None)
-    assert torch.equal(model.see(pixels).features, model.see(floats).features)
+    assert torch.equal(model.encode(pixels).features, model.encode(floats).features)

@@ -29,7 +29,7 @@ def vidspec(capsys, monkeypatch):
     """Runs a command line in this process, on a machine of a known size."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 40 * GIB)
-    monkeypatch.setattr("vidspec.models.placement.slow_half", lambda: False)
+    monkeypatch.setattr("vidspec.models.placement.has_slow_half_precision", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return lambda *args: Ran(main(args), *capsys.readouterr())
 
@@ -75,7 +75,7 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     text |= {"num_key_value_heads": 4, "vocab_size": 152064, "rope_parameters": {"mrope_section": [16, 24, 24]}}
     config = Qwen2_5_VLConfig(text_config=text, tie_word_embeddings=False)
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 20 * GIB)
-    monkeypatch.setattr("vidspec.memory.available", lambda: 20 * GIB)
+    monkeypatch.setattr("vidspec.memory.available_memory", lambda: 20 * GIB)
     _, found = said(vidspec, written(config))
     small = "Qwen/Qwen2.5-VL-3B-Instruct"
     assert found["dtype"] == "bfloat16" and found["packed_bytes"] == 0

@@ -65,8 +65,8 @@ def test_a_character_comes_whole():
 def test_what_another_token_would_add():
     one, two = WORDS.encode("a cat", add_special_tokens=False)[:2]
     text = Detokenizer(WORDS)
-    assert [text.instead(two), text.add(one), text.instead(SPECIALS[0])] == [full([two]), "a", ""]
-    assert text.instead(two) == text.add(two) == full([one, two])[1:]
+    assert [text.preview(two), text.add(one), text.preview(SPECIALS[0])] == [full([two]), "a", ""]
+    assert text.preview(two) == text.add(two) == full([one, two])[1:]
 
 
 def test_special_tokens_add_nothing():

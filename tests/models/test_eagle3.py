@@ -12,10 +12,10 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
 from vidspec.models import eagle3
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 KIND = Kind(QWEN25)
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def target():
 
 
 def load(folder, target, settings=None, weights=None):
-    return eagle3.load(str(save(folder, settings or config(KIND), weights or tensors(KIND))), target, PLACE)
+    return eagle3.load_eagle3(str(save(folder, settings or config(KIND), weights or tensors(KIND))), target, PLACE)
 
 
 def choices(head, seed=0):
@@ -73,7 +73,10 @@ def test_shards_are_one_head(tmp_path, target):
         save_file({key: weights[key] for key in keys}, folder / file)
     index = {"weight_map": {key: file for file, keys in files.items() for key in keys}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    got, expected = choices(eagle3.load(str(folder), target, PLACE))[0], choices(load(tmp_path / "one", target))[0]
+    got, expected = (
+        choices(eagle3.load_eagle3(str(folder), target, PLACE))[0],
+        choices(load(tmp_path / "one", target))[0],
+    )
     assert got == pytest.approx(expected, abs=1e-4)  # weights at other addresses round otherwise
 
 
@@ -132,15 +135,15 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, target, settings, change, m
 
 def test_files_that_are_missing_or_broken(tmp_path, target):
     with pytest.raises(ModelError, match=r"no config\.json in this folder"):
-        eagle3.load(str(tmp_path / "nowhere"), target, PLACE)
+        eagle3.load_eagle3(str(tmp_path / "nowhere"), target, PLACE)
     folder = save(tmp_path, config(KIND), tensors(KIND))
     (folder / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        eagle3.load(str(folder), target, PLACE)
+        eagle3.load_eagle3(str(folder), target, PLACE)
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     with pytest.raises(ModelError, match="its weights are pickled"):
-        eagle3.load(str(folder), target, PLACE)
+        eagle3.load_eagle3(str(folder), target, PLACE)
     (folder / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match=r"cannot be loaded|pickled"):
-        eagle3.load(str(folder), target, PLACE)
+        eagle3.load_eagle3(str(folder), target, PLACE)

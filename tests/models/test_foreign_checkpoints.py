@@ -17,8 +17,8 @@ from models.checkpoints_captioner import blip
 from research.random_init import random_model
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
-from vidspec.models.chat_template import rendered
-from vidspec.models.loading import load
+from vidspec.models.chat_template import render_template
+from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -65,11 +65,11 @@ def refused(loader, folder, *, says):
 
 
 def test_code_beside_a_known_model_is_left_alone(copy):
-    assert load(str(with_code(copy)), CPU).layers == 4
+    assert load_model(str(with_code(copy)), CPU).layers == 4
     assert not (copy / "ran").exists()
 
 
-@pytest.mark.parametrize("loader", [load, image_captioner.load, random_model])
+@pytest.mark.parametrize("loader", [load_model, image_captioner.load_image_captioner, random_model])
 def test_code_that_is_needed_is_refused_unasked(copy, loader):
     refused(loader, with_code(copy, model_type="my-own"), says="needs its own code, which is not run")
     assert not (copy / "ran").exists()
@@ -80,7 +80,7 @@ def test_code_of_a_tokenizer_is_refused_unasked(copy):
     path = copy / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "MineTokenizer"}))
     try:
-        load(str(copy), CPU)
+        load_model(str(copy), CPU)
     except ModelError as error:
         assert "\n" not in str(error)
     assert not (copy / "ran").exists()
@@ -88,7 +88,7 @@ def test_code_of_a_tokenizer_is_refused_unasked(copy):
 
 def test_code_beside_a_captioner_is_left_alone(tmp_path):
     folder = with_code(blip(tmp_path / "blip"))
-    assert image_captioner.load(str(folder), CPU).name == str(folder)
+    assert image_captioner.load_image_captioner(str(folder), CPU).name == str(folder)
     assert not (folder / "ran").exists()
 
 
@@ -101,7 +101,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("loader", [load, image_captioner.load])
+@pytest.mark.parametrize("loader", [load_model, image_captioner.load_image_captioner])
 def test_pickles_are_not_read(copy, loader, listed):
     """Neither instead of weights, nor where an index of safetensors names one."""
     (copy / "model.safetensors").unlink()
@@ -114,7 +114,7 @@ def test_pickles_are_not_read(copy, loader, listed):
     assert "model.safetensors" in error.hint and not (copy / "ran").exists()
 
 
-@pytest.mark.parametrize("loader", [load, image_captioner.load, random_model])
+@pytest.mark.parametrize("loader", [load_model, image_captioner.load_image_captioner, random_model])
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
 @pytest.mark.parametrize("value", ["their/kernel", {"vision_config": "their/kernel@main"}, "paged|their/kernel:fn"])
 def test_kernels_of_the_hub_are_not_fetched(copy, loader, key, value, monkeypatch):
@@ -149,7 +149,7 @@ def test_kernels_of_the_hub_are_not_fetched(copy, loader, key, value, monkeypatc
 def test_files_of_nonsense_are_one_line(copy, file, text):
     (copy / "chat_template.jinja").unlink(missing_ok=True)
     (copy / file).write_text(text)
-    refused(load, copy, says=str(copy))
+    refused(load_model, copy, says=str(copy))
 
 
 FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -174,10 +174,10 @@ DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n
 def test_bad_templates(copy, template, says, monkeypatch):
     monkeypatch.setattr(chat_template, "CPU_S", 1)
     (copy / "chat_template.jinja").write_text(template)
-    model = load(str(copy), CPU)
+    model = load_model(str(copy), CPU)
     begun = time.monotonic()
     with pytest.raises(ModelError) as caught:
-        model.prefix(model.see(pixels(2)), "Describe the video.")
+        model.prefix(model.encode(pixels(2)), "Describe the video.")
     assert f"{model.name}: its chat template {says}" in caught.value.message and "\n" not in str(caught.value)
     assert time.monotonic() - begun < chat_template.WALL_S
 
@@ -186,14 +186,14 @@ def test_templates_that_wait(monkeypatch):
     """A process that computes nothing is ended too."""
     monkeypatch.setattr(chat_template, "WALL_S", 0.3)
     with pytest.raises(ModelError, match="takes too long"):
-        rendered("model", lambda: time.sleep(30) or "")
+        render_template("model", lambda: time.sleep(30) or "")
 
 
 def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(checkpoints, monkeypatch):
-    model = load(str(checkpoints["tied"]), CPU)
+    model = load_model(str(checkpoints["tied"]), CPU)
     asked = []
     monkeypatch.setattr(
-        "vidspec.models.adapter.rendered", lambda name, render: asked.append(name) or rendered(name, render)
+        "vidspec.models.adapter.rendered", lambda name, render: asked.append(name) or render_template(name, render)
     )
 
     def message(text):

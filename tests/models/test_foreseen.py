@@ -16,7 +16,7 @@ def test_tokens_are_foreseen(family):
     model = ADAPTERS[family]()
     for frames, height, width in ((1, 60, 90), (3, 90, 60), (4, 41, 43)):
         shown = np.zeros((frames, height, width, 3), np.uint8)
-        seen = model.see(model.preprocess(Clip(shown, np.arange(float(frames)), None)))
+        seen = model.encode(model.preprocess(Clip(shown, np.arange(float(frames)), None)))
         assert model.visual_tokens(frames, height, width) == len(seen)
         prefix = model.prefix(seen, "What is seen?", "Be short." if family != "llava" else None)
         text = model.text_tokens("What is seen?", "Be short." if family != "llava" else None)

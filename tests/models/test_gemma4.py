@@ -26,8 +26,8 @@ from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.gemma4 import Gemma4
-from vidspec.models.placement import placement
-from vidspec.models.request import Request
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import CaptionRequest
 from vidspec.models.tiles import within
 
 PROMPT = "Describe the video."
@@ -65,7 +65,7 @@ def clip(height=40, width=60, seed=0):
 def made(kind="small", seed=0):
     model = adapter(seed=seed, **KINDS[kind])
     pixels = model.preprocess(clip(seed=seed))
-    prefix = model.prefix(model.see(pixels), PROMPT)
+    prefix = model.prefix(model.encode(pixels), PROMPT)
     inputs, own = model.stock_inputs(pixels, prefix), stock(seed=seed, **KINDS[kind])
     return SimpleNamespace(model=model, pixels=pixels, prefix=prefix, inputs=inputs, stock=own, engine=Engine(model))
 
@@ -139,8 +139,8 @@ def test_features_are_the_towers(case):
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     where = torch.nn.functional.pad(places, (0, 0, 0, missing), value=-1)
     found = case.stock.model.get_video_features(padded, where, torch.tensor([FRAMES])).pooler_output[0]
-    assert_close(case.model.see(case.pixels).features, found)
-    pooled = case.model.see(case.pixels, pooled=True)
+    assert_close(case.model.encode(case.pixels).features, found)
+    pooled = case.model.encode(case.pixels, pooled=True)
     assert pooled.grid == (FRAMES, 1, 2) and len(pooled) == 2 * FRAMES
 
 
@@ -244,9 +244,9 @@ PROFILES = (
 @pytest.mark.full
 def test_profiles_are_exact(tmp_path):
     """A small model drafts for a large one."""
-    place = placement("cpu", "float32")
-    target = loading.load(str(save(tmp_path / "target", **KINDS["large"])), place)
-    draft = loading.load(str(save(tmp_path / "draft")), place)
+    place = resolve_placement("cpu", "float32")
+    target = loading.load_model(str(save(tmp_path / "target", **KINDS["large"])), place)
+    draft = loading.load_model(str(save(tmp_path / "draft")), place)
 
     def captioner(name):
         profile = profiles.load(name, {"generate.max_new_tokens": 24, "video.frames": 4}, env={})
@@ -260,7 +260,7 @@ def test_profiles_are_exact(tmp_path):
         assert captioner(name).caption(path).token_ids == texts[path], name
     for name in ("ar", "specvlm"):
         four = captioner(name)
-        arrivals = Given([Request(path, four.read(path), key=path) for path in clips])
+        arrivals = Given([CaptionRequest(path, four.read(path), key=path) for path in clips])
         together = {
             key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
         }

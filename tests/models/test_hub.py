@@ -16,7 +16,7 @@ from vidspec.captioner import Captioner
 from vidspec.config.profiles import load as load_profile
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models import hub, loading
-from vidspec.models.loading import load
+from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 from vidspec.models.weight_files import optional_file
 
@@ -83,13 +83,13 @@ def refusing():
 @pytest.mark.parametrize("kind", [listening, refusing])
 def test_a_hub_that_does_not_answer_is_asked_once(endpoint, monkeypatch, kind):
     asked = []
-    real = hub.failure_of
-    monkeypatch.setattr(hub, "failure_of", lambda address: asked.append(address) or real(address))
+    real = hub.hub_failure
+    monkeypatch.setattr(hub, "hub_failure", lambda address: asked.append(address) or real(address))
     with kind() as port:
         endpoint(port)
         for name in ("org/target", "org/draft"):
             with pytest.raises(ModelError, match=f"{name}: .*the hub does not answer: ") as caught:
-                load(name, CPU)
+                load_model(name, CPU)
             assert caught.value.kind == "missing" and caught.value.exit_code == 3
             assert "\n" not in str(caught.value) and "hf download" not in caught.value.hint
     assert len(asked) == 1
@@ -99,12 +99,12 @@ def test_a_hub_is_asked_again_after_a_while(endpoint, monkeypatch):
     with refusing() as port:
         endpoint(port)
         with pytest.raises(ModelError):
-            hub.reach("org/model")
+            hub.check_reachable("org/model")
     monkeypatch.setattr(hub, "KNOWN", 0.0)
     with answering(200) as (port, asked):
         hub.answers[f"http://127.0.0.1:{port}"] = hub.answers.popitem()[1]
         endpoint(port)
-        assert hub.reach("org/model") and asked == ["/api/models"]
+        assert hub.check_reachable("org/model") and asked == ["/api/models"]
 
 
 @pytest.mark.parametrize(("status", "there"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
@@ -112,10 +112,10 @@ def test_which_answers_count(endpoint, status, there):
     with answering(status) as (port, _):
         endpoint(port)
         if there:
-            assert hub.reach("org/model")
+            assert hub.check_reachable("org/model")
         else:
             with pytest.raises(ModelError, match=f"its server says {status}"):
-                hub.reach("org/model")
+                hub.check_reachable("org/model")
 
 
 def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
@@ -128,8 +128,8 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
     assert hub.is_cached("org/model") and not hub.is_cached("org/other")
     with listening() as port:
         endpoint(port)
-        assert not hub.reach("org/model")
-        assert load("org/model", CPU).layers == 4
+        assert not hub.check_reachable("org/model")
+        assert load_model("org/model", CPU).layers == 4
     assert hub_constants.HF_HUB_OFFLINE is False
 
 
@@ -164,11 +164,11 @@ def test_a_file_that_is_not_there(endpoint, monkeypatch, tmp_path):
 
 
 def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "failure_of", lambda address: pytest.fail("was asked"))
-    assert not hub.reach(str(tmp_path)) and not hub.reach("./nowhere")
+    monkeypatch.setattr(hub, "hub_failure", lambda address: pytest.fail("was asked"))
+    assert not hub.check_reachable(str(tmp_path)) and not hub.check_reachable("./nowhere")
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"org/model: .*offline mode is on"):
-        hub.reach("org/model")
+        hub.check_reachable("org/model")
 
 
 def test_all_missing_models_are_named_at_once(monkeypatch):
@@ -185,19 +185,19 @@ def test_all_missing_models_are_named_at_once(monkeypatch):
 def test_only_downloads_that_exist_are_proposed():
     target, draft = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
     download = f"hf download {target} && hf download {draft}"
-    assert hub.fetching(target, draft) == f"fetch them where there is a network: {download}"
-    assert hub.fetching("Qwen/Qwen2.5-VL-7B") == f"did you mean {target}?"
-    assert "hf download" not in hub.fetching("org/model") + hub.fetching("embedded")
+    assert hub.download_hint(target, draft) == f"fetch them where there is a network: {download}"
+    assert hub.download_hint("Qwen/Qwen2.5-VL-7B") == f"did you mean {target}?"
+    assert "hf download" not in hub.download_hint("org/model") + hub.download_hint("embedded")
 
 
 def test_a_mistyped_name_is_answered_with_the_published_one():
-    assert hub.fetching("Qwen/Qwen2.5-VL-7B-Instuct") == "did you mean Qwen/Qwen2.5-VL-7B-Instruct?"
-    assert "did you mean" not in hub.fetching("Qwen/Qwen2.5-VL-7B-Instruct") + hub.fetching("org/model")
+    assert hub.download_hint("Qwen/Qwen2.5-VL-7B-Instuct") == "did you mean Qwen/Qwen2.5-VL-7B-Instruct?"
+    assert "did you mean" not in hub.download_hint("Qwen/Qwen2.5-VL-7B-Instruct") + hub.download_hint("org/model")
 
 
 def test_a_target_that_is_not_supported_is_told_before_the_draft_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
-    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("was loaded"))
     models = {"models.target": str(tmp_path), "models.draft": str(tmp_path / "draft")}
     with pytest.raises(
         ModelError, match=r"models of type qwen2_vl \(Qwen2-VL\) are not supported; nearest: qwen2_5_vl"

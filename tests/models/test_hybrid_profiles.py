@@ -11,13 +11,13 @@ from models import checkpoints_qwen
 from models.checkpoints_qwen import HYBRIDS, STOCK, Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.admission import SHARE, fits
+from vidspec.decoding.admission import SHARE, has_room
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.models.placement import placement
-from vidspec.models.request import Request
+from vidspec.models.placement import resolve_placement
+from vidspec.models.request import CaptionRequest
 
 CLIPS = {path.stem: str(path) for path in shipped()}
 TOKENS = 40
@@ -26,9 +26,11 @@ TOKENS = 40
 @pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(STOCK)))
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    place = placement("cpu", "float32")
+    place = resolve_placement("cpu", "float32")
     kinds = {"target": Kind(request.param, tied=False), "draft": Kind(request.param, tied=False, padding=0, noise=0.03)}
-    made = {role: loading.load(str(checkpoints_qwen.save(kind, folder / role)), place) for role, kind in kinds.items()}
+    made = {
+        role: loading.load_model(str(checkpoints_qwen.save(kind, folder / role)), place) for role, kind in kinds.items()
+    }
     return made["target"], made["draft"]
 
 
@@ -56,7 +58,7 @@ def test_chains(pair):
 @pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["ar", "specvlm-chain", "vanilla-sd-auto"]))
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)
-    arrivals = Given([Request(path, fast.read(path), key=path) for path in CLIPS.values()])
+    arrivals = Given([CaptionRequest(path, fast.read(path), key=path) for path in CLIPS.values()])
     texts = {key: said.caption.token_ids for key, said in fast.serve(arrivals, batch=4) if isinstance(said, Finished)}
     assert texts == {path: plain.caption(path).token_ids for path in CLIPS.values()}
 
@@ -77,7 +79,7 @@ def test_windows(pair, gamma):
 def test_admission_counts_states(pair, monkeypatch):
     """What a clip needs beside others grows with its tokens, and of hybrids by the states of both models."""
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
-    request = Request("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8), sound=None))
+    request = CaptionRequest("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8), sound=None))
     decoder, draft = pair[0].decoder, pair[1].decoder
     tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
     (claim,) = plain.needs(request)
@@ -86,10 +88,10 @@ def test_admission_counts_states(pair, monkeypatch):
     assert [one.model.decoder for one in both] == [decoder, draft]
     assert {one.entries for one in both} == {tokens + drafted.setup.room}
     for one, states in ((claim, decoder.state_bytes), (both[1], draft.state_bytes)):
-        taken = one.prompt + one.tower + one.model.decoder.slab.wants(one.entries) + states
+        taken = one.prompt + one.tower + one.model.decoder.slab.growth_bytes(one.entries) + states
         for free, enough in ((taken, True), (taken - 1, False)):
             monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device, free=free: free / SHARE)
-            assert fits([one]) is enough
+            assert has_room([one]) is enough
     assert (decoder.state_bytes > 0) == (pair[0].family in HYBRIDS)
 
 

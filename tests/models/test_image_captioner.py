@@ -15,9 +15,9 @@ from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import LONGEST, VIDEO_PROMPT, DraftCaptioner, first_sentence, middle_frame
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 FACTS = video.SourceFacts("", 5.0, 64, 48, "none", "none", 1.0, False, 0, 5, "none")
 
 
@@ -33,7 +33,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def captioner(folder):
-    return image_captioner.load(str(folder), PLACE)
+    return image_captioner.load_image_captioner(str(folder), PLACE)
 
 
 @pytest.mark.parametrize(("frames", "middle"), [(1, 0), (2, 1), (5, 2)])
@@ -94,7 +94,7 @@ def test_captions_are_short(captioner):
 def test_another_kind_of_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}), encoding="utf-8")
     with pytest.raises(ModelError, match="qwen2 caption no images") as caught:
-        image_captioner.load(str(tmp_path), PLACE)
+        image_captioner.load_image_captioner(str(tmp_path), PLACE)
     assert "Florence-2" in caught.value.hint
 
 
@@ -106,31 +106,31 @@ def test_missing_weights(tmp_path):
     del weights[name]
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match="1 weights are not in the files"):
-        image_captioner.load(str(folder), PLACE)
+        image_captioner.load_image_captioner(str(folder), PLACE)
 
 
 def test_damaged_files(tmp_path):
     folder = blip(tmp_path / "blip")
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        image_captioner.load(str(folder), PLACE)
+        image_captioner.load_image_captioner(str(folder), PLACE)
 
 
 def test_no_such_folder():
     with pytest.raises(ModelError, match=r"no config\.json in this folder"):
-        image_captioner.load("./nowhere", PLACE)
+        image_captioner.load_image_captioner("./nowhere", PLACE)
 
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory):
-    return Engine(loading.load(str(checkpoints.save(tmp_path_factory.mktemp("draft"))), PLACE))
+    return Engine(loading.load_model(str(checkpoints.save(tmp_path_factory.mktemp("draft"))), PLACE))
 
 
 @pytest.mark.parametrize("seed", range(4))
 @torch.inference_mode()
 def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
     whole, model = clip(seed), draft.model
-    prefix = model.prefix(model.see(model.preprocess(middle_frame(whole))), VIDEO_PROMPT)
+    prefix = model.prefix(model.encode(model.preprocess(middle_frame(whole))), VIDEO_PROMPT)
     tokens, text = [], ""
     while len(tokens) < LONGEST and not text.rstrip().endswith((".", "!", "?")):
         logits = (
@@ -148,6 +148,6 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
 def test_the_built_in_draft_says_something_true():
     from vidspec.embedded.samples import shipped
 
-    engine = Engine(loading.load(str(loading.embedded_folder("embedded", "draft")), PLACE))
+    engine = Engine(loading.load_model(str(loading.embedded_folder("embedded", "draft")), PLACE))
     said = {path.stem: DraftCaptioner(engine.model)(video.read(path, frames=8)) for path in shipped()}
     assert "one object" in said["one-object"] and all(text.endswith(".") for text in said.values()), said

@@ -15,7 +15,7 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 PROMPT = "Describe the video."
 FRAMES = 3
@@ -30,7 +30,7 @@ def clip(height=40, width=60):
 def case(request):
     model = adapter(language=request.param)
     pixels = model.preprocess(clip())
-    prefix = model.prefix(model.see(pixels), PROMPT)
+    prefix = model.prefix(model.encode(pixels), PROMPT)
     return SimpleNamespace(
         model=model,
         pixels=pixels,
@@ -65,8 +65,8 @@ def test_frames_are_squares_normalised_as_the_config_says(case):
 
 def test_features_are_the_towers(case):
     found = case.stock.get_image_features(case.pixels.values).pooler_output.flatten(0, 1)
-    assert_close(case.model.see(case.pixels).features, found)
-    pooled = case.model.see(case.pixels, pooled=True)
+    assert_close(case.model.encode(case.pixels).features, found)
+    pooled = case.model.encode(case.pixels, pooled=True)
     assert len(pooled) == FRAMES * 4 and pooled.grid == (FRAMES, 2, 2)
 
 
@@ -91,9 +91,10 @@ def test_prefill_windows_and_generate(case):
 
 @pytest.mark.full
 def test_profiles_are_exact(tmp_path):
-    place = placement("cpu", "float32")
+    place = resolve_placement("cpu", "float32")
     target, draft = (
-        loading.load(str(save(tmp_path / role, noise=noise)), place) for role, noise in (("target", 0), ("draft", 0.03))
+        loading.load_model(str(save(tmp_path / role, noise=noise)), place)
+        for role, noise in (("target", 0), ("draft", 0.03))
     )
     texts = {}
     for name in ("ar", "vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "self-sd", "self-int8", "tabed-mtcp"):

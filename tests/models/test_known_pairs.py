@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from transformers import LlavaNextProcessor
 
-from vidspec.models.identity import related
-from vidspec.models.known_pairs import RESOLUTIONS, known, visual_tokens
+from vidspec.models.identity import is_related
+from vidspec.models.known_pairs import RESOLUTIONS, known_pairs, visual_tokens
 from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.qwen2_5_omni import MAX_PIXELS, MIN_PIXELS
 from vidspec.registry import families
 
-MODELS = {model.name: model for pair in known() for model in (pair.target, pair.draft) if model is not None}
+MODELS = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
 
 
 def sizes(count, low=60, high=2200, seed=0):
@@ -63,14 +63,14 @@ def test_frames_of_the_other_families_are_all_alike():
 
 
 def test_pairs_make_sense():
-    assert len(known()) == len({(pair.target, pair.draft) for pair in known()}) >= 15
+    assert len(known_pairs()) == len({(pair.target, pair.draft) for pair in known_pairs()}) >= 15
     assert {model.family for model in MODELS.values()} <= set(families.names())
-    for pair in known():
+    for pair in known_pairs():
         if pair.draft is None:
             assert "self" in pair.note
             continue
         target, draft = pair.target, pair.draft
-        assert related(target.family, draft.family)
+        assert is_related(target.family, draft.family)
         dense = target.family.removesuffix("_moe")
         assert dense == draft.family or "prune.method: none" in pair.note
         assert target.kv_per_token > 0 and draft.kv_per_token > 0

@@ -15,7 +15,7 @@ from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.llava import VICUNA
 from vidspec.models.llava_next import MISTRAL
-from vidspec.models.loading import load
+from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
 FRAMES = 3
@@ -40,7 +40,7 @@ class Case:
         self.kind, self.model, self.stock = kind, adapter(kind, decoder), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = self.model.preprocess(clip(FRAMES, 60, 90))
-        self.seen = self.model.see(self.pixels)
+        self.seen = self.model.encode(self.pixels)
         self.prefix = self.model.prefix(self.seen, PROMPT)
 
     def prefill(self, prefix=None):
@@ -161,7 +161,7 @@ def test_taps_see_the_stock_models_attention(plain):
 @pytest.mark.parametrize("name", KINDS)
 def test_loaded_from_a_folder(name, tmp_path):
     kind = KINDS[name]
-    model = load(str(save(kind, tmp_path)), CPU)
+    model = load_model(str(save(kind, tmp_path)), CPU)
     assert model.family == kind.family and model.eos == {2}
     ours, theirs = model.model.state_dict(), stock(kind).state_dict()
     assert all(torch.equal(ours[key], weight) for key, weight in theirs.items())
@@ -203,7 +203,7 @@ def test_cells_are_where_their_pixels_are():
     plain = model.preprocess(clip(2, IMAGE_SIZE, IMAGE_SIZE))
     changed = plain.values.clone()
     changed[1, :, PATCH : 2 * PATCH, 2 * PATCH :] += 3.0  # of the second frame, the middle patch of the last column
-    seen, before = model.see(replace(plain, stored=changed, rules=None)), model.see(plain)
+    seen, before = model.encode(replace(plain, stored=changed, rules=None)), model.encode(plain)
     moved = (seen.features - before.features).abs().amax(-1).nonzero()[:, 0]
     assert [(int(seen.frame[i]), int(seen.row[i]), int(seen.column[i])) for i in moved] == [(1, 1, 2)]
 
@@ -219,7 +219,7 @@ def test_pooled_features(name):
     parts = torch.stack(means, dim=1)
     parts = torch.cat([own, parts], dim=1) if "all" in name else parts
     expected = case.stock.model.multi_modal_projector(parts).flatten(0, 1)
-    seen = case.model.see(case.pixels, pooled=True)
+    seen = case.model.encode(case.pixels, pooled=True)
     assert_close(seen.features, expected)
     assert seen.grid == (FRAMES, 2, 2) and int(seen.row.max()) == int(seen.column.max()) == 1
     prefix = case.model.prefix(seen, PROMPT)
@@ -251,13 +251,13 @@ def test_prompt_that_says_image(plain):
 def test_template_without_a_place_for_images():
     model = adapter(Kind(), template="{{ messages[0]['role'] }}")
     with pytest.raises(ModelError, match=r"tiny.*<image>"):
-        model.prefix(model.see(model.preprocess(clip(1, 50, 50))), PROMPT)
+        model.prefix(model.encode(model.preprocess(clip(1, 50, 50))), PROMPT)
 
 
 def test_template_with_one_image_takes_all_frames():
     model = adapter(Kind(tokenizer="bare"), template="see <image> now")
     words, ids = tokenizer("bare"), model.visual_id
-    prefix = model.prefix(model.see(model.preprocess(clip(2, 50, 50))), PROMPT)
+    prefix = model.prefix(model.encode(model.preprocess(clip(2, 50, 50))), PROMPT)
     assert prefix.token_ids.tolist() == [*words.encode("see "), *[ids] * 2 * SIDE**2, *words.encode(" now")]
 
 

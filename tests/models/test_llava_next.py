@@ -42,7 +42,7 @@ def test_unpadding_is_the_librarys():
 @pytest.mark.parametrize("size", [(60, 90), (90, 60), (84, 84), (30, 200), (200, 30), (42, 84), (41, 43)], ids=str)
 def test_tokens_are_the_stock_models(model, size):
     pixels = model.preprocess(clip(2, *size))
-    seen = model.see(pixels)
+    seen = model.encode(pixels)
     inputs = model.stock_pixels(pixels)
     expected = stock(KIND).get_image_features(**inputs).pooler_output
     torch.testing.assert_close(seen.features, torch.cat(list(expected)), rtol=0, atol=1e-4)
@@ -54,7 +54,7 @@ def test_tokens_are_the_stock_models(model, size):
 
 def test_places(model):
     """60 x 90 pixels fill 4 of 6 rows of the 2 x 2 tiles."""
-    seen = model.see(model.preprocess(clip(1, 60, 90)))
+    seen = model.encode(model.preprocess(clip(1, 60, 90)))
     whole = [(r, c) for r in range(SIDE) for c in range(SIDE)]
     tiles = [place for r in range(4) for place in [*((SIDE + r, c) for c in range(6)), (-1, -1)]]
     assert list(zip(seen.row.tolist(), seen.column.tolist(), strict=True)) == whole + tiles
@@ -62,7 +62,7 @@ def test_places(model):
 
 
 def test_newlines_stay_and_no_two_tokens_share_a_place(model):
-    seen = model.see(model.preprocess(clip(2, 60, 90)))
+    seen = model.encode(model.preprocess(clip(2, 60, 90)))
     visual = model.prefix(seen, "Describe.").visual
     assert torch.equal(visual.required, seen.row < 0) and int(visual.required.sum()) == 2 * 4
     grid = token_grid(visual)
@@ -74,11 +74,11 @@ def test_cells_are_where_their_pixels_are():
     model = mute(adapter(KIND))
     plain = model.preprocess(clip(2, 60, 90))
     assert plain.values.shape == (2, 5, 3, IMAGE_SIZE, IMAGE_SIZE)
-    before = model.see(plain)
+    before = model.encode(plain)
     for tile, (row, column) in ((1, (0, 0)), (2, (0, 3)), (3, (3, 0)), (4, (3, 3))):
         values = plain.values.clone()
         values[1, tile, :, PATCH : 2 * PATCH, 2 * PATCH :] += 3.0
-        seen = model.see(replace(plain, stored=values, rules=None))
+        seen = model.encode(replace(plain, stored=values, rules=None))
         moved = (seen.features - before.features).abs().amax(-1).nonzero()[:, 0]
         # One row of padding above is cut off; rows of the whole come first.
         expected = (1, SIDE + row + 1 - 1, column + 2)
@@ -88,7 +88,7 @@ def test_cells_are_where_their_pixels_are():
 def test_pooled_tokens(model):
     """Each tile alone is averaged 2 x 2 before the projector; what is padding is cut from the smaller tiles."""
     pixels = model.preprocess(clip(2, 60, 90))
-    seen = model.see(pixels, pooled=True)
+    seen = model.encode(pixels, pooled=True)
     whole = stock(KIND).model
     tower = whole.vision_tower(pixels.values.flatten(0, 1), output_hidden_states=True).hidden_states[-2][:, 1:]
     cells = tower.reshape(2, 5, SIDE, SIDE, -1)
@@ -104,7 +104,7 @@ def test_pooled_tokens(model):
         for line in unpad_image(picture.permute(2, 0, 1), (60, 90)).permute(1, 2, 0):
             rows += [*line, whole.image_newline]
     torch.testing.assert_close(seen.features, torch.stack(rows), rtol=0, atol=1e-4)
-    assert len(seen) < len(model.see(pixels)) / 1.5
+    assert len(seen) < len(model.encode(pixels)) / 1.5
 
 
 def test_grid_is_of_the_frames_own_pixels(model):

@@ -42,7 +42,7 @@ class Case:
         self.model, self.stock = adapter(kind, decoder), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = pixels(FRAMES)
-        self.prefix = self.model.prefix(self.model.see(self.pixels), PROMPT)
+        self.prefix = self.model.prefix(self.model.encode(self.pixels), PROMPT)
 
     def prefill(self, prefix=None):
         return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
@@ -211,10 +211,10 @@ def test_cells_are_where_their_pixels_are():
         if "out_proj" in name:
             weight.data.zero_()
     plain = torch.zeros(2, 3, IMAGE_SIZE, IMAGE_SIZE)
-    before = model.see(as_pixels(plain))
+    before = model.encode(as_pixels(plain))
     visual = model.prefix(before, PROMPT).visual
     plain[1, :, 24:36, 48:60] = 3.0  # of the second frame, the middle patch of the last column
-    changed = (model.see(as_pixels(plain)).features - before.features).abs().amax(-1).nonzero()[:, 0]
+    changed = (model.encode(as_pixels(plain)).features - before.features).abs().amax(-1).nonzero()[:, 0]
     places = {(int(visual.frame[i]), int(visual.row[i]), int(visual.column[i])) for i in changed}
     assert places == {(1, 1, 2)}
 
@@ -245,7 +245,7 @@ def test_prompt_text_is_the_chat_template(tied, prompt):
 
 
 def test_prompt_that_says_video(tied):
-    features = tied.model.see(tied.pixels)
+    features = tied.model.encode(tied.pixels)
     prefix = tied.model.prefix(features, "What does <video> mean? <video>")
     assert torch.equal(prefix.visual.index, tied.prefix.visual.index)
     assert torch.equal(prefix.embeds[0, prefix.visual.index], features.features)
@@ -305,7 +305,7 @@ def test_preprocess_and_see(tied):
     shown = tied.model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(FRAMES)))
     assert shown.values.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE) and shown.values.dtype == torch.float32
     expected = tied.stock.model.get_video_features(shown.values[None]).pooler_output[0]
-    assert_close(tied.model.see(shown).features, expected)
+    assert_close(tied.model.encode(shown).features, expected)
 
 
 def test_rules_come_from_the_processor():

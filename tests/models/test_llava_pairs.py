@@ -9,16 +9,16 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ModelError
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 FEW = {"generate.max_new_tokens": 24, "video.frames": 3}
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    folder, place = tmp_path_factory.mktemp("pair"), placement("cpu", "float32")
+    folder, place = tmp_path_factory.mktemp("pair"), resolve_placement("cpu", "float32")
     kinds = {"target": Kind(family="llava_next"), "draft": Kind(padding=62)}
-    return [loading.load(str(checkpoints_llava.save(kind, folder / name)), place) for name, kind in kinds.items()]
+    return [loading.load_model(str(checkpoints_llava.save(kind, folder / name)), place) for name, kind in kinds.items()]
 
 
 def caption(profile, target, draft):

@@ -49,7 +49,7 @@ def test_prompt_is_the_processors(family, words, template, prompt, system):
     # Like ``apply_chat_template(tokenize=True)``: no second <s>.
     options = {"add_special_tokens": not text.startswith("<s>")}
     expected = oracle(images=list(shown.frames), text=text, return_tensors="pt", **options)
-    prefix = model.prefix(model.see(model.preprocess(shown)), prompt, system)
+    prefix = model.prefix(model.encode(model.preprocess(shown)), prompt, system)
     assert prefix.token_ids.tolist() == expected["input_ids"][0].tolist()
     assert torch.equal((prefix.token_ids == model.visual_id).nonzero()[:, 0], prefix.visual.index)
     assert prefix.positions.tolist() == [list(range(prefix.length))] and prefix.next_position == prefix.length

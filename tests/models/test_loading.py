@@ -28,8 +28,8 @@ from models.checkpoints import (
 from models.checkpoints_llava import Kind
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.loading import check_pair, embedded_folder, load, prepare
-from vidspec.models.placement import Placement, cpu_dtype, placement
+from vidspec.models.loading import check_pair, embedded_folder, load_model, prepare_decoder
+from vidspec.models.placement import Placement, cpu_dtype, resolve_placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -56,7 +56,7 @@ def offline(monkeypatch):
 
 def refused(name, kind, error=ModelError):
     with pytest.raises(error) as caught:
-        load(str(name), CPU)
+        load_model(str(name), CPU)
     assert caught.value.exit_code == 3 and caught.value.kind == kind
     assert "\n" not in caught.value.message
     return caught.value
@@ -64,7 +64,7 @@ def refused(name, kind, error=ModelError):
 
 @pytest.mark.parametrize("name, kind", [("tied", TIED), ("untied", UNTIED), ("padded", PADDED)])
 def test_load(checkpoints, name, kind):
-    model, reference = load(str(checkpoints[name]), CPU), stock(kind)
+    model, reference = load_model(str(checkpoints[name]), CPU), stock(kind)
     assert (model.name, model.family, model.dtype) == (str(checkpoints[name]), "llava_onevision", torch.float32)
     loaded = model.model.state_dict()
     assert all(torch.equal(loaded[key], weight) for key, weight in reference.state_dict().items())
@@ -85,7 +85,7 @@ def test_folder_without_config(tmp_path):
 
 def test_home_folder(copy, monkeypatch):
     monkeypatch.setenv("HOME", str(copy.parent))
-    assert load("~/model", CPU).layers == 4
+    assert load_model("~/model", CPU).layers == 4
     (copy / "model.safetensors").write_bytes(b"nothing")
     assert "~/model: cannot be loaded" in refused("~/model", "unreadable").message
 
@@ -190,7 +190,7 @@ def test_tensors_that_the_model_does_not_have(copy, key):
 def test_tensors_that_no_model_needs(copy, key):
     file = copy / "model.safetensors"
     save_file({**load_file(file), key: torch.ones(2)}, file, metadata={"format": "pt"})
-    assert load(str(copy), CPU).layers == 4
+    assert load_model(str(copy), CPU).layers == 4
 
 
 def test_no_tokenizer(copy):
@@ -218,7 +218,7 @@ def test_name_that_the_hub_cannot_have(offline):
 def test_sharded(checkpoints, tmp_path):
     save(UNTIED, tmp_path, max_shard_size="100kB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    loaded, whole = load(str(tmp_path), CPU), load(str(checkpoints["untied"]), CPU)
+    loaded, whole = load_model(str(tmp_path), CPU), load_model(str(checkpoints["untied"]), CPU)
     theirs = whole.model.state_dict()
     assert all(torch.equal(weight, theirs[key]) for key, weight in loaded.model.state_dict().items())
     next(iter(sorted(tmp_path.glob("*.safetensors")))).unlink()
@@ -227,10 +227,10 @@ def test_sharded(checkpoints, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_dtypes_decode(checkpoints, dtype):
-    model = load(str(checkpoints["tied"]), placement("cpu", dtype))
+    model = load_model(str(checkpoints["tied"]), resolve_placement("cpu", dtype))
     assert model.dtype == getattr(torch, dtype)
     engine = Engine(model)
-    prefix = model.prefix(model.see(pixels(2)), "Describe the video.")
+    prefix = model.prefix(model.encode(pixels(2)), "Describe the video.")
     state = engine.prefill(prefix, room=8)
     alone = [forward(engine, state, [token]).logits[0] for token in (300, 41, 77)]
     state.span.rollback(prefix.length)
@@ -243,63 +243,63 @@ def test_dtypes_decode(checkpoints, dtype):
 def test_half_precision_file_in_float32(tmp_path):
     save(TIED, tmp_path)
     stock(TIED).half().save_pretrained(tmp_path)
-    assert load(str(tmp_path), CPU).dtype == torch.float32
+    assert load_model(str(tmp_path), CPU).dtype == torch.float32
 
 
 def test_placement():
-    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, packed="auto", fitted=True)
+    assert resolve_placement("cpu") == Placement(torch.device("cpu"), torch.float32, packed="auto", fitted=True)
     half = Placement(torch.device("cpu"), torch.bfloat16, "stock", packed="auto")
-    assert placement("cpu", "bfloat16", "stock") == half
+    assert resolve_placement("cpu", "bfloat16", "stock") == half
 
 
 def test_placement_prefers_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert placement() == placement("cuda") == Placement(torch.device("cuda:0"), torch.bfloat16)
-    assert placement("cuda:0", "float16").dtype == torch.float16
+    assert resolve_placement() == resolve_placement("cuda") == Placement(torch.device("cuda:0"), torch.bfloat16)
+    assert resolve_placement("cuda:0", "float16").dtype == torch.float16
     with pytest.raises(DeviceError, match="has 1 CUDA devices"):
-        placement("cuda:1")
+        resolve_placement("cuda:1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert placement("cuda:1").device == torch.device("cuda:1")
+    assert resolve_placement("cuda:1").device == torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert placement("cuda") == placement("cuda:1")
+    assert resolve_placement("cuda") == resolve_placement("cuda:1")
 
 
 def test_cudnns_attention_is_off_on_cuda(monkeypatch):
     told = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
     model = adapter(TIED)
-    prepare(model, Placement(torch.device("cpu"), torch.float32))
+    prepare_decoder(model, Placement(torch.device("cpu"), torch.float32))
     assert told == []
-    prepare(model, Placement(torch.device("cuda:0"), torch.bfloat16))
+    prepare_decoder(model, Placement(torch.device("cuda:0"), torch.bfloat16))
     assert told == [False]
 
 
 @pytest.mark.parametrize("name", ["cuda:97", "tpu", "cuda:x", ""])
 def test_no_such_device(name):
     with pytest.raises(DeviceError) as caught:
-        placement(name)
+        resolve_placement(name)
     assert caught.value.exit_code == 3 and name in caught.value.message and caught.value.hint
 
 
 def test_no_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="0 CUDA devices"):
-        placement("cuda")
-    assert placement().device.type == "cpu"
+        resolve_placement("cuda")
+    assert resolve_placement().device.type == "cpu"
 
 
 def test_a_model_that_cannot_be_fused(checkpoints, copy):
     config = json.loads((copy / "config.json").read_text())
     config["text_config"]["hidden_act"] = "gelu"
     (copy / "config.json").write_text(json.dumps(config))
-    assert load(str(copy), CPU).decoder.why == "activation gelu is not fused"
+    assert load_model(str(copy), CPU).decoder.why == "activation gelu is not fused"
     with pytest.raises(DeviceError, match="activation gelu is not fused") as caught:
-        load(str(copy), placement("cpu", decoder="fused"))
+        load_model(str(copy), resolve_placement("cpu", decoder="fused"))
     assert caught.value.exit_code == 3 and "models.decoder: auto" in caught.value.hint
-    stock_blocks = load(str(checkpoints["tied"]), placement("cpu", decoder="stock")).decoder
+    stock_blocks = load_model(str(checkpoints["tied"]), resolve_placement("cpu", decoder="stock")).decoder
     assert (stock_blocks.name, stock_blocks.why) == ("stock", "as told")
 
 
@@ -316,7 +316,7 @@ def full(*_args, **_kwargs):
 def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weights):
     monkeypatch.setattr("vidspec.engine.fused._Block.__init__", full)
     with pytest.raises(DeviceError, match="laying out its weights on cpu: memory does not suffice") as caught:
-        load(str(checkpoints["tied"]), Placement(torch.device("cpu"), torch.float32, weights=weights))
+        load_model(str(checkpoints["tied"]), Placement(torch.device("cpu"), torch.float32, weights=weights))
     assert caught.value.kind == "memory" and "models.decoder: stock" in caught.value.hint
 
 
@@ -328,29 +328,29 @@ def test_out_of_memory_while_copies_are_rounded(checkpoints, monkeypatch, decode
     def lacking(*_):
         raise error
 
-    model = load(str(checkpoints["tied"]), placement("cpu", decoder=decoder))
+    model = load_model(str(checkpoints["tied"]), resolve_placement("cpu", decoder=decoder))
     with monkeypatch.context() as patched:
         for precision in ("int8", "int4"):
-            patched.setattr("vidspec.engine.quantised.Int8.of", lacking)
-            patched.setattr("vidspec.engine.quantised.Int4.of", lacking)
+            patched.setattr("vidspec.engine.quantised.Int8Matrix.of", lacking)
+            patched.setattr("vidspec.engine.quantised.Int4Matrix.of", lacking)
             with pytest.raises(DeviceError, match=f"a copy of its weights in {precision}: memory") as caught:
-                model.quantised(precision)
+                model.quantised_copy(precision)
             assert ("draft.precision: int4" in caught.value.hint) == (precision == "int8")
-    assert model.quantised("int8").decoder is not model.decoder
+    assert model.quantised_copy("int8").decoder is not model.decoder
 
 
 def test_processor_inside_the_processors_config(copy):
     (copy / "video_preprocessor_config.json").unlink()
     nested = {"video_processor": {"size": {"height": 48, "width": 36}, "image_mean": [0.1, 0.2, 0.3]}}
     (copy / "processor_config.json").write_text(json.dumps(nested))
-    rules = load(str(copy), CPU).rules
+    rules = load_model(str(copy), CPU).rules
     assert (rules.height, rules.width, rules.mean) == (48, 36, (0.1, 0.2, 0.3))
 
 
 def test_processor_of_the_images(copy):
     (copy / "video_preprocessor_config.json").rename(copy / "preprocessor_config.json")
     (copy / "processor_config.json").write_text(json.dumps({"processor_class": "LlavaOnevisionProcessor"}))
-    assert load(str(copy), CPU).rules.height == IMAGE_SIZE
+    assert load_model(str(copy), CPU).rules.height == IMAGE_SIZE
 
 
 def test_no_processor(copy):
@@ -364,13 +364,13 @@ def test_no_processor(copy):
 def test_templates(copy):
     (copy / "chat_template.json").write_text(json.dumps({"chat_template": "old <video>"}))
     (copy / "chat_template.jinja").write_text("new <video>")
-    assert load(str(copy), CPU).template == "new <video>"
+    assert load_model(str(copy), CPU).template == "new <video>"
     (copy / "chat_template.jinja").unlink()
-    assert load(str(copy), CPU).template == "old <video>"
+    assert load_model(str(copy), CPU).template == "old <video>"
 
 
 def test_pairs(checkpoints):
-    target, padded, foreign = (load(str(checkpoints[name]), CPU) for name in ("untied", "padded", "foreign"))
+    target, padded, foreign = (load_model(str(checkpoints[name]), CPU) for name in ("untied", "padded", "foreign"))
     check_pair(target, target)
     check_pair(target, padded)
     check_pair(padded, target)
@@ -381,7 +381,7 @@ def test_pairs(checkpoints):
 
 
 def test_pairs_of_two_families(checkpoints):
-    target, other = (load(str(checkpoints["tied"]), CPU) for _ in range(2))
+    target, other = (load_model(str(checkpoints["tied"]), CPU) for _ in range(2))
     other.family = "other"
     with pytest.raises(ModelError, match=r"family llava_onevision.*of other"):
         check_pair(target, other)
@@ -390,7 +390,7 @@ def test_pairs_of_two_families(checkpoints):
 def test_pairs_of_llava_and_llava_next(tmp_path):
     """TABED's: a LLaVA-1.5 drafts for LLaVA-NeXT. Words must be the same nevertheless."""
     kinds = {"next": Kind(family="llava_next"), "small": Kind(padding=62, seed=1), "foreign": Kind(tokenizer="foreign")}
-    target, draft, foreign = (load(str(checkpoints_llava.save(kinds[k], tmp_path / k)), CPU) for k in kinds)
+    target, draft, foreign = (load_model(str(checkpoints_llava.save(kinds[k], tmp_path / k)), CPU) for k in kinds)
     check_pair(target, draft)
     check_pair(draft, target)
     assert target.vocabulary == draft.vocabulary
@@ -400,7 +400,7 @@ def test_pairs_of_llava_and_llava_next(tmp_path):
 
 
 def test_pairs_of_heads_shorter_than_the_tokenizer(checkpoints):
-    target, draft = (load(str(checkpoints["tied"]), CPU) for _ in range(2))
+    target, draft = (load_model(str(checkpoints["tied"]), CPU) for _ in range(2))
     draft.vocabulary -= 3
     with pytest.raises(ModelError, match="no common vocabulary"):
         check_pair(target, draft)
@@ -423,7 +423,7 @@ def test_image_processor_inside_the_processors_config(tmp_path):
     checkpoints_llava.save(Kind(), tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"size": {"shortest_edge": 31}}}))
-    assert load(str(tmp_path), CPU).rules.edge == 31
+    assert load_model(str(tmp_path), CPU).rules.edge == 31
 
 
 def salmonn(folder: Path) -> checkpoints_qwen.Kind:
@@ -457,7 +457,7 @@ def salmonn(folder: Path) -> checkpoints_qwen.Kind:
 
 def test_an_audio_branch_is_left_out(tmp_path):
     kind = salmonn(tmp_path)
-    model = load(str(tmp_path), CPU)
+    model = load_model(str(tmp_path), CPU)
     assert model.family == "qwen2_5_vl" and "audio branch is left out" in model.note
     assert str(tmp_path) in model.note and "\n" not in model.note
     loaded = model.model.state_dict()
@@ -465,12 +465,12 @@ def test_an_audio_branch_is_left_out(tmp_path):
     assert loaded.keys() == theirs.keys() and all(torch.equal(loaded[name], theirs[name]) for name in theirs)
     plain = checkpoints_qwen.adapter(kind)
     shown = checkpoints_qwen.pixels(plain)
-    states = [Engine(one).prefill(one.prefix(one.see(shown), "Describe the video."), 4) for one in (model, plain)]
+    states = [Engine(one).prefill(one.prefix(one.encode(shown), "Describe the video."), 4) for one in (model, plain)]
     torch.testing.assert_close(states[0].logits, states[1].logits, rtol=0, atol=1e-5)
 
 
 def test_models_without_ears_have_no_note(checkpoints):
-    assert load(str(checkpoints["tied"]), CPU).note is None
+    assert load_model(str(checkpoints["tied"]), CPU).note is None
 
 
 @pytest.mark.full
@@ -511,6 +511,6 @@ def test_the_dtype_on_a_cpu_follows_from_memory(numbers, free, fast, dtype):
 
 
 def test_a_model_that_does_not_fit_in_float32(checkpoints, monkeypatch):
-    monkeypatch.setattr("vidspec.memory.available", lambda: 2**20)
-    assert load(str(checkpoints["tied"]), placement("cpu")).dtype is torch.bfloat16
-    assert load(str(checkpoints["tied"]), placement("cpu", "float32")).dtype is torch.float32
+    monkeypatch.setattr("vidspec.memory.available_memory", lambda: 2**20)
+    assert load_model(str(checkpoints["tied"]), resolve_placement("cpu")).dtype is torch.bfloat16
+    assert load_model(str(checkpoints["tied"]), resolve_placement("cpu", "float32")).dtype is torch.float32

@@ -13,14 +13,14 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
 from vidspec.models import loading, mtp
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 DENSE, EXPERT = Kind(checkpoints_mtp.FAMILY), Kind(f"{checkpoints_mtp.FAMILY}_moe")
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 
 
 def load(folder, weights, kind=DENSE):
-    return mtp.load(loading.load(str(save(kind, folder, weights)), PLACE))
+    return mtp.load_mtp(loading.load_model(str(save(kind, folder, weights)), PLACE))
 
 
 def choices(head):
@@ -61,7 +61,7 @@ def test_of_several_files_only_those_with_the_layer_are_read(tmp_path):
     places = {key: "two.safetensors" if key.startswith("mtp.") else "one.safetensors" for key in weights}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
     target.source = str(folder)
-    torch.testing.assert_close(choices(mtp.load(target)), expected, rtol=0, atol=1e-4)  # other addresses
+    torch.testing.assert_close(choices(mtp.load_mtp(target)), expected, rtol=0, atol=1e-4)  # other addresses
 
 
 def without(key):
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, kind, change, message):
 
 
 def test_files_that_are_broken(tmp_path):
-    target = loading.load(str(save(DENSE, tmp_path, tensors(DENSE))), PLACE)
+    target = loading.load_model(str(save(DENSE, tmp_path, tensors(DENSE))), PLACE)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        mtp.load(target)
+        mtp.load_mtp(target)

@@ -17,13 +17,13 @@ from models.checkpoints import TIED, stock
 from models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.workers.places import of_draft
+from vidspec.decoding.workers.places import draft_placement
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
 from vidspec.models import hub, loading
-from vidspec.models.loading import load
-from vidspec.models.placement import Placement, placement
+from vidspec.models.loading import load_model
+from vidspec.models.placement import Placement, resolve_placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -76,18 +76,18 @@ def test_a_model_in_parts(family, tmp_path, capfd):
     made, kind, parts, pixels = FAMILIES[family]
     folder = str(made.save(kind, tmp_path, max_shard_size="100kB"))
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    whole = load(folder, placement("cpu", decoder="stock"))
-    spread = load(folder, placement("cpu", device_map=parts))
+    whole = load_model(folder, resolve_placement("cpu", decoder="stock"))
+    spread = load_model(folder, resolve_placement("cpu", device_map=parts))
     assert spread.language.embed_tokens.weight.is_meta and spread.model.lm_head.weight.is_meta
     assert (spread.device, spread.dtype, spread.vocabulary) == (whole.device, torch.float32, whole.vocabulary)
     seen = []
     for model in (whole, spread):
         engine, shown = Engine(model), pixels(model)
-        prefix = model.prefix(model.see(shown), "Describe the video.")
+        prefix = model.prefix(model.encode(shown), "Describe the video.")
         taps = Taps(rows=prefix.text_rows_after_video, visual=prefix.visual.index, attention=True, hidden=(0, 2, 4))
         state = engine.prefill(prefix, 8, taps)
         passed = forward(engine, state, [30, 41, 77])
-        pooled = model.see(shown, pooled=True).features
+        pooled = model.encode(shown, pooled=True).features
         seen.append([state.logits, *passed, taps.attention_scores, *taps.states.values(), pooled])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -109,24 +109,24 @@ def asked(checkpoints, monkeypatch):
     monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", from_pretrained)
     whole = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: whole("torch" if name in OPTIONAL else name))
-    return lambda where: (load(str(checkpoints["tied"]), where), seen)[1]
+    return lambda where: (load_model(str(checkpoints["tied"]), where), seen)[1]
 
 
 @pytest.mark.parametrize("split", ["auto", "balanced"])
 def test_split_over_all_devices(asked, split):
-    options = asked(placement("cpu", "bfloat16", device_map=split))
+    options = asked(resolve_placement("cpu", "bfloat16", device_map=split))
     assert options["device_map"] == split and options["dtype"] == torch.bfloat16
     assert "quantization_config" not in options
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantised(asked, bits):
-    options = asked(placement("cpu", "bfloat16", quantization=f"{bits}bit"))
+    options = asked(resolve_placement("cpu", "bfloat16", quantization=f"{bits}bit"))
     chosen = options["quantization_config"]
     assert (chosen.load_in_8bit, chosen.load_in_4bit) == (bits == 8, bits == 4)
     assert chosen.bnb_4bit_compute_dtype == torch.bfloat16 and chosen.bnb_4bit_quant_type == "nf4"
     assert options["device_map"] == {"": "cpu"}  # quantised weights cannot be moved afterwards
-    assert asked(placement("cpu", quantization=f"{bits}bit", device_map="auto"))["device_map"] == "auto"
+    assert asked(resolve_placement("cpu", quantization=f"{bits}bit", device_map="auto"))["device_map"] == "auto"
 
 
 def test_whole_models_need_no_accelerate(asked):
@@ -140,7 +140,7 @@ def test_packages_that_are_not_there(checkpoints, monkeypatch, options, package)
     whole = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else whole(name))
     with pytest.raises(DeviceError, match=rf"models\.\w+.*: {package} is not installed") as caught:
-        load(str(checkpoints["tied"]), placement("cpu", **options))
+        load_model(str(checkpoints["tied"]), resolve_placement("cpu", **options))
     assert caught.value.hint == f"pip install {package}" and caught.value.exit_code == 3
 
 
@@ -150,7 +150,7 @@ def test_out_of_memory_of_all_devices(checkpoints, monkeypatch):
 
     monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", full)
     with pytest.raises(DeviceError, match="does not fit on all devices together") as caught:
-        load(str(checkpoints["tied"]), placement("cpu", device_map="auto"))
+        load_model(str(checkpoints["tied"]), resolve_placement("cpu", device_map="auto"))
     assert caught.value.kind == "memory"
 
 
@@ -166,9 +166,9 @@ def placed(monkeypatch, **settings):
         if len(seen) == 2:
             raise ModelError("enough")
 
-    monkeypatch.setattr(hub, "require", lambda names: [])
+    monkeypatch.setattr(hub, "require_models", lambda names: [])
     monkeypatch.setattr(loading, "read_config", lambda name: None)
-    monkeypatch.setattr(loading, "load", stop_at_the_second)
+    monkeypatch.setattr(loading, "load_model", stop_at_the_second)
     keys = {f"models.{key}": value for key, value in settings.items()}
     with pytest.raises(ModelError, match="enough"):
         Captioner.from_profile("vanilla-sd", overrides={"models.target": "big", "models.draft": "small", **keys})
@@ -222,7 +222,7 @@ def test_what_shares_the_targets_cache_or_states_stays_with_it(monkeypatch, name
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert of_draft(profiles.load(name, more, env={})).device == torch.device(own)
+    assert draft_placement(profiles.load(name, more, env={})).device == torch.device(own)
 
 
 def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch):

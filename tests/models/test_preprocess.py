@@ -11,14 +11,14 @@ import torch
 from models import record_preprocess
 from models.record_preprocess import CASES, STEP, frames
 from vidspec.models import preprocess
-from vidspec.models.preprocess import PixelRules, channels_first, scaled, squeezed
+from vidspec.models.preprocess import PixelRules, channels_first, normalise, resize_to_square
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess.npz"
 MODES = {2: "bilinear", 3: "bicubic"}
 
 
 def normalised(shown, rules):
-    return scaled(squeezed(shown, rules), rules)
+    return normalise(resize_to_square(shown, rules), rules)
 
 
 def ours(name):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from models import record_preprocess_qwen
 from models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
-from vidspec.models.preprocess import scaled
+from vidspec.models.preprocess import normalise
 from vidspec.models.preprocess_qwen import GridRules, patches, patchify
 from vidspec.models.qwen2_5_vl import Qwen25VL
 from vidspec.models.qwen3_vl import Qwen3VL
@@ -33,7 +33,7 @@ def rules(config):
 
 def compare(name, recorded):
     stored, grid, by = patches(frames(name), rules(CASES[name][0]))
-    values = scaled(stored, by)
+    values = normalise(stored, by)
     assert values.dtype == torch.float32 and len(values) == np.prod(grid)
     assert list(grid) == recorded[f"{name}_grid"].tolist()
     np.testing.assert_allclose(values.numpy().reshape(-1)[::STEP], recorded[name], rtol=0, atol=1e-5)

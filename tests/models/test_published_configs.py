@@ -10,14 +10,14 @@ import pytest
 import torch
 import transformers
 
-from vidspec.engine.recurrent import most_bytes
+from vidspec.engine.recurrent import max_state_bytes
 from vidspec.engine.stock import StockDecoder
-from vidspec.models.known_pairs import known
+from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import families
 
 FOLDER = Path(__file__).parent / "fixtures" / "configs"
 PUBLISHED = {found["name"]: found for found in (json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json")))}
-KNOWN = {model.name: model for pair in known() for model in (pair.target, pair.draft) if model is not None}
+KNOWN = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
 
 
 def built(name, folder):
@@ -46,7 +46,7 @@ def test_listed_is_what_the_config_makes(name, tmp_path):
 
 def test_drafts_have_their_targets_vocabulary():
     """Heads are padded to round numbers; anything else is another tokenizer."""
-    for pair in known():
+    for pair in known_pairs():
         if pair.draft is not None and pair.target.vocabulary and pair.draft.vocabulary:
             assert abs(pair.target.vocabulary - pair.draft.vocabulary) < 1024, pair
 
@@ -55,7 +55,7 @@ def test_states_of_a_clip(tmp_path):
     """Qwen3.5-9B: a state of 32 x 128 x 128 float32 in 24 blocks, of which at most 14 are kept, and their rows."""
     language = families.get("qwen3_5").language_of(built("Qwen/Qwen3.5-9B", tmp_path))
     state = 24 * 32 * 128 * 128 * 4
-    assert 14 * state < most_bytes(language.config, torch.bfloat16) < 16 * state
+    assert 14 * state < max_state_bytes(language.config, torch.bfloat16) < 16 * state
 
 
 def test_there_are_fixtures_for_most_families():

@@ -18,7 +18,7 @@ from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
-from vidspec.models.loading import load
+from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -31,7 +31,7 @@ def checkpoint(tmp_path):
 
 def refused(folder):
     with pytest.raises(ModelError) as caught:
-        load(str(folder), CPU, text=True)
+        load_model(str(folder), CPU, text=True)
     assert "\n" not in caught.value.message and caught.value.kind == "unreadable"
     return caught.value
 
@@ -41,7 +41,7 @@ def test_as_the_library_that_wrote_it(checkpoint, name):
     """The libraries computed in float16 where they did not in float32; codes of four bits meet bfloat16 rows here."""
     rounded = KEPT.get(name, (8,))[0] == 4
     theirs = load_file(make.HERE / f"{name}.out.safetensors")
-    model = load(str(checkpoint(name)), CPU, text=True)
+    model = load_model(str(checkpoint(name)), CPU, text=True)
     assert (model.decoder.name, model.dtype) == ("fused", torch.float32)
     if "mlp.down_proj" in theirs:
         down = model.decoder.blocks[0].down.dense(torch.float32, model.device)[: make.SOME, : make.ROWS]
@@ -54,7 +54,7 @@ def test_as_the_library_that_wrote_it(checkpoint, name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_the_dtype_of_the_model(checkpoint, dtype):
-    model = load(str(checkpoint("gptq")), Placement(torch.device("cpu"), dtype), text=True)
+    model = load_model(str(checkpoint("gptq")), Placement(torch.device("cpu"), dtype), text=True)
     assert {weight.dtype for weight in model.model.parameters()} == {dtype}
 
 
@@ -71,7 +71,7 @@ KEPT = {
 def dequantised(folder, monkeypatch, where=CPU):
     with monkeypatch.context() as patched:
         patched.setattr(Placement, "keeps_codes", False)
-        return load(str(folder), where, text=True)
+        return load_model(str(folder), where, text=True)
 
 
 def generated(model, prompts, new=12):
@@ -89,7 +89,7 @@ def generated(model, prompts, new=12):
 def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
     """In the bytes that are foreseen, near the dequantised weights' numbers, the same alone and among other clips."""
     folder, (bits, group, scale) = checkpoint(name), KEPT[name]
-    model = load(str(folder), replace(CPU, decoder=decoder), text=True)
+    model = load_model(str(folder), replace(CPU, decoder=decoder), text=True)
     plain = dequantised(folder, monkeypatch, replace(CPU, decoder=decoder))
     assert model.decoder.name == decoder and model.codes == f"int{bits}" and plain.codes is None
     shapes = [layer.weight.shape for layer in make.linears(dequantised(folder, monkeypatch).model).values()]
@@ -113,7 +113,7 @@ def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
 @pytest.mark.parametrize("name", ["gptq_order", "ct_fp8", "ct_fp8_block", "fp8", "bnb_nf4"])
 def test_what_no_layout_holds_becomes_plain(checkpoint, capsys, name):
     folder = checkpoint(name)
-    model = load(str(folder), CPU, text=True)
+    model = load_model(str(folder), CPU, text=True)
     assert model.codes is None and model.decoder.only_bytes == 0
     assert main(["models", str(folder)]) == 0
     assert "loaded as float32" in capsys.readouterr().out
@@ -130,7 +130,7 @@ def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monke
     index = {key: "second.safetensors" for key in [*tensors, f"{layer}.weight"]}
     index |= dict.fromkeys(load_file(folder / "first.safetensors"), "first.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    model = load(str(folder), CPU, text=True)
+    model = load_model(str(folder), CPU, text=True)
     assert model.decoder.blocks[0].qkv.nbytes == 0 and model.decoder.blocks[0].qkv.shape[0] == key
     assert model.decoder.blocks[0].gate_up.nbytes > 0
     logits, expected = (Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain))
@@ -177,7 +177,7 @@ def test_tensors_that_are_missing(checkpoint, name, lost):
 
 
 def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
-    model = load(str(checkpoint("fp8")), CPU)
+    model = load_model(str(checkpoint("fp8")), CPU)
     model.language.layers[0].mlp.up_proj.bfloat16()
     model.prepare()
     assert (model.decoder.name, model.decoder.why) == ("stock", "its weights are of several dtypes")
@@ -205,7 +205,7 @@ ADAPTER = make.HERE / "adapter"
 
 
 def with_adapter(folder, adapter):
-    return load(str(folder), replace(CPU, adapter=str(adapter)))
+    return load_model(str(folder), replace(CPU, adapter=str(adapter)))
 
 
 def test_an_adapter_is_merged_as_peft_does(checkpoint):
@@ -214,7 +214,7 @@ def test_an_adapter_is_merged_as_peft_does(checkpoint):
     theirs, model, alone = (
         load_file(make.HERE / "adapter.out.safetensors"),
         with_adapter(folder, ADAPTER),
-        load(str(folder), CPU),
+        load_model(str(folder), CPU),
     )
     assert model.decoder.name == "fused"
     layers, before = make.linears(model.model), make.linears(alone.model)

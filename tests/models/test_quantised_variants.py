@@ -13,7 +13,7 @@ from models import checkpoints
 from models.quantised import make
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
-from vidspec.models.loading import load
+from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -47,20 +47,20 @@ def assert_read(folder, references, monkeypatch):
     """The weights are the references'; so are those of codes that stay, within the rounding of their product."""
     with monkeypatch.context() as patched:
         patched.setattr(Placement, "keeps_codes", False)
-        plain = load(str(folder), CPU, text=True)
+        plain = load_model(str(folder), CPU, text=True)
     layers = make.linears(plain.model)
     for name, reference in references.items():
         torch.testing.assert_close(
             layers[name.removeprefix("model.layers.0.")].weight, reference, rtol=1e-6, atol=1e-6, msg=name
         )
-    kept = load(str(folder), CPU, text=True)
+    kept = load_model(str(folder), CPU, text=True)
     logits, expected = (Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (kept, plain))
     assert (logits - expected).norm() < 2**-6 * expected.norm()
 
 
 def refused(folder):
     with pytest.raises(ModelError) as caught:
-        load(str(folder), CPU, text=True)
+        load_model(str(folder), CPU, text=True)
     assert "\n" not in caught.value.message and caught.value.kind == "unreadable" and caught.value.hint
     return caught.value.message
 

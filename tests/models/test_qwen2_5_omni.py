@@ -17,14 +17,14 @@ from models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sou
 from models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.reader import Reader
+from vidspec.dataset.reader import ClipReader
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 from vidspec.models.qwen2_5_vl import seconds_per_step
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import token_bytes
 from vidspec.video import Clip
 
@@ -41,7 +41,7 @@ class Case:
         self.model, self.stock = adapter(seed), stock(seed)
         self.engine = Engine(self.model)
         self.pixels = pixels(self.model, seed=seed, every=every, heard=heard, **shape)
-        self.seen = self.model.see(self.pixels)
+        self.seen = self.model.encode(self.pixels)
         self.prefix = self.model.prefix(self.seen, prompt)
         self.inputs = self.model.stock_inputs(self.pixels, self.prefix)
 
@@ -104,7 +104,7 @@ def test_prompt_and_spectrum_are_the_processors(heard, every):
         add_generation_prompt=True,
         tokenize=False,
     )
-    prefix = model.prefix(model.see(made), PROMPT)
+    prefix = model.prefix(model.encode(made), PROMPT)
     assert prefix.token_ids.tolist() == model.tokenizer.encode(text.replace("<|VIDEO|>", video))
     assert len(prefix.audio) == model.audio_tokens(len(samples)) == int(theirs["num_audio_tokens"][0])
     assert len(prefix.visual) == model.visual_tokens(5, 60, 90)
@@ -151,7 +151,7 @@ def test_sound_is_heard_in_parts(monkeypatch):
         )
         parts = list(whole.model.windows(whole.pixels.sound))
         assert len(parts) == count and sum(part.shape[1] for part in parts) == whole.pixels.sound.shape[1]
-        torch.testing.assert_close(whole.model.see(whole.pixels).audio, whole.seen.audio, rtol=0, atol=1e-5)
+        torch.testing.assert_close(whole.model.encode(whole.pixels).audio, whole.seen.audio, rtol=0, atol=1e-5)
         monkeypatch.undo()
 
 
@@ -170,7 +170,7 @@ def test_what_is_heard_is_neither_seen_nor_text():
 
 
 def test_pooled_features(case):
-    pooled = case.model.see(case.pixels, pooled=True)
+    pooled = case.model.encode(case.pixels, pooled=True)
     assert pooled.grid == (3, 2, 3) and torch.isfinite(pooled.features).all()
     prefix = case.model.prefix(pooled, PROMPT)
     assert len(prefix.audio) == len(case.prefix.audio)
@@ -184,9 +184,9 @@ PROFILES = (
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    place, root = placement("cpu", "float32"), tmp_path_factory.mktemp("omni")
+    place, root = resolve_placement("cpu", "float32"), tmp_path_factory.mktemp("omni")
     kinds = {"target": {}, "draft": {"noise": 0.03, "padding": 40}}
-    target, draft = (loading.load(str(save(root / role, **kind)), place) for role, kind in kinds.items())
+    target, draft = (loading.load_model(str(save(root / role, **kind)), place) for role, kind in kinds.items())
     return SimpleNamespace(target=target, draft=draft)
 
 
@@ -236,7 +236,7 @@ def test_profiles_are_exact(pair, clips):
         assert record.counters["audio_tokens"] == records[path].counters["audio_tokens"]
     for name in ("ar", "specvlm"):
         four = captioner(pair, name)
-        arrivals = Given([Request(path, four.read(path), key=path) for path in clips])
+        arrivals = Given([CaptionRequest(path, four.read(path), key=path) for path in clips])
         together = {
             key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
         }
@@ -255,7 +255,7 @@ def test_by_sight_alone(pair, clips):
 
 def test_sound_comes_through_the_reader(pair, clips):
     hearing = captioner(pair, "ar")
-    reader = Reader(timeout=60)
+    reader = ClipReader(timeout=60)
     try:
         for path in (clips[0], clips[-1]):
             ours, theirs = (

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from models.checkpoints_qwen import PATCH, QWEN25, TOKENS_PER_SECOND, Kind, adapter, pixels, processor, stock, tokenizer
 from vidspec.errors import ModelError
-from vidspec.models.base import Seen
+from vidspec.models.base import VisionOutput
 from vidspec.models.preprocess_qwen import patches
 from vidspec.models.qwen2_5_vl import Qwen25VL, mrope, seconds_per_step
 
@@ -25,7 +25,7 @@ def seen(steps, rows, columns, seconds=()):
     """A video in which nothing is to be seen."""
     cell = torch.arange(steps * rows * columns)
     places = (cell // (rows * columns), cell // columns % rows, cell % columns)
-    return Seen(torch.zeros(len(cell), 64), *places, (steps, rows, columns), tuple(seconds))
+    return VisionOutput(torch.zeros(len(cell), 64), *places, (steps, rows, columns), tuple(seconds))
 
 
 def test_positions_of_a_long_clip():
@@ -78,7 +78,7 @@ def test_preprocess(model):
     assert torch.equal(shown.stored, stored) and shown.grid == grid == (3, 6, 10)
     assert shown.values.shape == (180, 3 * 2 * PATCH**2)
     assert shown.seconds == (0.1, 1.1, 2.1)
-    tokens = model.see(shown)
+    tokens = model.encode(shown)
     assert tokens.grid == (3, 3, 5) and len(tokens) == 45 and tokens.seconds == shown.seconds
     assert tokens.deepstack == ()
 
@@ -114,7 +114,7 @@ def test_templates(model):
 
 def test_stock_inputs(model):
     shown = pixels(model)
-    prefix = model.prefix(model.see(shown), PROMPT)
+    prefix = model.prefix(model.encode(shown), PROMPT)
     inputs = model.stock_inputs(shown, prefix)
     assert inputs["video_grid_thw"].tolist() == [list(shown.grid)]
     assert inputs["second_per_grid_ts"].tolist() == pytest.approx([0.7])

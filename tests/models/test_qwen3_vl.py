@@ -19,7 +19,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prefix(model):
-    return model.prefix(model.see(pixels(model)), PROMPT)
+    return model.prefix(model.encode(pixels(model)), PROMPT)
 
 
 def clip(times):
@@ -37,13 +37,13 @@ def test_preprocess(model):
 def test_clip_of_one_frame(model):
     shown = model.preprocess(clip([0.4]))
     assert shown.grid == (1, 6, 8) and shown.seconds == (0.4,)
-    assert len(model.see(shown)) == 12
+    assert len(model.encode(shown)) == 12
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_prompt_text(model, system):
     """What the processor of transformers 5.23 renders of the published template: five frames at two a second."""
-    prefix = model.prefix(model.see(model.preprocess(clip([0.0, 0.5, 1.0, 1.5, 2.0]))), PROMPT, system)
+    prefix = model.prefix(model.encode(model.preprocess(clip([0.0, 0.5, 1.0, 1.5, 2.0]))), PROMPT, system)
     step = "<|vision_start|>" + "<|video_pad|>" * 12 + "<|vision_end|>"
     video = f"<|vision_start|><0.2 seconds>{step}<1.2 seconds>{step}<2.0 seconds>{step}<|vision_end|>"
     first = "" if system is None else f"<|im_start|>system\n{system}<|im_end|>\n"
@@ -74,7 +74,7 @@ def test_frames_are_steps(prefix):
 
 def test_deepstack_is_the_towers(model):
     shown = pixels(model)
-    seen, untouched = model.see(shown), stock(Kind(QWEN3))
+    seen, untouched = model.encode(shown), stock(Kind(QWEN3))
     found = untouched.get_video_features(shown.values, torch.tensor([shown.grid])).deepstack_features
     assert len(seen.deepstack) == len(found) == len(DEEPSTACK)
     for ours, (theirs,) in zip(seen.deepstack, found, strict=True):

@@ -11,11 +11,11 @@ from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixel
 from models.closeness import assert_close
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 PROMPT = "Describe the video."
 NEW = [300, 41, 317, 77, 77, 260, 123, 338]
@@ -29,7 +29,7 @@ class Case:
         self.model, self.stock = adapter(kind, decoder), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = pixels(self.model, every=12.5)
-        self.prefix = self.model.prefix(self.model.see(self.pixels), PROMPT)
+        self.prefix = self.model.prefix(self.model.encode(self.pixels), PROMPT)
         self.inputs = self.model.stock_inputs(self.pixels, self.prefix)
 
     def prefill(self, prefix=None):
@@ -169,7 +169,7 @@ def test_a_cache_pruned_behind_drafted_tokens_is_the_whole_with_hidden_rows(case
     _, rows = pruned(case)
     text = DraftText(case.engine, case.prefill())
     text.cut(0, NEW[:4])
-    alone(text.extend())  # four are read now
+    run_to_completion(text.extend())  # four are read now
     text.cut(3, NEW[3:4])  # and one is given back
     text.prune(rows)
     assert text.span.length == len(rows) + 3
@@ -266,7 +266,7 @@ def pool_slowly(tower, family, values, grid):
 @torch.inference_mode()
 def test_pooled_features(case, size):
     shown = pixels(case.model, 4, *size)
-    seen = case.model.see(shown, pooled=True)
+    seen = case.model.encode(shown, pooled=True)
     rows, columns = -(-size[0] // 2), -(-size[1] // 2)
     assert seen.grid == (2, rows, columns) and len(seen) == 2 * rows * columns
     expected = pool_slowly(case.stock.model.visual, case.model.family, shown.values, shown.grid)
@@ -274,7 +274,7 @@ def test_pooled_features(case, size):
         assert_close(ours, slow)
     prefix = case.model.prefix(seen, PROMPT)
     assert torch.isfinite(case.prefill(prefix).logits).all()
-    again = case.model.see(shown).features  # nothing is left behind in the tower
+    again = case.model.encode(shown).features  # nothing is left behind in the tower
     torch.testing.assert_close(
         again, case.stock.get_video_features(shown.values, torch.tensor([shown.grid])).pooler_output[0]
     )
@@ -287,10 +287,10 @@ def test_tokens_are_where_their_pixels_are(case):
         if "attn.proj" in name:
             weight.data.zero_()
     plain = pixels(model, 6, 4, 7)
-    before = model.see(plain)
+    before = model.encode(plain)
     changed = plain.values.clone()
     changed[(1 * 4 * 7 + 2 * 7 + 5) * 4 + 3] += 3.0  # of the second step the token in row 2, column 5: its last patch
-    moved = model.see(replace(plain, stored=changed, rules=None)).features - before.features
+    moved = model.encode(replace(plain, stored=changed, rules=None)).features - before.features
     (place,) = moved.abs().amax(-1).nonzero()[:, 0].tolist()
     assert (before.frame[place], before.row[place], before.column[place]) == (1, 2, 5)
 
@@ -307,20 +307,20 @@ def test_text_instead_of_the_video(case):
 
 
 def test_prompt_that_says_video(case):
-    prefix = case.model.prefix(case.model.see(case.pixels), "What does <|video_pad|> mean?")
+    prefix = case.model.prefix(case.model.encode(case.pixels), "What does <|video_pad|> mean?")
     assert torch.equal(prefix.visual.index, case.prefix.visual.index)
     said = (prefix.token_ids == case.model.visual_id).nonzero()[len(prefix.visual) :, 0]
     assert len(said) == 1 and int(said) in prefix.text_rows_after_video
     with pytest.raises(GenerationError, match="video_pad"):
-        case.model.prefix(case.model.see(case.pixels), PROMPT, system="<|video_pad|>")
+        case.model.prefix(case.model.encode(case.pixels), PROMPT, system="<|video_pad|>")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.full
 def test_saved_and_loaded(family, tmp_path):
-    place = placement("cpu", "float32")
+    place = resolve_placement("cpu", "float32")
     kinds = {"target": Kind(family, tied=False, padding=40), "draft": Kind(family, padding=7, seed=1, layers=2)}
-    target, draft = (loading.load(str(save(kind, tmp_path / name)), place) for name, kind in kinds.items())
+    target, draft = (loading.load_model(str(save(kind, tmp_path / name)), place) for name, kind in kinds.items())
     loading.check_pair(target, draft)
     size = max(tokenizer().get_vocab().values()) + 1
     assert target.vocabulary == draft.vocabulary == size < draft.model.lm_head.weight.shape[0]
@@ -328,11 +328,11 @@ def test_saved_and_loaded(family, tmp_path):
     assert (target.family, target.layers, draft.layers) == (family, 4, 2)
     assert target.eos == {tokenizer().eos_token_id} and target.rules == adapter(kinds["target"]).rules
     shown = pixels(target)
-    prefix = target.prefix(target.see(shown), PROMPT)
+    prefix = target.prefix(target.encode(shown), PROMPT)
     with torch.inference_mode():
         expected = stock(kinds["target"])(**target.stock_inputs(shown, prefix)).logits[0, -1, :size]
     assert_close(Engine(target).prefill(prefix, 4).logits, expected)
-    foreign = loading.load(str(save(Kind(family, corpus=9), tmp_path / "foreign")), place)
+    foreign = loading.load_model(str(save(Kind(family, corpus=9), tmp_path / "foreign")), place)
     with pytest.raises(ModelError, match="different tokenizers") as caught:
         loading.check_pair(target, foreign)
     assert caught.value.kind == "tokenizer"

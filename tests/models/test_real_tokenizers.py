@@ -17,7 +17,7 @@ from models import checkpoints_qwen
 from models.checkpoints_qwen import Kind, pixels
 from vidspec.models import loading
 from vidspec.models.detokenizer import Detokenizer
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 #: By family: the package, the ids its tokenizer knows, and the rows of the published heads.
 PACKAGES = {
@@ -74,7 +74,7 @@ def loaded(request, tmp_path_factory):
     for file in source.iterdir():
         shutil.copy(file, folder)
     (folder / "chat_template.jinja").unlink()  # of the text models, which knows no videos
-    return loading.load(str(folder), placement("cpu", "float32")), words, known, rows
+    return loading.load_model(str(folder), resolve_placement("cpu", "float32")), words, known, rows
 
 
 def expected(family, prompt, seen, system=None):
@@ -103,7 +103,7 @@ def test_ids_are_the_published_ones(loaded):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_prompt_is_what_the_tokenizer_makes_of_the_whole(loaded, prompt, system):
     model, words, *_ = loaded
-    seen = model.see(pixels(model, every=1.3))
+    seen = model.encode(pixels(model, every=1.3))
     prefix = model.prefix(seen, prompt, system)
     assert prefix.token_ids.tolist() == words.encode(expected(model.family, prompt, seen, system))
     assert (prefix.token_ids == MARKS["video_pad"]).nonzero()[:, 0].tolist() == prefix.visual.index.tolist()

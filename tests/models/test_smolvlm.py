@@ -21,9 +21,9 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 from vidspec.models.preprocess import resized, resized_by_floats
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 from vidspec.models.smolvlm import SmolVLM, in_words
 
 PROMPT = "Describe the video."
@@ -41,7 +41,7 @@ def clip(height=40, width=60, seed=0):
 def made(seed=0):
     model = adapter(seed=seed)
     pixels = model.preprocess(clip(seed=seed))
-    prefix = model.prefix(model.see(pixels), PROMPT)
+    prefix = model.prefix(model.encode(pixels), PROMPT)
     inputs = model.stock_inputs(pixels, prefix)
     return SimpleNamespace(
         model=model, pixels=pixels, prefix=prefix, inputs=inputs, stock=stock(seed=seed), engine=Engine(model)
@@ -95,7 +95,7 @@ def test_prompt_is_the_processors(case, monkeypatch, duration):
         add_generation_prompt=True,
         tokenize=False,
     )
-    prefix = case.model.prefix(case.model.see(replace(case.pixels, duration=duration)), PROMPT)
+    prefix = case.model.prefix(case.model.encode(replace(case.pixels, duration=duration)), PROMPT)
     assert prefix.token_ids.tolist() == case.model.tokenizer.encode(text.replace("<video>", video))
     assert "three frames from a 0:01:" in text.replace("<video>", video) and "Frame from 00:33:" in video
     assert len(prefix.visual) == FRAMES * SIDE**2 == case.model.visual_tokens(FRAMES, 40, 60)
@@ -124,8 +124,8 @@ def test_numbers_in_words(count, words):
 
 def test_features_are_the_towers(case):
     found = case.stock.get_image_features(case.pixels.values[None]).pooler_output[0]
-    assert_close(case.model.see(case.pixels).features, found)
-    pooled = case.model.see(case.pixels, pooled=True)  # 3 x 3 patches, folded as 4 x 4
+    assert_close(case.model.encode(case.pixels).features, found)
+    pooled = case.model.encode(case.pixels, pooled=True)  # 3 x 3 patches, folded as 4 x 4
     assert len(pooled) == FRAMES * 4 and pooled.grid == (FRAMES, 2, 2)
     assert case.pixels.values.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE)
 
@@ -174,9 +174,10 @@ PROFILES = (
 
 @pytest.mark.full
 def test_profiles_are_exact(tmp_path):
-    place = placement("cpu", "float32")
+    place = resolve_placement("cpu", "float32")
     target, draft = (
-        loading.load(str(save(tmp_path / role, noise=noise)), place) for role, noise in (("target", 0), ("draft", 0.03))
+        loading.load_model(str(save(tmp_path / role, noise=noise)), place)
+        for role, noise in (("target", 0), ("draft", 0.03))
     )
 
     def captioner(name):
@@ -191,7 +192,7 @@ def test_profiles_are_exact(tmp_path):
         assert captioner(name).caption(path).token_ids == texts[path], name
     for name in ("ar", "specvlm"):
         four = captioner(name)
-        arrivals = Given([Request(path, four.read(path), key=path) for path in clips])
+        arrivals = Given([CaptionRequest(path, four.read(path), key=path) for path in clips])
         together = {
             key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
         }

@@ -10,7 +10,7 @@ from models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 PROMPT = "Describe the video."
 SEEDS = range(20)
@@ -22,7 +22,7 @@ class Case:
         self.model, self.stock = adapter(self.kind), stock(self.kind)
         self.engine = Engine(self.model)
         shown = pixels(self.model, every=12.5, seed=seed)
-        self.prefix = self.model.prefix(self.model.see(shown), PROMPT)
+        self.prefix = self.model.prefix(self.model.encode(shown), PROMPT)
         self.inputs = self.model.stock_inputs(shown, self.prefix)
 
     @torch.inference_mode()
@@ -78,6 +78,6 @@ def test_plain_decoding_is_generate(family):
 def test_checkpoints_load(tmp_path):
     for family in sorted(STOCK):
         folder = save(Kind(family, tied=False), tmp_path / family)
-        model = loading.load(str(folder), placement("cpu", "float32"))
+        model = loading.load_model(str(folder), resolve_placement("cpu", "float32"))
         assert model.family == family
         assert (model.decoder.cached is not None) == (family in HYBRIDS)

@@ -13,7 +13,7 @@ from tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load
 from vidspec.decoding.workers.draft import DraftClip
-from vidspec.decoding.workers.frames import drop, share
+from vidspec.decoding.workers.frames import release_frames, share_frames
 from vidspec.decoding.workers.messages import OpenClip
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.embedded.samples import shipped
@@ -21,10 +21,10 @@ from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
-from vidspec.models.identity import agree, check_sight, identity
-from vidspec.models.placement import placement
+from vidspec.models.identity import check_identity, model_identity, require_vision
+from vidspec.models.placement import resolve_placement
 
-WHERE = placement("cpu", "float32")
+WHERE = resolve_placement("cpu", "float32")
 SMALL = {
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -69,7 +69,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def target(folders):
-    return loading.load(folders["target"], WHERE)
+    return loading.load_model(folders["target"], WHERE)
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def read(monkeypatch):
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_path, read, kind, system):
     """Whatever templates the two have."""
-    target = loading.load(folders["target"], WHERE)
+    target = loading.load_model(folders["target"], WHERE)
     target.template = ODD
-    draft = loading.load(save(tmp_path, kind), WHERE, text=True)
+    draft = loading.load_model(save(tmp_path, kind), WHERE, text=True)
     draft.template = "{{ messages }}"
     captioner = Captioner(load("onsd", FEW, env={}), target, draft)
     captioner.caption(shipped()[0], prompt="What moves?", system=system)
-    shown = target.prefix(target.see(target.preprocess(captioner.read(shipped()[0]))), "What moves?", system)
+    shown = target.prefix(target.encode(target.preprocess(captioner.read(shipped()[0]))), "What moves?", system)
     text = target.tokenizer.decode(shown.token_ids)
     text = text.replace("<video>" * len(shown.visual), "\n")
     expected = target.tokenizer.encode(text, add_special_tokens=False)
@@ -115,18 +115,18 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
         expected = captioner.target.model.text_ids("\n", "What moves?")
     (order,) = [one for one in sent if isinstance(one, OpenClip)]
     assert order.texts == {"\n": expected}
-    block = share(np.zeros(order.shape, np.uint8), None)
+    block = share_frames(np.zeros(order.shape, np.uint8), None)
     try:
-        engine = Engine(loading.load(folders["draft"], WHERE, text=True))
+        engine = Engine(loading.load_model(folders["draft"], WHERE, text=True))
         clip = DraftClip(replace(order, memory=block.name), engine, lambda result: None)
     finally:
-        drop(block)
+        release_frames(block)
     assert clip.context.text("\n").token_ids.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
 def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
-    model = loading.load(save(tmp_path, kind), WHERE, text=True)
+    model = loading.load_model(save(tmp_path, kind), WHERE, text=True)
     prefix = model.text_prefix(target.text_ids("\n", "What moves?", "Be brief."))
     text = model.tokenizer.decode(prefix.token_ids)
     assert "\n" in text and "What moves?" in text and "Be brief." in text and not len(prefix.visual)
@@ -144,7 +144,7 @@ def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
 
 @pytest.mark.parametrize("topology", ["chain", "tree"])
 def test_it_drafts_without_the_video_and_the_text_is_the_targets(target, folders, topology):
-    draft = loading.load(folders["draft"], WHERE, text=True)
+    draft = loading.load_model(folders["draft"], WHERE, text=True)
     plain = Captioner(load("ar", FEW, env={}), target, None).caption(shipped()[0])
     profile = load("onsd", {**FEW, "draft.topology": topology}, env={})
     captioner = Captioner(profile, target, draft)
@@ -163,23 +163,23 @@ def test_a_profile_loads_it(folders):
 
 @pytest.mark.parametrize("profile", ["vanilla-sd", "tabed-mt"])
 def test_a_draft_that_is_shown_the_video_needs_to_see(target, folders, profile):
-    draft = loading.load(folders["draft"], WHERE, text=True)
+    draft = loading.load_model(folders["draft"], WHERE, text=True)
     with pytest.raises(ModelError, match="without vision, and this profile shows its draft the video") as caught:
         Captioner(load(profile, FEW, env={}), target, draft)
     assert "onsd" in caught.value.hint
-    agree(identity(target), identity(draft))  # as a worker's draft is judged
-    check_sight(identity(draft), shown=False)
+    check_identity(model_identity(target), model_identity(draft))  # as a worker's draft is judged
+    require_vision(model_identity(draft), shown=False)
     with pytest.raises(ModelError, match="without vision"):
-        check_sight(identity(draft), shown=True)
+        require_vision(model_identity(draft), shown=True)
 
 
 def test_a_target_needs_to_see(folders):
     with pytest.raises(ModelError, match="models of type qwen2 are not supported") as caught:
-        loading.load(folders["draft"], WHERE)
+        loading.load_model(folders["draft"], WHERE)
     assert "can draft" in caught.value.hint
 
 
 def test_another_vocabulary_is_refused(target, tmp_path):
-    draft = loading.load(save(tmp_path, vocabulary=len(checkpoints.tokenizer()) - 3), WHERE, text=True)
+    draft = loading.load_model(save(tmp_path, vocabulary=len(checkpoints.tokenizer()) - 3), WHERE, text=True)
     with pytest.raises(ModelError, match="share no common vocabulary"):
         Captioner(load("onsd", FEW, env={}), target, draft)

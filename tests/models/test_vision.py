@@ -86,7 +86,7 @@ def assert_equal(seen, levels):
 def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
     pixels = case.pixels(STEPS)
     monkeypatch.setattr(vision, "BUDGET", int(fitting * case.bytes_of_a_frame(pixels)))
-    seen = case.model.see(pixels)
+    seen = case.model.encode(pixels)
     assert_equal(seen, case.expected(pixels))
     assert seen.frame.max() == STEPS - 1 and seen.seconds == pixels.seconds and seen.grid[0] == STEPS
 
@@ -96,15 +96,15 @@ def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
 def test_windows_in_batches_give_the_stock_features(name, grid):
     case = Case(name)
     pixels = case.pixels(2, GRIDS[grid])
-    assert_equal(case.model.see(pixels), case.expected(pixels))
+    assert_equal(case.model.encode(pixels), case.expected(pixels))
 
 
 def test_pooled_features_of_chunks(case, monkeypatch):
     """In one go they are compared with a slow reference elsewhere."""
     pixels = case.pixels(5)
-    whole = case.model.see(pixels, pooled=True)
+    whole = case.model.encode(pixels, pooled=True)
     monkeypatch.setattr(vision, "BUDGET", 2 * case.bytes_of_a_frame(pixels))
-    cut = case.model.see(pixels, pooled=True)
+    cut = case.model.encode(pixels, pooled=True)
     assert_equal(cut, [whole.features, *whole.deepstack])
     assert cut.grid == whole.grid
     for name in ("frame", "row", "column"):
@@ -132,13 +132,13 @@ def test_one_call_for_windows_of_a_length(qwen25, calls, grid, lengths, windows,
     qwen25.expected(pixels)
     assert len(calls) == 2 * steps * windows + 2 * steps
     calls.clear()
-    qwen25.model.see(pixels)
+    qwen25.model.encode(pixels)
     assert len(calls) == 2 * lengths + 2 and sum(calls) == 2 * steps * windows + 2 * steps
 
 
 def test_one_call_for_the_frames_of_a_clip(calls):
     case = Case(QWEN3)
-    case.model.see(case.pixels(4))
+    case.model.encode(case.pixels(4))
     assert calls == [4] * 4
 
 
@@ -163,7 +163,7 @@ def test_no_chunk_is_over_the_budget(case, fitting, sizes, monkeypatch):
     monkeypatch.setattr(vision, "BUDGET", int(fitting * case.bytes_of_a_frame(pixels)))
     rows = []
     handle = case.tower.register_forward_pre_hook(lambda _module, args: rows.append(len(args[0])))
-    case.model.see(pixels)
+    case.model.encode(pixels)
     handle.remove()
     each = sum(rows) // STEPS
     assert sorted(count // each for count in rows) == sizes and sum(rows) == each * STEPS
@@ -196,7 +196,7 @@ def test_memory_stays_in_the_budget(case, monkeypatch):
         held = {tensor.untyped_storage()._cdata: 0 for tensor in (pixels.stored, *case.model.model.parameters())}
         with Memory() as memory:
             memory.held |= held
-            seen = case.model.see(pixels)
+            seen = case.model.encode(pixels)
         return memory.most - 2 * sum(level.numel() * level.element_size() for level in (seen.features, *seen.deepstack))
 
     budget = 3 * case.bytes_of_a_frame(case.pixels(3))

@@ -14,7 +14,7 @@ from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import placement
-from vidspec.models.loading import load
+from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
 
@@ -23,8 +23,8 @@ def machine(monkeypatch):
     """A CPU that is slow in bfloat16 or not, with so many bytes of memory."""
 
     def set_up(slow, free):
-        monkeypatch.setattr(placement, "slow_half", lambda: slow)
-        monkeypatch.setattr("vidspec.memory.available", lambda: free)
+        monkeypatch.setattr(placement, "has_slow_half_precision", lambda: slow)
+        monkeypatch.setattr("vidspec.memory.available_memory", lambda: free)
 
     return set_up
 
@@ -36,9 +36,9 @@ def test_features_are_those_of_a_float32_tower(family):
     whole.model.bfloat16().float()
     model.prepare(packed=False)
     pixels = model.preprocess(clip())
-    half = model.see(pixels).features
+    half = model.encode(pixels).features
     model.see_in(torch.float32)
-    seen, expected = model.see(pixels), whole.see(pixels)
+    seen, expected = model.encode(pixels), whole.see(pixels)
     torch.testing.assert_close(seen.features, expected.features)
     assert seen.features.dtype is torch.float32 and not torch.equal(half.float(), seen.features)
     prefix = model.prefix(seen, "What is seen?")
@@ -60,7 +60,7 @@ def test_features_are_those_of_a_float32_tower(family):
 def test_where_it_is_chosen(machine, tmp_path, capsys, slow, free, dtype, tower):
     machine(slow, free)
     folder = make.assemble("fp8", tmp_path)
-    model = load(str(folder), placement.placement("cpu", dtype))
+    model = load_model(str(folder), placement.resolve_placement("cpu", dtype))
     assert {weight.dtype for weight in model.model.model.vision_tower.parameters()} == {tower}
     assert model.vision_dtype is tower
     main(["models", str(folder), "--format", "json", *([] if dtype == "auto" else ["--dtype", dtype])])
@@ -81,4 +81,4 @@ def test_captions_are_written_from_it(machine, tmp_path):
 def test_split_models_stay_as_they_are(machine):
     machine(True, None)
     half = Placement(torch.device("cpu"), torch.bfloat16, device_map="auto")
-    assert half.settled and placement.fit(half, 1, 1) == half
+    assert half.settled and placement.fit_placement(half, 1, 1) == half

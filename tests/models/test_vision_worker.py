@@ -13,17 +13,17 @@ from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.models import loading, vision_worker
-from vidspec.models.placement import placement
-from vidspec.models.vision_worker import VisionWorker, possible
+from vidspec.models.placement import resolve_placement
+from vidspec.models.vision_worker import VisionWorker, is_available
 
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     return [
-        loading.load(str(checkpoints.save(folder / name, **more)), PLACE)
+        loading.load_model(str(checkpoints.save(folder / name, **more)), PLACE)
         for name, more in (("target", {}), ("draft", {"noise": 0.05}))
     ]
 
@@ -35,7 +35,7 @@ def clip():
 
 @pytest.fixture
 def looks(models):
-    if not possible(models):
+    if not is_available(models):
         pytest.skip("needs Linux and two cores")
     one = VisionWorker(models)
     yield one
@@ -53,7 +53,7 @@ def alive(pid):
 def test_it_sees_what_the_models_see(models, looks, clip):
     for _ in range(2):
         for model, seen in zip(models, looks.see(clip), strict=True):
-            expected = model.see(model.preprocess(clip))
+            expected = model.encode(model.preprocess(clip))
             assert torch.equal(seen.features, expected.features) and torch.equal(seen.row, expected.row)
             assert seen.grid == expected.grid and len(seen.deepstack) == len(expected.deepstack)
 
@@ -80,9 +80,9 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
 
     settings = {"models.pair": None, "models.target": "t", "models.draft": "d", "generate.max_new_tokens": 8}
     captioner = Captioner(profiles.load("vanilla-sd", settings, env={}), *models)
-    if not possible(models):
+    if not is_available(models):
         pytest.skip("needs Linux and two cores")
-    captioner.look_beside()
+    captioner.start_vision_worker()
     process = captioner._vision_worker.process
     expected = captioner.caption("clip", clip=clip).token_ids
     held = captioner.prepare(clip)
@@ -99,12 +99,12 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
 def test_it_ends_with_the_captioner(models):
     from vidspec.config import profiles
 
-    if not possible(models):
+    if not is_available(models):
         pytest.skip("needs Linux and two cores")
     settings = {"models.pair": None, "models.target": "t", "models.draft": "d"}
     captioner = Captioner(profiles.load("ar", settings, env={}), models[0], None)
-    captioner.look_beside()
-    captioner.look_beside()
+    captioner.start_vision_worker()
+    captioner.start_vision_worker()
     pid = captioner._vision_worker.process.pid
     captioner.close()
     deadline = time.monotonic() + 5

@@ -7,17 +7,17 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
-from vidspec.models.placement import placement
-from vidspec.pruning.base import signals_of
+from vidspec.models.placement import resolve_placement
+from vidspec.pruning.base import make_signals
 
 
 @pytest.fixture(scope="session")
 def prefill():
     """What can be seen while the built-in target reads five frames of a shipped clip: every layer, all attention."""
-    model = loading.load(str(loading.embedded_folder("embedded", "target")), placement("cpu", "float32"))
+    model = loading.load_model(str(loading.embedded_folder("embedded", "target")), resolve_placement("cpu", "float32"))
     clip = video.read(shipped()[0], frames=5)
     pixels = model.preprocess(clip)
-    prefix = model.prefix(model.see(pixels), "Describe the video.")
+    prefix = model.prefix(model.encode(pixels), "Describe the video.")
     blocks = range(model.layers)
     taps = Taps(
         rows=prefix.text_rows_after_video,
@@ -32,6 +32,6 @@ def prefill():
         inputs=model.stock_inputs(pixels, prefix),
         prefix=prefix,
         taps=taps,
-        signals=signals_of(prefix, taps),
+        signals=make_signals(prefix, taps),
         depth=model.layers,
     )

@@ -8,8 +8,8 @@ from transformers import AutoModelForImageTextToText
 
 from pruning.given import best
 from vidspec.models import loading
-from vidspec.pruning.attention import Attention
-from vidspec.pruning.base import ranked
+from vidspec.pruning.attention import AttentionPruner
+from vidspec.pruning.base import attention_ranks
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,13 @@ def literal(weights, rows, visual):
 def test_ranks_say_what_any_budget_would_keep(prefill):
     """A page shows other budgets by them alone."""
     taps = SimpleNamespace(attention=True, keys="all", attention_scores=prefill.signals.attention, block_scores={})
-    ((name, ranks),) = ranked(taps)
+    ((name, ranks),) = attention_ranks(taps)
     count = len(prefill.prefix.visual)
     assert name == "attention" and (min(ranks), max(ranks), len(ranks)) == (0, 255, count)
     order = prefill.signals.attention.argsort().tolist()
     assert [ranks[token] for token in order] == sorted(ranks) == [255 * at // (count - 1) for at in range(count)]
     taps = SimpleNamespace(attention=False, keys="all", block_scores={3: torch.tensor([0.5, 0.1, 0.2])})
-    assert ranked(taps) == (("attention@3", bytes((255, 0, 127))),) and ranked(None) == ()
+    assert attention_ranks(taps) == (("attention@3", bytes((255, 0, 127))),) and attention_ranks(None) == ()
 
 
 def test_scores_equal_the_eager_weights(prefill, eager):
@@ -66,7 +66,7 @@ def test_keeps_the_tokens_the_eager_weights_rate_highest(prefill, eager):
     visual = prefill.prefix.visual
     expected = literal(eager, prefill.prefix.text_rows_after_video.tolist(), visual.index.tolist())
     for alpha in (0.5, 0.9):
-        kept = set(Attention()(prefill.signals, alpha).tolist())
+        kept = set(AttentionPruner()(prefill.signals, alpha).tolist())
         wanted = set(best(expected, visual, alpha))
         # Where the two rate a pair of tokens equal but for rounding, either may stay.
         margin = {float(expected[i]) for i in kept ^ wanted}

@@ -3,13 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning.given import cos, visual_tokens
-from vidspec.pruning.base import Signals, budget
-from vidspec.pruning.dycoke import DyCoke
+from vidspec.pruning.base import Signals, kept_count
+from vidspec.pruning.dycoke import DyCokePruner
 
 
 def literal(visual, alpha):
     """Merge group by group, token by token, until the budget is met; then the first groups' frames again."""
-    n, wanted = len(visual), budget(len(visual), alpha)
+    n, wanted = len(visual), kept_count(len(visual), alpha)
     where = {(int(visual.frame[i]), int(visual.row[i]), int(visual.column[i])): i for i in range(n)}
     kept, frames = set(range(n)), list(range(visual.frames))
     while len(frames) > 1:
@@ -37,7 +37,7 @@ def literal(visual, alpha):
 @given(st.integers(1, 21), st.integers(1, 3), st.booleans(), st.floats(0, 0.99), st.integers(0, 99))
 def test_equals_a_literal_transcription(frames, side, newline, alpha, seed):
     visual = visual_tokens(frames, side, side, newline=newline, seed=seed)
-    assert DyCoke()(Signals(visual), alpha).tolist() == literal(visual, alpha)
+    assert DyCokePruner()(Signals(visual), alpha).tolist() == literal(visual, alpha)
 
 
 def test_equals_it_on_a_real_video(prefill):
@@ -47,7 +47,7 @@ def test_equals_it_on_a_real_video(prefill):
     visual = visual_tokens(5, int(visual.row.max()) + 1, int(visual.column.max()) + 1, features=features)
     assert torch.equal(visual.frame, prefill.prefix.visual.frame)
     for alpha in (0.3, 0.7, 0.9):
-        assert DyCoke()(Signals(visual), alpha).tolist() == literal(visual, alpha)
+        assert DyCokePruner()(Signals(visual), alpha).tolist() == literal(visual, alpha)
 
 
 def test_what_moves_stays():
@@ -55,11 +55,11 @@ def test_what_moves_stays():
     features = torch.eye(5)[:4].repeat(4, 1)
     features[9] = torch.eye(5)[4]
     visual = visual_tokens(4, 2, 2, newline=False, features=features)
-    kept = DyCoke()(Signals(visual), 0.62)
+    kept = DyCokePruner()(Signals(visual), 0.62)
     # Frame 2 differs from frame 0 there, and frame 3 from frame 2: both tokens stay, beside the first frame.
     assert kept.tolist() == [0, 1, 2, 3, 9, 13]
 
 
 def test_of_equally_similar_tokens_the_earlier_stays():
     visual = visual_tokens(4, 1, 2, newline=False, features=torch.eye(2).repeat(4, 1))
-    assert DyCoke()(Signals(visual), 0.4).tolist() == [0, 1, 2, 3, 4]
+    assert DyCokePruner()(Signals(visual), 0.4).tolist() == [0, 1, 2, 3, 4]

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning.given import cos, visual_tokens
-from vidspec.pruning.base import Signals, budget, token_grid
-from vidspec.pruning.fastvid import FastVID
+from vidspec.pruning.base import Signals, kept_count, token_grid
+from vidspec.pruning.fastvid import FastVIDPruner
 from vidspec.pruning.scores import frame_dissimilarity
 
 
@@ -32,17 +32,17 @@ def test_scores_of_a_real_video(prefill):
     visual = prefill.prefix.visual
     got = frame_dissimilarity(visual.features, token_grid(visual))
     torch.testing.assert_close(got, literal(visual).float(), rtol=0, atol=1e-5)
-    kept = FastVID()(prefill.signals, 0.6)
-    assert len(kept) == budget(len(visual), 0.6) and len(visual) - 1 in kept.tolist()
+    kept = FastVIDPruner()(prefill.signals, 0.6)
+    assert len(kept) == kept_count(len(visual), 0.6) and len(visual) - 1 in kept.tolist()
 
 
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 3), st.booleans(), st.floats(0, 0.99), st.integers(0, 9))
 def test_the_frames_that_differ_most(frames, side, newline, alpha, seed):
     visual = visual_tokens(frames, side, side, newline=newline, seed=seed)
-    kept = FastVID()(Signals(visual), alpha)
+    kept = FastVIDPruner()(Signals(visual), alpha)
     placed = visual_tokens(frames, side, side, newline=False, features=visual.features[: frames * side**2])
-    scores, left = literal(placed).tolist(), budget(len(visual), alpha) - newline
+    scores, left = literal(placed).tolist(), kept_count(len(visual), alpha) - newline
     expected = [0] * frames
     for number in sorted(range(frames), key=lambda f: -scores[f]):
         expected[number] = min(side**2, left)
@@ -54,13 +54,13 @@ def test_the_frames_that_differ_most(frames, side, newline, alpha, seed):
 def test_a_cut_is_found_and_ties_go_to_the_earlier_frame():
     scene = torch.eye(3)[torch.tensor([0, 0, 0, 1, 1, 2])].repeat_interleave(4, 0)
     visual = visual_tokens(6, 2, 2, newline=False, features=scene)
-    assert FastVID()(Signals(visual), 0.5).tolist() == [*range(4), *range(12, 16), *range(20, 24)]
-    assert FastVID()(Signals(visual), 0.66).tolist() == [*range(4), *range(12, 16)]
-    assert FastVID()(Signals(visual), 0.9).tolist() == [1, 3]  # less than a frame: evenly spaced in the first
+    assert FastVIDPruner()(Signals(visual), 0.5).tolist() == [*range(4), *range(12, 16), *range(20, 24)]
+    assert FastVIDPruner()(Signals(visual), 0.66).tolist() == [*range(4), *range(12, 16)]
+    assert FastVIDPruner()(Signals(visual), 0.9).tolist() == [1, 3]  # less than a frame: evenly spaced in the first
 
 
 def test_separators_say_nothing_about_their_frame():
     scene = torch.eye(3)[torch.tensor([0, 0, 0, 1, 1, 1])].repeat_interleave(4, 0)
     loud = torch.cat([scene, torch.tensor([[0.0, 0, 99]])])
     visual = visual_tokens(6, 2, 2, features=loud)
-    assert FastVID()(Signals(visual), 0.64).tolist() == [*range(4), *range(12, 16), 24]
+    assert FastVIDPruner()(Signals(visual), 0.64).tolist() == [*range(4), *range(12, 16), 24]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pruning.given import best, cos, visual_tokens
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, token_grid
-from vidspec.pruning.hippo import Hippo
+from vidspec.pruning.hippo import HippoPruner
 from vidspec.pruning.scores import crop_variance, frame_normalised, temporal_novelty
 
 TERMS = [(True, True, True), (False, True, True), (True, False, True), (True, True, False), (False, False, True)]
@@ -92,7 +92,7 @@ GRIDS = [(2, 5, 4), (1, 3, 3), (4, 1, 1), pytest.param((3, 6, 7), marks=pytest.m
 def test_score_equals_a_literal_transcription(shape, terms):
     visual = visual_tokens(*shape)
     attention = torch.rand(len(visual), generator=torch.Generator().manual_seed(3)) / 100
-    got = Hippo(*terms).scores(Signals(visual, attention))
+    got = HippoPruner(*terms).scores(Signals(visual, attention))
     torch.testing.assert_close(got, literal(visual, attention, terms), rtol=0, atol=1e-4)
 
 
@@ -109,15 +109,15 @@ def real(prefill):
 def test_score_of_a_real_prefill(real, terms):
     visual, attention = real
     signals, expected = Signals(visual, attention), literal(visual, attention, terms)
-    got = Hippo(*terms).scores(signals)
+    got = HippoPruner(*terms).scores(signals)
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=2e-3)
     assert expected.std() > 0.1
     for alpha in (0.5, 0.9):
-        assert Hippo(*terms)(signals, alpha).tolist() == best(got, visual, alpha)
+        assert HippoPruner(*terms)(signals, alpha).tolist() == best(got, visual, alpha)
 
 
 def test_each_term_can_be_switched_off(prefill):
-    kept = {terms: tuple(Hippo(*terms)(prefill.signals, 0.8).tolist()) for terms in TERMS}
+    kept = {terms: tuple(HippoPruner(*terms)(prefill.signals, 0.8).tolist()) for terms in TERMS}
     assert len(set(kept.values())) == len(TERMS)
 
 
@@ -131,14 +131,14 @@ def test_each_term_can_be_switched_off(prefill):
     ],
 )
 def test_declares_only_what_its_terms_need(terms, needs):
-    assert Hippo(*terms).needs == needs
+    assert HippoPruner(*terms).needs == needs
     visual = {f"visual_{need}" if need == "attention" else need for need in needs}
-    assert Hippo(*terms, keys="visual").needs == visual
+    assert HippoPruner(*terms, keys="visual").needs == visual
 
 
 def test_without_any_term_it_rates_nothing():
     with pytest.raises(ProfileError, match="one of its three terms"):
-        Hippo(False, False, False)
+        HippoPruner(False, False, False)
 
 
 def test_a_frame_in_which_nothing_varies_scores_zero():
@@ -147,8 +147,8 @@ def test_a_frame_in_which_nothing_varies_scores_zero():
         * torch.linspace(1, 3, 147)[:, None]
     )
     visual = visual_tokens(3, 7, 7, newline=False, features=still)
-    assert Hippo()(Signals(visual, torch.full((147,), 0.1)), 0.9).tolist() == list(range(15))
-    assert Hippo().scores(Signals(visual, torch.full((147,), 0.1))).abs().max() == 0
+    assert HippoPruner()(Signals(visual, torch.full((147,), 0.1)), 0.9).tolist() == list(range(15))
+    assert HippoPruner().scores(Signals(visual, torch.full((147,), 0.1))).abs().max() == 0
 
 
 def test_frames_are_normalised_each_by_itself():
@@ -163,7 +163,7 @@ def test_the_newline_does_not_shift_its_frame():
     attention = torch.rand(9, generator=torch.Generator().manual_seed(1))
     loud = attention.clone()
     loud[8] = 1000
-    calm, shaken = (Hippo().scores(Signals(visual, given)) for given in (attention, loud))
+    calm, shaken = (HippoPruner().scores(Signals(visual, given)) for given in (attention, loud))
     assert torch.equal(calm, shaken) and calm[8] == 0
 
 

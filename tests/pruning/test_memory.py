@@ -9,7 +9,7 @@ from pruning.given import distinct_rows, random_signals, visual_tokens
 from vidspec.engine import taps
 from vidspec.engine.taps import language_to_video_attention
 from vidspec.pruning import scores
-from vidspec.pruning.base import budget
+from vidspec.pruning.base import kept_count
 from vidspec.registry import names, pruners
 
 METHODS = [name for name in names("pruning") if name != "none"]
@@ -30,7 +30,7 @@ def test_a_long_video_in_a_wide_model(name):
     signals = random_signals(visual, pruner.needs, text=400)
     with Allocations() as watched:
         kept = pruner(signals, 0.9)
-    assert len(kept) == budget(25_089, 0.9)
+    assert len(kept) == kept_count(25_089, 0.9)
     assert 0 < watched.peak <= 25_089 * 8192 * visual.features.itemsize
     assert watched.bytes <= 8 * len(visual)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning.given import irregular_tokens, random_signals, visual_tokens
-from vidspec.pruning.base import Signals, budget, top_scored, with_required
+from vidspec.pruning.base import Signals, kept_count, top_scored, with_required
 from vidspec.registry import names, pruners
 
 METHODS = [name for name in names("pruning") if name != "none"]
@@ -79,7 +79,7 @@ def test_half_precision(name, dtype):
     visual = visual_tokens(5, 3, 4, 64)
     visual = replace(visual, features=visual.features.to(dtype))
     kept = pruner(name)(signals(visual, needs=pruner(name).needs), 0.8).tolist()
-    assert len(kept) == budget(len(visual), 0.8) and kept == sorted(set(kept)) and len(visual) - 1 in kept
+    assert len(kept) == kept_count(len(visual), 0.8) and kept == sorted(set(kept)) and len(visual) - 1 in kept
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -90,7 +90,7 @@ def test_declares_what_it_needs(name):
 
 @given(st.integers(1, 30000), ALPHA)
 def test_budget(n, alpha):
-    kept = budget(n, alpha)
+    kept = kept_count(n, alpha)
     assert 1 <= kept <= n
     assert kept == 1 or abs(kept - (1 - alpha) * n) <= 0.5 + 1e-9
 
@@ -99,7 +99,7 @@ def test_budget(n, alpha):
     ("n", "alpha", "kept"), [(1, 0.99, 1), (513, 0.9, 51), (513, 0.0, 513), (10, 0.5, 5), (3, 0.99, 1)]
 )
 def test_budgets(n, alpha, kept):
-    assert budget(n, alpha) == kept
+    assert kept_count(n, alpha) == kept
 
 
 @given(LAYOUTS, ALPHA)
@@ -161,7 +161,7 @@ def test_attention_keeps_the_highest_scores(frames, cells, newline, alpha, data)
     scores = data.draw(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=n, max_size=n))
     kept = pruner("attention")(Signals(visual, torch.tensor(scores)), alpha).tolist()
     chosen = [i for i in range(n) if visual.required[i]]
-    while len(chosen) < budget(n, alpha):
+    while len(chosen) < kept_count(n, alpha):
         best = None
         for i in range(n):
             if i not in chosen and (best is None or scores[i] > scores[best]):

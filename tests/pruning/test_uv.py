@@ -7,9 +7,9 @@ from pruning.given import best, cos, visual_tokens
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals
 from vidspec.pruning.scores import similarity_variation, text_similarity
-from vidspec.pruning.uv import UVPrune
-from vidspec.pruning.uv_attention import UVAttention
-from vidspec.pruning.uv_similarity import UVSimilarity
+from vidspec.pruning.uv import UVPruner
+from vidspec.pruning.uv_attention import UVAttentionPruner
+from vidspec.pruning.uv_similarity import UVSimilarityPruner
 
 
 def literal(states, visual, text):
@@ -40,7 +40,7 @@ def test_variation_equals_the_triple_sum(n, words, layers, hidden, seed):
 
 def test_variation_of_a_real_prefill(prefill):
     """On every third token of the video, with all text behind it, over the layers that uv takes."""
-    pruner, prefix = UVPrune(depth=prefill.depth), prefill.prefix
+    pruner, prefix = UVPruner(depth=prefill.depth), prefill.prefix
     visual, text = prefix.visual.index[::3], prefix.text_rows_after_video
     assert pruner.layer == prefill.depth // 2 and len(text) > 3
     states = [prefill.taps.states[layer] for layer in range(pruner.layer + 1)]
@@ -51,7 +51,7 @@ def test_variation_of_a_real_prefill(prefill):
 
 
 def test_keeps_the_largest_variation(prefill):
-    pruner, prefix = UVPrune(layer=3, depth=prefill.depth), prefill.prefix
+    pruner, prefix = UVPruner(layer=3, depth=prefill.depth), prefill.prefix
     states, text = prefill.taps.states, prefix.text_rows_after_video
     scores = similarity_variation(states[3], states[0], prefix.visual.index, text)
     for alpha in (0.0, 0.5, 0.9, 0.99):
@@ -80,7 +80,7 @@ def test_text_before_the_video_does_not_count():
     text = torch.arange(12, 15)
 
     def kept():
-        return UVPrune(1)(Signals(visual, text=text, hidden={0: shallow, 1: deep}), 0.5).tolist()
+        return UVPruner(1)(Signals(visual, text=text, hidden={0: shallow, 1: deep}), 0.5).tolist()
 
     before = kept()
     shallow[:4], deep[:4] = deep[4:8], -7.0
@@ -105,19 +105,19 @@ def test_text_before_the_video_does_not_count():
     ],
 )
 def test_the_layer_is_the_papers_where_the_target_has_it(layer, depth, taken):
-    assert UVPrune(layer, depth).needs == {"hidden@0", f"hidden@{taken}"}
-    assert UVSimilarity(layer, depth).needs == {f"hidden@{taken}"}
+    assert UVPruner(layer, depth).needs == {"hidden@0", f"hidden@{taken}"}
+    assert UVSimilarityPruner(layer, depth).needs == {f"hidden@{taken}"}
     if layer != depth and depth != 1:  # no block has the last layer's states for its input
-        assert UVAttention(layer, depth).needs == {"attention@0", f"attention@{taken}"}
+        assert UVAttentionPruner(layer, depth).needs == {"attention@0", f"attention@{taken}"}
 
 
 def test_a_layer_that_the_target_does_not_have():
-    for pruner, most in ((UVPrune, 12), (UVSimilarity, 12), (UVAttention, 11)):
+    for pruner, most in ((UVPruner, 12), (UVSimilarityPruner, 12), (UVAttentionPruner, 11)):
         with pytest.raises(ProfileError, match=rf"prune\.layer: 13 is behind .* 12 blocks \(at most {most}\)"):
             pruner(13, 12)
-    assert UVAttention(None, 1).needs == {"attention@0"}
+    assert UVAttentionPruner(None, 1).needs == {"attention@0"}
 
 
 def test_a_missing_layer_is_named():
     with pytest.raises(ValueError, match="hidden@20"):
-        UVPrune()(Signals(visual_tokens(1, 2, 2), text=torch.tensor([9])), 0.5)
+        UVPruner()(Signals(visual_tokens(1, 2, 2), text=torch.tensor([9])), 0.5)

@@ -3,12 +3,12 @@ import torch
 
 from pruning.given import best, visual_tokens
 from vidspec.pruning.base import Signals
-from vidspec.pruning.uv_attention import UVAttention
+from vidspec.pruning.uv_attention import UVAttentionPruner
 
 
 def test_keeps_what_gains_most_attention(prefill):
     """Eq. 3 with attention, not telescoped."""
-    pruner, visual, blocks = UVAttention(depth=prefill.depth), prefill.prefix.visual, prefill.taps.block_scores
+    pruner, visual, blocks = UVAttentionPruner(depth=prefill.depth), prefill.prefix.visual, prefill.taps.block_scores
     last = prefill.depth // 2
     assert pruner.needs == {"attention@0", f"attention@{last}"}
     scores = [
@@ -30,9 +30,9 @@ def test_blocks_average_to_the_attention_over_all(prefill):
     ("layer", "depth", "taken"), [(None, 80, 20), (None, 28, 20), (None, 12, 6), (3, 12, 3), (11, 12, 11), (None, 1, 0)]
 )
 def test_the_block_is_the_papers_where_the_target_has_it(layer, depth, taken):
-    assert UVAttention(layer, depth).needs == {"attention@0", f"attention@{taken}"}
+    assert UVAttentionPruner(layer, depth).needs == {"attention@0", f"attention@{taken}"}
 
 
 def test_a_missing_block_is_named():
     with pytest.raises(ValueError, match="attention@20"):
-        UVAttention()(Signals(visual_tokens(1, 2, 2)), 0.5)
+        UVAttentionPruner()(Signals(visual_tokens(1, 2, 2)), 0.5)

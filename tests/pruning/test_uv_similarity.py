@@ -2,11 +2,11 @@ import torch
 
 from pruning.given import best, cos
 from vidspec.pruning.scores import text_similarity
-from vidspec.pruning.uv_similarity import UVSimilarity
+from vidspec.pruning.uv_similarity import UVSimilarityPruner
 
 
 def test_keeps_what_is_closest_to_the_text_at_the_layer(prefill):
-    pruner, prefix = UVSimilarity(depth=prefill.depth), prefill.prefix
+    pruner, prefix = UVSimilarityPruner(depth=prefill.depth), prefill.prefix
     assert pruner.needs == {f"hidden@{prefill.depth // 2}"}
     states, text = prefill.taps.states[prefill.depth // 2], prefix.text_rows_after_video
     expected = torch.tensor([sum(cos(states[i], states[j]) for j in text) for i in prefix.visual.index])
@@ -17,5 +17,7 @@ def test_keeps_what_is_closest_to_the_text_at_the_layer(prefill):
 
 
 def test_differs_from_another_layer(prefill):
-    one, other = (UVSimilarity(layer, prefill.depth)(prefill.signals, 0.8).tolist() for layer in (1, prefill.depth))
+    one, other = (
+        UVSimilarityPruner(layer, prefill.depth)(prefill.signals, 0.8).tolist() for layer in (1, prefill.depth)
+    )
     assert one != other

@@ -2,7 +2,7 @@ import pytest
 
 from pruning.given import visual_tokens
 from vidspec.pruning.base import Signals
-from vidspec.pruning.window import Window
+from vidspec.pruning.window import WindowPruner
 
 
 @pytest.mark.parametrize(
@@ -11,14 +11,14 @@ from vidspec.pruning.window import Window
 )
 def test_places(place, kept):
     visual = visual_tokens(4, 2, 2)
-    assert Window(place)(Signals(visual), 0.75).tolist() == kept
+    assert WindowPruner(place)(Signals(visual), 0.75).tolist() == kept
 
 
 def test_the_middle_is_the_default_and_is_centred():
     visual = visual_tokens(3, 3, 3, newline=False)
-    assert Window()(Signals(visual), 0.8).tolist() == [11, 12, 13, 14, 15]
+    assert WindowPruner()(Signals(visual), 0.8).tolist() == [11, 12, 13, 14, 15]
 
 
 def test_a_budget_of_one_is_the_newline():
     for place in ("front", "middle", "end"):
-        assert Window(place)(Signals(visual_tokens(2, 2, 2)), 0.99).tolist() == [8]
+        assert WindowPruner(place)(Signals(visual_tokens(2, 2, 2)), 0.99).tolist() == [8]

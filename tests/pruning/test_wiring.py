@@ -15,10 +15,10 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 from vidspec.pruning import base
-from vidspec.pruning.base import Signals, budget, evenly_spaced, taps_for, token_grid, whole_frames
-from vidspec.registry import configured, names
+from vidspec.pruning.base import Signals, evenly_spaced, kept_count, make_taps, token_grid, whole_frames
+from vidspec.registry import build_part, names
 
 METHODS = [name for name in names("pruning") if name != "none"]
 VISUAL = frozenset({"visual_attention", "features"})
@@ -49,8 +49,8 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    folder, place = tmp_path_factory.mktemp("pair"), placement("cpu", "float32")
-    return [loading.load(str(checkpoints.save(folder / name)), place) for name in ("target", "draft")]
+    folder, place = tmp_path_factory.mktemp("pair"), resolve_placement("cpu", "float32")
+    return [loading.load_model(str(checkpoints.save(folder / name)), place) for name in ("target", "draft")]
 
 
 def captioner(pair, profile, **settings):
@@ -68,14 +68,14 @@ def test_options_are_those_the_constructor_names():
         def __init__(self, layer=1):
             self.layer = layer
 
-    assert configured(Own, {"layer": 7, "alpha": 0.5}, depth=4).layer == 7
-    assert configured(type("Plain", (), {"needs": frozenset()}), {"layer": 7}, depth=4).needs == frozenset()
+    assert build_part(Own, {"layer": 7, "alpha": 0.5}, depth=4).layer == 7
+    assert build_part(type("Plain", (), {"needs": frozenset()}), {"layer": 7}, depth=4).needs == frozenset()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     prefilled, given = [], []
-    reading, signals_of = Engine.reading, base.signals_of
+    reading, signals_of = Engine.start_prefill, base.make_signals
 
     def spy(self, prefix, room, taps=None, **more):
         prefilled.append(taps)
@@ -85,7 +85,7 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
         given.append(signals_of(prefix, taps, seed))
         return given[-1]
 
-    monkeypatch.setattr(Engine, "reading", spy)
+    monkeypatch.setattr(Engine, "start_prefill", spy)
     monkeypatch.setattr("vidspec.decoding.setup.signals_of", seen)
     one = captioner(pair, "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})
     record = one.caption(shipped()[0])
@@ -97,7 +97,7 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     assert observed == one.setup.pruner.needs - {"features"} and of_draft is None
     (signals,) = given
     n = record.counters["visual_tokens"]
-    assert record.counters["visual_tokens_kept"] == budget(n, 0.7) == sum(record.kept_per_frame)
+    assert record.counters["visual_tokens_kept"] == kept_count(n, 0.7) == sum(record.kept_per_frame)
     assert (signals.attention is None) == ("attention" not in one.setup.pruner.needs)
     for layer, states in signals.hidden.items():
         assert f"hidden@{layer}" in one.setup.pruner.needs and states.shape[0] == record_length(signals)
@@ -110,9 +110,9 @@ def record_length(signals):
 
 def test_one_block_can_be_watched_alone(pair):
     model = pair[0]
-    prefix = model.prefix(model.see(model.preprocess(video.read(shipped()[0], frames=2))), "Describe the video.")
+    prefix = model.prefix(model.encode(model.preprocess(video.read(shipped()[0], frames=2))), "Describe the video.")
     every = range(model.layers)
-    all_, one = taps_for([f"attention@{block}" for block in every], prefix), taps_for(["attention@1"], prefix)
+    all_, one = make_taps([f"attention@{block}" for block in every], prefix), make_taps(["attention@1"], prefix)
     Engine(model).prefill(prefix, 4, all_)
     Engine(model).prefill(prefix, 4, one)
     assert list(one.block_scores) == [1] and not one.states
@@ -130,7 +130,7 @@ def test_one_block_can_be_watched_alone(pair):
 @pytest.mark.parametrize("need", ["atention", "hidden", "hidden@", "hidden@x", "features@1", "attention@-1"])
 def test_a_signal_that_does_not_exist_is_refused(need):
     with pytest.raises(ValueError, match="there is no signal"):
-        taps_for([need], prefix=None)
+        make_taps([need], prefix=None)
 
 
 def test_what_the_softmax_runs_over_is_watched(pair):
@@ -138,11 +138,11 @@ def test_what_the_softmax_runs_over_is_watched(pair):
     for keys, need in (("all", "attention"), ("visual", "visual_attention")):
         one = captioner(pair, "sd-attention", **{"prune.keys": keys})
         assert one.setup.needs == {need}
-        taps = taps_for(one.setup.needs, prefix)
+        taps = make_taps(one.setup.needs, prefix)
         assert taps.attention and taps.keys == keys
         assert one.caption(shipped()[0]).token_ids
     with pytest.raises(ValueError, match="exclude each other"):
-        taps_for(["attention", "visual_attention"], prefix)
+        make_taps(["attention", "visual_attention"], prefix)
 
 
 @pytest.mark.full
@@ -151,7 +151,7 @@ def test_stock_blocks_show_the_same_signals(tmp_path):
     folder = str(checkpoints.save(tmp_path))
     found = []
     for decoder in ("fused", "stock"):
-        model = loading.load(folder, placement("cpu", "float32", decoder))
+        model = loading.load_model(folder, resolve_placement("cpu", "float32", decoder))
         kept = {}
         for method in METHODS:
             one = captioner([model, model], "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})

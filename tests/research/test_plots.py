@@ -9,15 +9,15 @@ from xml.etree import ElementTree
 import pytest
 
 from research.plots import check, draw
-from vidspec.bench.results import Results
-from vidspec.bench.rows import Row
+from vidspec.bench.results import ResultsFile
+from vidspec.bench.rows import BenchRow
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
 pytestmark = pytest.mark.full
 
-PLAIN = Row("ar", 1, 1, None, None, None, 10.0, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
-FAST = Row("sd-attention", 1, 1, 3.0, 4.0, 0.1, 20.0, (0.9, 0.8, 1.0), (2.0, 1.5, 2.5), (1.8, 1.2, 2.0))
+PLAIN = BenchRow("ar", 1, 1, None, None, None, 10.0, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
+FAST = BenchRow("sd-attention", 1, 1, 3.0, 4.0, 0.1, 20.0, (0.9, 0.8, 1.0), (2.0, 1.5, 2.5), (1.8, 1.2, 2.0))
 
 
 OTHERS = ("m-against-alpha", "accepted")
@@ -54,7 +54,7 @@ def test_pictures_replace_none_of_others(command):
 
 
 def test_a_finished_bench_is_drawn_from_its_file(command, tmp_path):
-    results = Results(tmp_path / "bench.json", {}, {})
+    results = ResultsFile(tmp_path / "bench.json", {}, {})
     results.add(("ar", "a.mp4", 0), Caption("a.mp4", "x"))
     assert "bench.json: that bench has not finished" in command("plots", "bench.json", "--out", "new").err
     drafted = records(drafted=10, accepted_lengths=[4, 2, 2])

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from research.position_bias import ClipBias, block, clip_bias, mean_bias, over_bins, table
 from vidspec.pruning.position_bias import (
-    Pair,
+    SharePair,
     border_share,
     ends_share,
     frame_shares,
@@ -74,10 +74,10 @@ def test_one_clip():
     bias = clip_bias((2, 3, 4), cells, kept, bins=2)
     assert bias == ClipBias(
         bins=(0.5, 0.5),
-        first=Pair(0.5, 0.5),
-        last=Pair(0.5, 0.5),
-        rows=Pair(0.75, pytest.approx(2 / 3)),
-        columns=Pair(0.5, 0.5),
+        first=SharePair(0.5, 0.5),
+        last=SharePair(0.5, 0.5),
+        rows=SharePair(0.75, pytest.approx(2 / 3)),
+        columns=SharePair(0.5, 0.5),
         peak_rows=1.0,
     )
     assert bias.rows.ratio == pytest.approx(1.125)
@@ -95,8 +95,8 @@ def test_frames_seen_at_two_scales():
     grid, views = (1, 6, 3), ((2, 2), (4, 3))
     cells = [0, 1, 3, 4, *range(6, 18)]  # the third column of the upper raster is nowhere
     bias = clip_bias(grid, cells, [2, 8, 15], views=views)  # lower left of 2 x 2; of 4 x 3 an inner cell and a corner
-    assert bias.rows == Pair(pytest.approx(2 / 3), pytest.approx((4 + 6) / 16))
-    assert bias.columns == Pair(pytest.approx(2 / 3), pytest.approx((4 + 8) / 16))
+    assert bias.rows == SharePair(pytest.approx(2 / 3), pytest.approx((4 + 6) / 16))
+    assert bias.columns == SharePair(pytest.approx(2 / 3), pytest.approx((4 + 8) / 16))
 
 
 def test_nothing_kept_in_the_grid():
@@ -107,7 +107,7 @@ def test_mean_over_clips():
     one = clip_bias((2, 2, 2), range(8), [0], bins=2)
     other = clip_bias((4, 10, 10), range(400), [350, 355], bins=2)
     mean = mean_bias([one, other])
-    assert mean.bins == (0.5, 0.5) and mean.first == Pair(0.5, 0.375) and mean.last == Pair(0.5, 0.375)
+    assert mean.bins == (0.5, 0.5) and mean.first == SharePair(0.5, 0.375) and mean.last == SharePair(0.5, 0.375)
     assert mean.rows.kept == 0.5 and mean.rows.all == pytest.approx(0.6) and mean.peak_rows == 1.0
     assert mean.columns.kept == 0.75
     with pytest.raises(ValueError, match="no clip"):

@@ -8,7 +8,7 @@ from draft_length.lockstep import Machine
 from research import predicted
 from research.predicted import Host, Prediction
 from research.replay.load import DEVICES, Assumed
-from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.pace import WindowController
 
 #: About what counting gives for 7B; counting takes seconds.
 LAUNCHES = {"stock": 1143, "fused": 600, "replayed": 460}
@@ -63,7 +63,7 @@ def test_windows_settle_there_under_load(pair, beta):
     """``draft.gamma: auto`` with these times, 16 clips of 2,000 visual tokens at once, measured with noise."""
     one = at(16, 2_000, pair, beta=beta)
     machine = Machine(lambda n, rows: one.verify(rows / n), lambda n, rows: one.draft())
-    pace, betas = Pace(), [beta] * 16
+    pace, betas = WindowController(), [beta] * 16
     seen = machine.decode(pace, [pace.window() for _ in betas], betas, 600)
     late = seen[len(seen) // 2 :]
     plain = machine.rate([[0] * 16], betas)

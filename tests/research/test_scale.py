@@ -9,12 +9,12 @@ from research import scale as scaling
 from research.random_init import random_model
 from research.scale import markdown, measure_scale, scale
 from vidspec.bench import bandwidth
-from vidspec.bench.loaded import Source
+from vidspec.bench.loaded import ModelSource
 from vidspec.draft_length import speed
 from vidspec.draft_length.passes import pass_times
 from vidspec.errors import ModelError
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 pytestmark = pytest.mark.full
 
@@ -25,16 +25,16 @@ def config(pair, role="target"):
 
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_a_model_of_random_weights_has_the_size_of_its_config(pair):
-    where = placement("cpu")
+    where = resolve_placement("cpu")
     made = random_model(config(pair), where)
-    real = loading.load(str(loading.embedded_folder(pair, "target")), where)
+    real = loading.load_model(str(loading.embedded_folder(pair, "target")), where)
     assert [p.shape for p in made.model.parameters()] == [p.shape for p in real.model.parameters()]
     assert not torch.equal(made.language.layers[0].mlp.up_proj.weight, real.language.layers[0].mlp.up_proj.weight)
 
 
 def test_points_add_up():
     made = config("embedded", "draft"), config("embedded", "draft")
-    facts, points = measure_scale(Source(device="cpu"), [1, 3], made=made, tokens_per_frame=8, repeats=1)
+    facts, points = measure_scale(ModelSource(device="cpu"), [1, 3], made=made, tokens_per_frame=8, repeats=1)
     assert [(one.frames, one.visual_tokens) for one in points] == [(1, 8), (3, 24)]
     assert points[1].kv - points[0].kv == 16 * points[0].kv // (8 + scaling.TEXT)
     assert facts["tokens_per_frame"] == 8 and facts["draft"] == made[1]
@@ -50,7 +50,7 @@ def test_points_add_up():
 
 
 def test_it_ends_where_memory_does(monkeypatch):
-    model = random_model(config("embedded", "draft"), placement("cpu"))
+    model = random_model(config("embedded", "draft"), resolve_placement("cpu"))
     monkeypatch.setattr(scaling, "free_memory", lambda device: 4000 * bandwidth.kv_bytes(model))
     said = []
     points = scale(model, None, [2, 1000], tokens_per_frame=8, repeats=1, say=said.append)
@@ -59,7 +59,7 @@ def test_it_ends_where_memory_does(monkeypatch):
 
 def test_a_config_that_is_not_there(tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json there"):
-        random_model(tmp_path, placement("cpu"))
+        random_model(tmp_path, resolve_placement("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def error_of(path, **options) -> VideoError:
 
 @pytest.fixture(params=["auto", "decord"])
 def decoder(request):
-    if request.param == "decord" and not decode_decord.available():
+    if request.param == "decord" and not decode_decord.is_available():
         pytest.skip("decord is not installed")
     return request.param
 
@@ -130,7 +130,7 @@ def test_a_file_opens_nothing_but_itself(tmp_path):
         (folder / name).write_text(text)
         if not (folder / led).exists():
             os.mkfifo(folder / led)  # which to open would wait for ever
-    decoders = ["auto", "decord"] if decode_decord.available() else ["auto"]
+    decoders = ["auto", "decord"] if decode_decord.is_available() else ["auto"]
     paths = [good, *map(folder.joinpath, LEADING)]
     said, opened = traced(READ.replace("DECODERS", repr(decoders)), paths, tmp_path / "log")
     assert said[: len(decoders)] == ["5"] * len(decoders) and not any(word.isdigit() for word in said[len(decoders) :])

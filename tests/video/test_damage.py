@@ -10,7 +10,7 @@ import pytest
 from vidspec import video
 from vidspec.errors import VideoError
 from vidspec.video import decode_decord
-from vidspec.video.payload import Pictures
+from vidspec.video.payload import PictureInspector
 
 from . import clips, damage_survey, sound_kinds
 
@@ -94,7 +94,7 @@ def test_lost_packets_show_in_one_count_or_another(tmp_path, stream):
             video.read(tmp_path / "cut.ts", frames=1000)
 
 
-@pytest.mark.skipif(not decode_decord.available(), reason="decord is not installed")
+@pytest.mark.skipif(not decode_decord.is_available(), reason="decord is not installed")
 def test_decord_is_not_believed_where_pyav_finds_damage(tmp_path, picture):
     data = bytearray(picture.read_bytes())
     at = data.index(b"mdat") + 30_000
@@ -187,7 +187,7 @@ def test_nothing_whole_is_an_error_also_where_damage_is_allowed(tmp_path, pictur
     ],
 )
 def test_units_fill_their_packet(data, broken):
-    assert Pictures("h264", 1 << 16, 4).broken(data) is broken
+    assert PictureInspector("h264", 1 << 16, 4).broken(data) is broken
 
 
 ONES, ZEROS = b"\xff" * 40, bytes(40)
@@ -217,7 +217,7 @@ MIXED = bytes(range(1, 200))
     ],
 )
 def test_runs_that_no_encoder_writes(codec, data, broken):
-    assert Pictures(codec, 512 * 384).broken(data) is broken
+    assert PictureInspector(codec, 512 * 384).broken(data) is broken
 
 
 @pytest.mark.parametrize(("codec", "byte"), [("vp9", 0), ("vp9", 255), ("hevc-plain", 255), ("mpeg4", 255)])

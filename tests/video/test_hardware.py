@@ -15,7 +15,7 @@ from tiers import full_but
 from vidspec import video
 from vidspec.errors import UsageError, VideoError
 from vidspec.video import decode_av, decode_hardware, opening
-from vidspec.video.decode_hardware import DEVICES, refusal
+from vidspec.video.decode_hardware import DEVICES, refusal_reason
 
 from . import clips
 
@@ -46,7 +46,7 @@ def gpu(monkeypatch):
                 given.add(picture.format.name)
             yield picture
 
-    monkeypatch.setattr(decode_hardware, "refusal", lambda *_: None)
+    monkeypatch.setattr(decode_hardware, "refusal_reason", lambda *_: None)
     monkeypatch.setattr(opening, "accelerator", lambda device: None)
     monkeypatch.setattr(decode_av, "accelerated", lambda codec: True)
     monkeypatch.setattr(decode_av, "decode_all", as_of_a_gpu)
@@ -150,16 +150,16 @@ def test_a_driver_without_its_decoding_library_is_named(monkeypatch):
         raise OSError(f"{name}: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(decode_hardware.ctypes, "CDLL", missing)
-    assert "nvcuvid" in refusal("nvdec", 1) and refusal("vaapi") is None
+    assert "nvcuvid" in refusal_reason("nvdec", 1) and refusal_reason("vaapi") is None
     monkeypatch.setattr(decode_hardware.ctypes, "CDLL", lambda name: None)
-    assert refusal("nvdec") is None
+    assert refusal_reason("nvdec") is None
 
 
 @pytest.mark.parametrize("decoder", DEVICES)
 def test_hardware_is_probed_and_asked_never_to_leave_it_to_software(decoder):
     """This machine may have it: then the probe says so, and else gives one line."""
     assert opening.accelerator(DEVICES[decoder][0]).allow_software_fallback is False
-    why = refusal(decoder)
+    why = refusal_reason(decoder)
     assert why is None or (why and "\n" not in why)
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vidspec import video
-from vidspec.dataset.segments import cut
+from vidspec.dataset.segments import cut_clip
 from vidspec.errors import VideoError
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
@@ -68,7 +68,7 @@ def test_what_is_asked_of_videos(tmp_path):
     path = str(saved(tmp_path / "a.png"))
     assert len(video.read(path, fps=2.0)) == len(video.read(path, frames=8, sound=5.0)) == 1
     assert len(video.read_at(path, [0.0])) == 1
-    assert cut(path, 30.0, None, None) == [(0.0, 0.04)]
+    assert cut_clip(path, 30.0, None, None) == [(0.0, 0.04)]
     with pytest.raises(VideoError, match="has no frame at 1 s or later"):
         video.read(path, start=1.0)
 

@@ -12,8 +12,8 @@ import pytest
 
 from vidspec import memory, video
 from vidspec.dataset.read_worker import MOST_MEMORY
-from vidspec.dataset.reader import Reader
-from vidspec.dataset.segments import cut
+from vidspec.dataset.reader import ClipReader
+from vidspec.dataset.segments import cut_clip
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.video import decode_av, reading
 
@@ -46,7 +46,7 @@ def huge(tmp_path_factory):
 
 @pytest.fixture
 def reader():
-    made = Reader()
+    made = ClipReader()
     yield made
     made.close()
 
@@ -134,7 +134,7 @@ def test_a_clip_is_refused_before_it_is_decoded(tmp_path, reader):
 
 def test_more_frames_than_there_is_memory_for(tmp_path, monkeypatch):
     path = solid(tmp_path / "long.mkv", 64, 64, 2, delta=1_000_000)
-    monkeypatch.setattr(memory, "available", lambda: 20 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 20 << 20)
     with pytest.raises(UsageError, match=r"1001 frames of 64x64 take 0\.0 GiB") as caught:
         video.read(path, fps=1.0)
     assert "lower fps" in caught.value.hint
@@ -146,7 +146,7 @@ def test_timestamps_that_end_decord_are_left_to_pyav(tmp_path, reader):
     path = solid(tmp_path / "aeon.mkv", 64, 64, 2, delta=10**12)
     assert reader.read(path, None, None, VIDEO).facts.decoder == "av"
     with pytest.raises(VideoError, match="more than 100000 segments of 30 s"):
-        cut(path, 30.0, None, None)
+        cut_clip(path, 30.0, None, None)
 
 
 LIMITED = """
@@ -172,13 +172,13 @@ def test_what_decoding_takes_has_an_end(huge, tmp_path):
 
 
 def test_a_containers_memory_counts(tmp_path, monkeypatch):
-    machine = memory.available()
+    machine = memory.available_memory()
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available() is None or memory.available() > 1 << 20
+    assert memory.available_memory() is None or memory.available_memory() > 1 << 20
     for limit, free in (("100000", 100_000 - 70_000 + 5_000), ("max", None)):
         for name, text in (("max", limit), ("current", "70000"), ("stat", "anon 1\ninactive_file 5000\n")):
             (tmp_path / f"memory.{name}").write_text(text)
-        assert free is None or memory.available() == free
+        assert free is None or memory.available_memory() == free
     assert machine is None or machine > 1 << 20
 
 

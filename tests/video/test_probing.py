@@ -12,7 +12,7 @@ import pytest
 from vidspec import video
 from vidspec.video import decode_decord as decord
 from vidspec.video import probing, reading
-from vidspec.video.base import Turn
+from vidspec.video.base import Orientation
 
 from . import clips
 
@@ -23,8 +23,8 @@ def test_index_of_an_ordinary_clip(tmp_path):
     assert index.times == pytest.approx(np.arange(40) / 25)
     assert len(index.key_pts) == 4 and (np.diff(index.key_pts) > 0).all()
     assert index.duration_s == pytest.approx(1.6) and index.fps == pytest.approx(25) and not index.variable_fps
-    assert (index.width, index.height, index.turn) == (96, 64, Turn())
-    assert decord.doubt(index) is None
+    assert (index.width, index.height, index.turn) == (96, 64, Orientation())
+    assert decord.distrust_reason(index) is None
 
 
 def test_times_begin_with_the_first_frame(tmp_path):
@@ -47,7 +47,7 @@ def test_frames_are_counted_where_timestamps_cannot_order_them(tmp_path, name, h
     index = video.probe(clips.make(tmp_path / name, **how))
     assert index.order == "count" and len(index) == len(index.raw) == 40
     assert index.times == pytest.approx(np.arange(40) / 25)
-    assert decord.doubt(index)
+    assert decord.distrust_reason(index)
 
 
 def test_counting_by_decoding_agrees_with_the_packets(tmp_path):
@@ -72,13 +72,13 @@ def test_a_packet_without_a_frame_makes_read_count_by_decoding(tmp_path, monkeyp
         ({"format": "mpegts"}, "mpegts"),
         ({"codec": "av1"}, "av1"),
         ({"truncated": True}, "truncated"),
-        ({"turn": Turn(0, True)}, "mirror"),
+        ({"turn": Orientation(0, True)}, "mirror"),
         ({"doubts": ("it has several video streams",)}, "several"),
     ],
 )
 def test_each_doubt_is_named(tmp_path, change, why):
     index = video.probe(clips.make(tmp_path / "a.mp4", pts=3))
-    assert why in (decord.doubt(dataclasses.replace(index, **change)) or "")
+    assert why in (decord.distrust_reason(dataclasses.replace(index, **change)) or "")
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
@@ -87,7 +87,7 @@ def test_turns_make_pictures_upright(degrees, mirrored):
     picture = clips.draw(77, 96, 64)
     turned = np.rot90(picture, -degrees // 90)
     coded = turned[:, ::-1] if mirrored else turned
-    turn = Turn(degrees, mirrored)
+    turn = Orientation(degrees, mirrored)
     assert clips.number_of(turn.apply(coded)) == 77
     assert turn.size(coded.shape[1], coded.shape[0]) == (96, 64)
 

@@ -18,7 +18,7 @@ from vidspec.video import decode_av, decode_decord
 
 from . import clips
 
-needs_decord = pytest.mark.skipif(not decode_decord.available(), reason="decord is not installed")
+needs_decord = pytest.mark.skipif(not decode_decord.is_available(), reason="decord is not installed")
 
 MS = Fraction(1, 1000)
 UNEVEN = [0, 40, 80, 240, 280, 290, 300, 700, 740, 1500, 1540, 1580, 1600, 1700, 2000]
@@ -88,7 +88,7 @@ def expected_times(name: str) -> list[float]:
 
 
 def decoders_for(name: str) -> list[str]:
-    installed = decode_decord.available()
+    installed = decode_decord.is_available()
     return ["auto", *(["decord"] if installed and GOOD[name][1] == "decord" else [])]
 
 
@@ -117,7 +117,7 @@ def test_scattered_frames_are_exact_in_any_choice(clip, name):
 @pytest.mark.parametrize("name", GOOD)
 def test_auto_decodes_once_and_forced_decord_refuses_what_it_gets_wrong(clip, name):
     assert video.read(clip(name), frames=2).facts.decoder == "av"
-    if not decode_decord.available():
+    if not decode_decord.is_available():
         return
     if GOOD[name][1] == "decord":
         assert video.read(clip(name), frames=2, decoder="decord").facts.decoder == "decord"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from vidspec.events.events import Loosened
+from vidspec.events.events import LooseToken
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
 
-__all__ = ["Acceptance", "Grounded", "Verdict", "for_clip"]
+__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "for_clip"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Verdict:
 
     path: tuple[int, ...]
     token: int
-    loosened: tuple[Loosened, ...] = ()
+    loosened: tuple[LooseToken, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -36,12 +36,12 @@ class Verdict:
         return len(self.path)
 
     @classmethod
-    def chain(cls, accepted: int, token: int, loosened: tuple[Loosened, ...] = ()) -> Verdict:
+    def chain(cls, accepted: int, token: int, loosened: tuple[LooseToken, ...] = ()) -> Verdict:
         """Of a chain the first ``accepted`` tokens."""
         return cls(tuple(range(accepted)), token, loosened)
 
 
-class Acceptance(Protocol):
+class AcceptanceRule(Protocol):
     """An acceptance rule.
 
     Parameters of its constructor may be keys of a profile's ``accept`` section, its own options, ``sampling``, ``eos``,
@@ -50,16 +50,16 @@ class Acceptance(Protocol):
     Attributes:
         lossless: whether the output is exactly the target's own.
         draws: whether it can verify sampled tokens; else greedy choices only.
-        unjudged: the share of a window that is accepted without a check.
+        accepts_unverified: the share of a window that is accepted without a check.
     """
 
     lossless: ClassVar[bool]
     draws: ClassVar[bool]
 
     @property
-    def unjudged(self) -> float: ...
+    def accepts_unverified(self) -> float: ...
 
-    def __call__(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Verdict:
+    def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
         """Verify a window.
 
         Args:
@@ -72,12 +72,12 @@ class Acceptance(Protocol):
 
 
 @runtime_checkable
-class Grounded(Protocol):
+class GroundedRule(Protocol):
     """A rule that also uses the target's visual states, which it is given before a clip's first window."""
 
     grounded: ClassVar[bool]
 
-    def at(self, visual_states: torch.Tensor) -> Acceptance:
+    def for_clip(self, visual_states: torch.Tensor) -> AcceptanceRule:
         """The rule for one clip.
 
         Args:
@@ -87,10 +87,10 @@ class Grounded(Protocol):
         ...
 
 
-def for_clip(rule: Acceptance, visual_states: torch.Tensor | None) -> Acceptance:
-    """``rule`` ready for a clip whose prompt has been read; only a :class:`Grounded` one needs the states."""
-    if not isinstance(rule, Grounded):
+def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> AcceptanceRule:
+    """``rule`` ready for a clip whose prompt has been read; only a :class:`GroundedRule` one needs the states."""
+    if not isinstance(rule, GroundedRule):
         return rule
     if visual_states is None:
         raise ValueError("this rule needs the visual states of the prompt")
-    return rule.at(visual_states)
+    return rule.for_clip(visual_states)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.acceptance.fly_minus import FlyMinus, Theta
+from vidspec.acceptance.fly_minus import FlyMinusRule, Theta
 from vidspec.config.bounds import MANY
-from vidspec.events.events import Loosened
+from vidspec.events.events import LooseToken
 from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
-    from vidspec.acceptance.loose import Branch
+    from vidspec.acceptance.loose import WindowBranch
     from vidspec.engine.sampling import Sampling
 
 
 @rules.register("fly")
-class Fly(FlyMinus):
+class FlyRule(FlyMinusRule):
     """FLy's entropy gate and deferred window.
 
-    With H as in :class:`~vidspec.acceptance.fly_minus.FlyMinus` and t the target's argmax given the drafted tokens
+    With H as in :class:`~vidspec.acceptance.fly_minus.FlyMinusRule` and t the target's argmax given the drafted tokens
     before it, the loose one included::
 
         accept d_i  if  d_i = t_i
@@ -43,10 +43,10 @@ class Fly(FlyMinus):
         super().__init__(sampling, eos, protected, theta)
         self.window = window
 
-    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+    def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
         wrong = set(branch.mismatches)
         return {
             i: one
-            for i, one in super().pardoned(branch).items()
+            for i, one in super().accepted_mismatches(branch).items()
             if i < len(branch.tokens) - self.window and wrong.isdisjoint(range(i + 1, i + self.window))
         }

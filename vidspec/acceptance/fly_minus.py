@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.events.events import Loosened
+from vidspec.acceptance.loose import LooseRule, WindowBranch
+from vidspec.events.events import LooseToken
 from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
 
-__all__ = ["FlyMinus", "Theta"]
+__all__ = ["FlyMinusRule", "Theta"]
 
 Theta = Annotated[float, key("the entropy in nats from which a mismatch may pass", ge=0, allow_inf_nan=False)]
 #: How many of the likeliest tokens the entropy sums over.
@@ -24,7 +24,7 @@ LIKELIEST = 3
 
 
 @rules.register("fly_minus")
-class FlyMinus(LooseRule):
+class FlyMinusRule(LooseRule):
     """The entropy gate of FLy.
 
     With p the target's distribution at the position of a drafted token, softmax over the whole vocabulary::
@@ -46,7 +46,7 @@ class FlyMinus(LooseRule):
         super().__init__(sampling, eos, protected)
         self.theta = theta
 
-    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
         """Entropy at the position of each drafted token: of the distribution after its parent."""
         import torch
 
@@ -55,10 +55,10 @@ class FlyMinus(LooseRule):
         probs = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]), dim=-1).values
         return torch.special.entr(probs).sum(-1)[places].tolist()  # type: ignore[no-any-return]
 
-    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+    def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
         entropy = branch.measured
         return {
-            i: Loosened(i, branch.wanted[i], "entropy", entropy=entropy[i])
+            i: LooseToken(i, branch.wanted[i], "entropy", entropy=entropy[i])
             for i in branch.mismatches
             if entropy[i] >= self.theta
         }

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.base import Verdict
 from vidspec.errors import ProfileError
-from vidspec.events.events import Loosened
+from vidspec.events.events import LooseToken
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
 
-__all__ = ["Branch", "LooseRule", "branches"]
+__all__ = ["LooseRule", "WindowBranch", "branches"]
 
 
 @dataclass(frozen=True)
-class Branch:
+class WindowBranch:
     """One path from the last emitted token to a leaf of the window: K drafted tokens; of a chain the whole window.
 
     Attributes:
@@ -63,7 +63,7 @@ class LooseRule(ABC):
 
     lossless: ClassVar[bool] = False
     draws: ClassVar[bool] = False
-    unjudged: float = 0.0
+    accepts_unverified: float = 0.0
 
     def __init__(
         self, sampling: Sampling, eos: frozenset[int] = frozenset(), protected: frozenset[int] = frozenset()
@@ -75,7 +75,7 @@ class LooseRule(ABC):
             )
         self.strict = eos | protected
 
-    def __call__(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Verdict:
+    def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
         choices = passed.likeliest
         measured = self.measure(draft, passed, rng) if draft.tokens else []
         best: Verdict | None = None
@@ -86,23 +86,23 @@ class LooseRule(ABC):
         return best or Verdict((), choices[0])
 
     @abstractmethod
-    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
         """A number for each drafted token of the window; the arguments are those of the rule."""
 
     @abstractmethod
-    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+    def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
         """Indices of mismatches of a branch to accept, with the reason; end and protected tokens are excluded later."""
 
     def _judged(
         self, draft: Draft, path: tuple[int, ...], choices: Sequence[int], measured: Sequence[float]
     ) -> Verdict:
-        branch = Branch(
+        branch = WindowBranch(
             tuple(draft.tokens[node] for node in path),
             (choices[0], *(choices[node + 1] for node in path)),
             tuple(measured[node] for node in path),
         )
-        pardoned = self.pardoned(branch)
-        loosened: list[Loosened] = []
+        pardoned = self.accepted_mismatches(branch)
+        loosened: list[LooseToken] = []
         for i, (token, wanted) in enumerate(zip(branch.tokens, branch.wanted, strict=False)):
             if token == wanted:
                 continue

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.acceptance.loose import LooseRule, WindowBranch
 from vidspec.config.bounds import MANY
-from vidspec.events.events import Loosened
+from vidspec.events.events import LooseToken
 from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.acceptance.base import Acceptance
+    from vidspec.acceptance.base import AcceptanceRule
     from vidspec.drafting.base import Draft
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
 
 
@@ -73,28 +73,28 @@ class LVSpec(LooseRule):
     ) -> None:
         super().__init__(sampling, eos, protected)
         self.lam, self.similar, self.tolerance = lam, similar, tolerance
-        self.unjudged = lam
+        self.accepts_unverified = lam
         self._visual: torch.Tensor | None = None
 
-    def at(self, visual_states: torch.Tensor) -> Acceptance:
+    def for_clip(self, visual_states: torch.Tensor) -> AcceptanceRule:
         one = copy(self)
         one._visual = visual_states
         return one
 
-    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
         """Visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
         if self._visual is None:
             raise ValueError("lvspec needs the target's last states at the prompt's visual tokens")
         return relevance(passed.hidden[1:], self._visual, self.similar).tolist()
 
-    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+    def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
         relevance = branch.measured
         ranked = sorted(range(len(relevance)), key=relevance.__getitem__)  # stable: of equals the lower index first
         loose = set(ranked[: int(self.lam * len(relevance) + 1e-9)])
-        found: dict[int, Loosened] = {}
+        found: dict[int, LooseToken] = {}
         for i in branch.mismatches:
             if i in loose:
-                found[i] = Loosened(i, branch.wanted[i], "relevance", relevance=relevance[i])
+                found[i] = LooseToken(i, branch.wanted[i], "relevance", relevance=relevance[i])
             elif self.tolerance and branch.wanted[i] in branch.tokens:
-                found[i] = Loosened(i, branch.wanted[i], "shift", relevance=relevance[i])
+                found[i] = LooseToken(i, branch.wanted[i], "shift", relevance=relevance[i])
         return found

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.events.events import Loosened
+from vidspec.acceptance.loose import LooseRule, WindowBranch
+from vidspec.events.events import LooseToken
 from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
 
 
@@ -39,10 +39,12 @@ class RandomLoose(LooseRule):
         super().__init__(sampling, eos, protected)
         self.rate = rate
 
-    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
         import torch
 
         return torch.rand(len(draft.tokens), generator=rng).tolist()
 
-    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
-        return {i: Loosened(i, branch.wanted[i], "chance") for i in branch.mismatches if branch.measured[i] < self.rate}
+    def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
+        return {
+            i: LooseToken(i, branch.wanted[i], "chance") for i in branch.mismatches if branch.measured[i] < self.rate
+        }

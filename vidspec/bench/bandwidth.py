@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vidspec.bench.turns import timed
+from vidspec.bench.turns import time_call
 from vidspec.engine.device import synchroniser
 from vidspec.engine.layouts import QuantisedLinear
 from vidspec.engine.matrix import Matrix
@@ -24,7 +24,7 @@ def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8)
     source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     wait = synchroniser(device)
-    return 2 * source.nbytes / min(timed(lambda: target.copy_(source), wait) for _ in range(repeats))
+    return 2 * source.nbytes / min(time_call(lambda: target.copy_(source), wait) for _ in range(repeats))
 
 
 def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None = None) -> int:

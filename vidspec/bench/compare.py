@@ -10,13 +10,23 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec.bench.results import Stored, restored
+from vidspec.bench.results import StoredRun, restore_caption
 from vidspec.bench.tables import bullets, table
 from vidspec.errors import OutputError
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.record import Caption
 
-__all__ = ["MIN_CLIPS", "Change", "Compared", "compare", "differ", "interval", "markdown", "places", "redrawn"]
+__all__ = [
+    "MIN_CLIPS",
+    "RunComparison",
+    "TimeChange",
+    "bootstrap_samples",
+    "compare",
+    "interval",
+    "is_different",
+    "markdown",
+    "places",
+]
 
 #: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
 MIN_CLIPS = 8
@@ -28,7 +38,7 @@ RAW = "end to end, raw"
 
 
 @dataclass(frozen=True)
-class Change:
+class TimeChange:
     """How one time of one method changed.
 
     Attributes:
@@ -55,11 +65,11 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """All changes, clips with other token ids in B and mean tokens of a text in A and B by method, and what to know
     before believing any of it."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[TimeChange, ...]
     other_tokens: dict[str, int]
     tokens: dict[str, tuple[float, float]]
     notes: tuple[str, ...]
@@ -74,7 +84,7 @@ class Compared:
         }
 
 
-def compare(before: Stored, after: Stored, *, level: float = 0.99) -> Compared:
+def compare(before: StoredRun, after: StoredRun, *, level: float = 0.99) -> RunComparison:
     """Hold the results B (``after``) against A (``before``), as ``read_results`` gives them.
 
     A clip's value is the median over its repeats. The clips' log ratios are drawn again with replacement 10,000 times,
@@ -85,7 +95,7 @@ def compare(before: Stored, after: Stored, *, level: float = 0.99) -> Compared:
     """
     left, right = _by_method(before), _by_method(after)
     shared = [name for name in left if name in right]
-    changes: list[Change] = []
+    changes: list[TimeChange] = []
     differing: dict[str, int] = {}
     tokens: dict[str, tuple[float, float]] = {}
     first = next(iter(left), "")
@@ -110,7 +120,7 @@ def compare(before: Stored, after: Stored, *, level: float = 0.99) -> Compared:
                 changes.append(_change(name, what, "baseline", relative, level))
     if not changes:
         raise OutputError("the two files share no method on any clip")
-    return Compared(tuple(changes), differing, tokens, _notes(before, after, level, len(changes)))
+    return RunComparison(tuple(changes), differing, tokens, _notes(before, after, level, len(changes)))
 
 
 def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
@@ -123,13 +133,13 @@ def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
     n = len(logs)
     if n < 2:
         return 0.0, math.inf
-    means = redrawn(logs).mean(axis=1)
+    means = bootstrap_samples(logs).mean(axis=1)
     tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * _student((1 + level) / 2, n - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     return math.exp(low), math.exp(high)
 
 
-def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def bootstrap_samples(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(draws, n) bootstrap samples of (n,) values, the same for every call."""
     return values[np.random.default_rng(SEED).integers(0, len(values), size=(DRAWS, len(values)))]
 
@@ -145,12 +155,12 @@ def _student(share: float, freedom: int) -> float:
     )
 
 
-def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level: float) -> Change:
+def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level: float) -> TimeChange:
     low, high = interval(logs, level)
     verdict = "faster" if high < 1 else "slower" if low > 1 else "no change"
     if len(logs) < MIN_CLIPS:
         verdict = "too few clips"
-    return Change(name, what, against, math.exp(float(logs.mean())), low, high, len(logs), verdict)
+    return TimeChange(name, what, against, math.exp(float(logs.mean())), low, high, len(logs), verdict)
 
 
 def _logs(
@@ -177,17 +187,17 @@ def _length(runs: Sequence[Caption]) -> int:
     return len(runs[0].token_ids)
 
 
-def _by_method(results: Stored) -> dict[str, dict[str, list[Caption]]]:
+def _by_method(results: StoredRun) -> dict[str, dict[str, list[Caption]]]:
     found: dict[str, dict[str, list[Caption]]] = {}
     for one in results["records"]:
         if one.get("quality_only"):  # its times mean nothing
             continue
-        caption = restored(one)
+        caption = restore_caption(one)
         found.setdefault(one.get("contender") or str(caption.profile), {}).setdefault(caption.path, []).append(caption)
     return found
 
 
-def _notes(before: Stored, after: Stored, level: float, tests: int) -> tuple[str, ...]:
+def _notes(before: StoredRun, after: StoredRun, level: float, tests: int) -> tuple[str, ...]:
     notes = [
         f"Paired bootstrap over clips: {level:.0%} intervals of the geometric mean of B / A, {DRAWS} draws, medians "
         "over repeats. A change is real where the interval leaves out 1.",
@@ -206,7 +216,7 @@ def _notes(before: Stored, after: Stored, level: float, tests: int) -> tuple[str
     return tuple(notes)
 
 
-def markdown(compared: Compared) -> str:
+def markdown(compared: RunComparison) -> str:
     """A table of all changes, and the notes."""
     lines = [
         (
@@ -230,7 +240,7 @@ def markdown(compared: Compared) -> str:
     return f"{whole}\n{bullets(notes)}"
 
 
-def differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+def is_different(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     """Whether two methods' rates by clip differ by more than they vary.
 
     The ratios on the clips that both have must lie to one side of 1: their bootstrap interval, or of fewer than
@@ -257,7 +267,7 @@ def places(rates: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
     found: dict[str, int] = {}
     first = ""
     for number, name in enumerate(order, 1):
-        if not found or differ(rates[first], rates[name]):
+        if not found or is_different(rates[first], rates[name]):
             first = name
             found[name] = number
         else:

@@ -1,6 +1,6 @@
 """``generate`` of ``transformers`` on padded batches as a contender of ``vidspec bench throughput``.
 
-``python -m vidspec.bench.generate_worker JSON`` answers what a :class:`~vidspec.events.answering.Worker` asks.
+``python -m vidspec.bench.generate_worker JSON`` answers what a :class:`~vidspec.events.answering.JsonWorker` asks.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 import torch
 
-from vidspec.bench.peers import PeerFailed, frames_of, generated
-from vidspec.bench.recorded import ahead, recorded
+from vidspec.bench.peers import PeerFailed, generate_batch, read_frames
+from vidspec.bench.recorded import read_ahead, write_captions
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.draft_length.steady import Steady
+from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
-from vidspec.events.answering import Functions, answer
+from vidspec.events.answering import Functions, serve_functions
 from vidspec.models import loading
-from vidspec.models.base import Pixels, Seen
-from vidspec.models.placement import placement
+from vidspec.models.base import Pixels, VisionOutput
+from vidspec.models.placement import resolve_placement
 
-__all__ = ["Theirs", "main", "padded"]
+__all__ = ["GenerateContender", "main", "pad_batch"]
 
 
-class Theirs:
+class GenerateContender:
     """Prompts padded on the left, every row until the last one ends; the next batch is read meanwhile.
 
     Args:
@@ -40,30 +40,30 @@ class Theirs:
             torch.set_num_threads(wanted.threads)
         name = str(loading.embedded_folder(wanted.pair, "target")) if wanted.pair else wanted.target or ""
         self.profile = profile
-        self.target: Any = loading.load(name, placement(wanted.device, wanted.dtype, "stock"))
-        self._shapes: dict[tuple[int, int, int], Seen] = {}
+        self.target: Any = loading.load_model(name, resolve_placement(wanted.device, wanted.dtype, "stock"))
+        self._shapes: dict[tuple[int, int, int], VisionOutput] = {}
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
-        """Caption a folder of clips; see :func:`~vidspec.bench.recorded.recorded`."""
-        return {**recorded(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
+        """Caption a folder of clips; see :func:`~vidspec.bench.write_captions.write_captions`."""
+        return {**write_captions(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
-        return Steady.together(self._counted(some) for some in _groups(clips, batch))
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        return SteadyRate.combine(self._counted(some) for some in _groups(clips, batch))
 
     @property
     def functions(self) -> Functions:
         return {"run": self.run, "decode": self.decode}
 
     def _ahead(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
-        for some, read in zip(_groups(clips, batch), ahead(self._read, _groups(clips, batch), 1), strict=True):
+        for some, read in zip(_groups(clips, batch), read_ahead(self._read, _groups(clips, batch), 1), strict=True):
             rows, _ = self._captions(read)
             for path, row in zip(some, rows, strict=True):
                 yield path, self.target.tokenizer.decode(row, skip_special_tokens=True).strip(), row
 
-    def _counted(self, clips: Sequence[str]) -> Steady:
+    def _counted(self, clips: Sequence[str]) -> SteadyRate:
         rows, times = self._captions(self._read(clips))
-        counted = Steady(len(rows))
+        counted = SteadyRate(len(rows))
         for at, when in enumerate(times):
             for number, row in enumerate(rows):
                 if at < len(row):
@@ -75,7 +75,7 @@ class Theirs:
     def _read(self, paths: Sequence[str]) -> list[Pixels]:
         if self.profile.video.audio and self.target.max_sound_s is not None:
             raise PeerFailed("generate in batches takes no sound here: --no-audio compares what is seen alone")
-        return [self.target.preprocess(frames_of(path, self.profile)) for path in paths]
+        return [self.target.preprocess(read_frames(path, self.profile)) for path in paths]
 
     @torch.inference_mode()
     def _captions(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:
@@ -88,11 +88,11 @@ class Theirs:
         pad = int(min(self.target.eos) if known is None else known)
         failed = "generate in batches of transformers fails"
         try:
-            inputs = padded([self._inputs(pixels) for pixels in clips], pad)
+            inputs = pad_batch([self._inputs(pixels) for pixels in clips], pad)
         except ValueError as error:
             raise PeerFailed(f"{failed}: {error}") from error
         limit = self.profile.generate.max_new_tokens
-        rows, times = generated(failed, self.target, inputs, limit, pad_token_id=pad)
+        rows, times = generate_batch(failed, self.target, inputs, limit, pad_token_id=pad)
         return [self._ended(row) for row in rows], times
 
     def _inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
@@ -117,7 +117,7 @@ def _groups(clips: Sequence[str], count: int) -> list[Sequence[str]]:
     return [clips[first : first + count] for first in range(0, len(clips), count)]
 
 
-def padded(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[str, torch.Tensor]:
+def pad_batch(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[str, torch.Tensor]:
     """Inputs of several clips as one batch; what has an entry for each token gets more on its left.
 
     Args:
@@ -143,7 +143,7 @@ def padded(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[str, 
 
 def main(about: str) -> None:
     """Answer requests. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
-    answer(lambda: Theirs(labels.load(**json.loads(about))).functions)
+    serve_functions(lambda: GenerateContender(labels.load(**json.loads(about))).functions)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.bench.peers import Contender, PeerFailed
-from vidspec.bench.turns import TakingPart, rotated
+from vidspec.bench.turns import ContenderPool, rotate
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
 from vidspec.events.record import Caption
 
-__all__ = ["ProfileContender", "machine", "of_turn", "run"]
+__all__ = ["ProfileContender", "machine", "run", "turn_label"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run(
         records by contender and clip, of those that were not left out.
     """
     done = dict(done or {})
-    taking = TakingPart(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
+    taking = ContenderPool(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
     for name, contender in contenders.items():  # warm-up: allocations, kernels, caches
         if all((name, str(clip), repeat) in done for clip in clips for repeat in range(repeats)):
             continue
@@ -87,7 +87,7 @@ def run(
         if turn and clip == clips[0]:
             for contender in contenders.values():
                 contender.forget()  # its own caption would be a clip's draft
-        for name in rotated(taking.names, turn):
+        for name in rotate(taking.names, turn):
             key = name, str(clip), repeat
             if key not in done:
                 made = taking.ask(name, partial(contenders[name].caption, clip))
@@ -101,7 +101,7 @@ def run(
     return {name: records[name] for name in taking.names}
 
 
-def of_turn(name: str, turn: int) -> str:
+def turn_label(name: str, turn: int) -> str:
     """What a contender is called in a turn, from 0."""
     return f"{name}, turn {turn + 1}" if turn else name
 

@@ -7,26 +7,26 @@ from pathlib import Path
 
 import torch
 
-from vidspec.bench.results import ACCEPTED, Stored
+from vidspec.bench.results import ACCEPTED, StoredRun
 from vidspec.captioner import Captioner
 from vidspec.config.labels import DRAFT
 from vidspec.config.profiles import Profile
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.trace import Trace
 from vidspec.models import prompt
-from vidspec.models.base import Prefix
-from vidspec.models.request import Request
+from vidspec.models.base import EmbeddedPrompt
+from vidspec.models.request import CaptionRequest
 
-__all__ = ["acceptance_share", "accepted_by_target", "judge", "wanted_tokens"]
+__all__ = ["acceptance_share", "accepted_by_target", "judge", "target_choices"]
 
 
 @torch.inference_mode()
 def judge(
     contenders: Mapping[str, Captioner],
     clips: Mapping[str, Path],
-    stored: Sequence[Stored],
+    stored: Sequence[StoredRun],
     say: Callable[[str], None],
     save: Callable[[], None] = lambda: None,
 ) -> None:
@@ -41,7 +41,7 @@ def judge(
         say: is called with the clip that is read.
         save: called when the records of a clip have changed.
     """
-    texts: dict[str, dict[str, Stored]] = {}
+    texts: dict[str, dict[str, StoredRun]] = {}
     for one in stored:
         if one["contender"] in contenders and (one["contender"] == DRAFT or not one["lossless"]):
             texts.setdefault(one["path"], {}).setdefault(one["contender"], one)
@@ -51,14 +51,14 @@ def judge(
         if not waiting:
             continue
         say(f"accepted by target {clip}")
-        read: dict[tuple[object, ...], Prefix] = {}
+        read: dict[tuple[object, ...], EmbeddedPrompt] = {}
         for one in waiting:
             captioner = contenders[one["contender"]]
             wanted = _asks(captioner.profile)
             if wanted not in read:
                 generate = captioner.profile.generate
-                request = Request(str(path), captioner.read(path), generate.prompt, generate.system)
-                read[wanted] = alone(prompt.read(target, request, Trace(), "target"))
+                request = CaptionRequest(str(path), captioner.read(path), generate.prompt, generate.system)
+                read[wanted] = run_to_completion(prompt.encode_prompt(target, request, Trace(), "target"))
             one[ACCEPTED] = round(accepted_by_target(Engine(target), read[wanted], one["token_ids"]), 6)
         save()
 
@@ -82,7 +82,7 @@ def acceptance_share(token_ids: Sequence[int], wanted: Sequence[int]) -> float:
     return sum(one == other for one, other in zip(token_ids, wanted, strict=True)) / len(token_ids)
 
 
-def wanted_tokens(engine: Engine, prefix: Prefix, token_ids: Sequence[int]) -> list[int]:
+def target_choices(engine: Engine, prefix: EmbeddedPrompt, token_ids: Sequence[int]) -> list[int]:
     """What a target with its whole prompt would say at each place of a text, given the text before it.
 
     Args:
@@ -97,6 +97,6 @@ def wanted_tokens(engine: Engine, prefix: Prefix, token_ids: Sequence[int]) -> l
     return wanted
 
 
-def accepted_by_target(engine: Engine, prefix: Prefix, token_ids: Sequence[int]) -> float:
-    """Metric A of one text; arguments as for :func:`wanted_tokens`."""
-    return acceptance_share(token_ids, wanted_tokens(engine, prefix, token_ids))
+def accepted_by_target(engine: Engine, prefix: EmbeddedPrompt, token_ids: Sequence[int]) -> float:
+    """Metric A of one text; arguments as for :func:`target_choices`."""
+    return acceptance_share(token_ids, target_choices(engine, prefix, token_ids))

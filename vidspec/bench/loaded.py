@@ -8,25 +8,25 @@ from functools import cached_property
 
 import torch
 
-from vidspec.bench.outside import Outside
-from vidspec.bench.peers import PEERS, Peer
+from vidspec.bench.outside import ExternalPeer
+from vidspec.bench.peers import PEERS, GeneratePeer
 from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
-from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.layouts import Wanted
+from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.head import Head
-from vidspec.models.placement import Placement, placement
+from vidspec.models.placement import Placement, resolve_placement
 
-__all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
+__all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Which models, and where: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders.
 
     ``weights`` are what the target's are rounded to.
@@ -54,32 +54,32 @@ class Source:
 
     def placement(self) -> Placement:
         """Where both models go."""
-        return placement(self.device, self.dtype)
+        return resolve_placement(self.device, self.dtype)
 
 
-class Loaded:
-    """The models of a :class:`Source`.
+class LoadedModels:
+    """The models of a :class:`ModelSource`.
 
     ``draft`` is None where none was named, and else as ``draft.precision: auto`` keeps it. Parallel
     profiles share one draft process for each kind of draft.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ModelSource) -> None:
         self.source, self.where = source, source.placement()
         first, second = source.names
-        self.target = loading.load(first, replace(self.where, weights=source.weights))
+        self.target = loading.load_model(first, replace(self.where, weights=source.weights))
         self.named_head = second is not None and loading.is_head(second)
-        self._drafts: dict[Wanted, VideoLanguageModel] = {}
+        self._drafts: dict[WeightFormat, VideoLanguageModel] = {}
         self.draft = self._drafting("auto")
-        self._slots: dict[tuple[str, str], DraftSlot] = {}
+        self._slots: dict[tuple[str, str], DraftProcessSlot] = {}
 
-    def _drafting(self, weights: Wanted) -> VideoLanguageModel | None:
+    def _drafting(self, weights: WeightFormat) -> VideoLanguageModel | None:
         """The draft with weights kept so."""
         _, name = self.source.names
         if name is None or self.named_head:
             return None
         if weights not in self._drafts:
-            self._drafts[weights] = loading.load(name, replace(self.where, weights=weights), text=True)
+            self._drafts[weights] = loading.load_model(name, replace(self.where, weights=weights), text=True)
         return self._drafts[weights]
 
     @cached_property
@@ -87,12 +87,12 @@ class Loaded:
         """The head that stands in a draft's place, or that of a built-in pair."""
         pair = self.source.target is None
         name = str(loading.embedded_folder(self.source.pair, "head")) if pair else self.source.draft
-        return eagle3.load(name, self.target, self.where) if name and (pair or self.named_head) else None
+        return eagle3.load_eagle3(name, self.target, self.where) if name and (pair or self.named_head) else None
 
     @cached_property
     def layer(self) -> Head:
         """The MTP layer in the target's checkpoint."""
-        return mtp.load(self.target)
+        return mtp.load_mtp(self.target)
 
     def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:
         """A captioner of a label's profile (:mod:`~vidspec.config.labels`), which wins over ``overrides``.
@@ -106,7 +106,7 @@ class Loaded:
             wanted = f"--weights {profile.models.weights} for all" if profile.models.weights else "without --weights"
             raise UsageError(f"profile {profile.name} wants another target than is loaded", hint=wanted)
         precision = profile.draft.precision
-        weights: Wanted = None if precision == "as-target" else precision
+        weights: WeightFormat = None if precision == "as-target" else precision
         draft = self._drafting(weights) if profile.drafts_with_a_model else None
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
@@ -125,7 +125,7 @@ class Loaded:
             self._slots[profile.draft.kind, precision] = made.slot
         return made
 
-    def peers(self, profile: Profile) -> dict[str, Peer]:
+    def peers(self, profile: Profile) -> dict[str, GeneratePeer]:
         """``transformers``' own ways to generate with the same weights, loaded again with its own attention.
 
         They get the frames and the prompt of ``profile``.
@@ -136,14 +136,16 @@ class Loaded:
         if second is None or self.named_head:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
         stock = Placement(self.where.device, self.where.dtype, "stock")
-        pair = loading.load(first, stock), loading.load(second, stock)
-        return {name: Peer(name, profile, *pair) for name in PEERS}
+        pair = loading.load_model(first, stock), loading.load_model(second, stock)
+        return {name: GeneratePeer(name, profile, *pair) for name in PEERS}
 
-    def outside(self, pythons: Mapping[str, str], profile: Profile) -> dict[str, Outside]:
+    def external_peers(self, pythons: Mapping[str, str], profile: Profile) -> dict[str, ExternalPeer]:
         """Peers under other interpreters, with as many threads as this process; likewise."""
         target, draft = self.source.names
         names, threads = (target, None if self.named_head else draft), torch.get_num_threads()
-        return {name: Outside(name, python, profile, self.target, names, threads) for name, python in pythons.items()}
+        return {
+            name: ExternalPeer(name, python, profile, self.target, names, threads) for name, python in pythons.items()
+        }
 
     def close(self) -> None:
         """End the draft processes."""
@@ -158,7 +160,7 @@ def lossless_profiles() -> list[str]:
     return ["ar", *(one.name for one in loaded if one.lossless and not one.drafts_with_a_head)]
 
 
-def names_of(text: str) -> list[str]:
+def profile_labels(text: str) -> list[str]:
     """Labels as a command line names them: parted by commas, ``all`` among them for :func:`lossless_profiles`.
 
     Raises:

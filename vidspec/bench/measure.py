@@ -11,20 +11,20 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.bench import bandwidth
-from vidspec.bench.interleaved import ProfileContender, machine, of_turn, run
+from vidspec.bench.interleaved import ProfileContender, machine, run, turn_label
 from vidspec.bench.judging import judge
-from vidspec.bench.loaded import Loaded, Source
-from vidspec.bench.outside import Outside
+from vidspec.bench.loaded import LoadedModels, ModelSource
+from vidspec.bench.outside import ExternalPeer
 from vidspec.bench.peers import Contender
-from vidspec.bench.results import Results, accepted_shares
-from vidspec.bench.rows import Records, Row, by_other_draws, markdown, summary
+from vidspec.bench.results import ResultsFile, accepted_shares
+from vidspec.bench.rows import BenchRow, Records, bench_rows, markdown, methods_with_other_draws
 from vidspec.captioner import Captioner
-from vidspec.config.profiles import Profile, same
+from vidspec.config.profiles import Profile, group_equal_profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
-__all__ = ["Bench", "Outcome", "fingerprint", "measure"]
+__all__ = ["Bench", "BenchResult", "fingerprint", "measure"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Bench:
     profiles: Sequence[str]
     clips: Sequence[Path] = ()
     repeats: int = 3
-    source: Source = field(default_factory=Source)
+    source: ModelSource = field(default_factory=ModelSource)
     threads: int | None = None
     peers: bool = True
     outside: Mapping[str, str] = field(default_factory=dict)
@@ -57,20 +57,20 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BenchResult:
     """What was measured: rows of the tables, the tables, facts of the machine, records by contender and clip.
 
     ``left`` says of each peer that was left out why.
     """
 
-    rows: list[Row]
+    rows: list[BenchRow]
     table: str
     machine: dict[str, object]
     records: dict[str, dict[str, list[Caption]]]
     left: dict[str, str] = field(default_factory=dict)
 
 
-def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcome:
+def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> BenchResult:
     """Run a bench; what the results file already holds is not measured again.
 
     Raises:
@@ -81,27 +81,27 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
     clips = list(bench.clips) or shipped()
     if missing := [clip for clip in clips if not clip.is_file()]:
         raise UsageError(f"{missing[0]}: there is no such file")
-    loaded = Loaded(bench.source)
-    outside: dict[str, Outside] = {}
+    loaded = LoadedModels(bench.source)
+    outside: dict[str, ExternalPeer] = {}
     try:
         named = {name: loaded.captioner(name) for name in bench.profiles}
-        also = same({name: one.profile for name, one in named.items()})
+        also = group_equal_profiles({name: one.profile for name, one in named.items()})
         named = {name: named[name] for name in also}  # what is the same is measured once
         contenders: dict[str, Contender] = {
-            of_turn(name, turn): ProfileContender(one, bench.turns[: turn + 1])
+            turn_label(name, turn): ProfileContender(one, bench.turns[: turn + 1])
             for turn in range(max(1, len(bench.turns)))
             for name, one in named.items()
         }
         baseline = next(iter(contenders))
         settings = _settings(bench, clips, contenders)
         facts = machine(loaded.where.device)
-        results = Results(bench.json, settings, facts, overwrite=bench.overwrite)
+        results = ResultsFile(bench.json, settings, facts, overwrite=bench.overwrite)
         if results.done:
             say(f"{bench.json}: continuing behind {len(results.done)} records; --overwrite begins anew")
         first = named[baseline].profile
         if bench.peers:
             contenders |= loaded.peers(first)
-        outside = loaded.outside(bench.outside, first)
+        outside = loaded.external_peers(bench.outside, first)
         contenders |= outside
         left: dict[str, str] = {}
         records = run(
@@ -123,7 +123,7 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         table = "\n\n".join(markdown(one, one[0].name, limit, left) for one in by_turn)
         results.machine |= facts
         results.finish(rows=[asdict(row) for row in rows], left_out=left)
-        return Outcome(rows, table, facts, records, left)
+        return BenchResult(rows, table, facts, records, left)
     finally:
         for peer in outside.values():
             peer.close()
@@ -142,16 +142,16 @@ def _summaries(
     baseline: str,
     also: Mapping[str, Sequence[str]],
     shares: Mapping[str, float],
-) -> list[list[Row]]:
+) -> list[list[BenchRow]]:
     """The rows of the bench, or of each turn of its dialogues."""
-    drawn = by_other_draws({name: one.profile for name, one in named.items()}, baseline)
+    drawn = methods_with_other_draws({name: one.profile for name, one in named.items()}, baseline)
     if not bench.turns:
-        return [summary(records, baseline, drawn, also=also, judged=shares)]
+        return [bench_rows(records, baseline, drawn, also=also, judged=shares)]
 
-    def rows(turn: int) -> list[Row]:
-        part = {of_turn(name, turn): records[of_turn(name, turn)] for name in named}
-        others = {of_turn(name, turn): [of_turn(one, turn) for one in more] for name, more in also.items()}
-        return summary(part, of_turn(baseline, turn), [of_turn(one, turn) for one in drawn], also=others)
+    def rows(turn: int) -> list[BenchRow]:
+        part = {turn_label(name, turn): records[turn_label(name, turn)] for name in named}
+        others = {turn_label(name, turn): [turn_label(one, turn) for one in more] for name, more in also.items()}
+        return bench_rows(part, turn_label(baseline, turn), [turn_label(one, turn) for one in drawn], also=others)
 
     return [rows(turn) for turn in range(len(bench.turns))]
 

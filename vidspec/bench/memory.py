@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Memory", "Peak", "Watch", "family", "resident"]
+__all__ = ["MemorySampler", "MemoryUse", "PeakMemory", "process_tree", "resident"]
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """One process; bytes.
 
     Attributes:
@@ -46,7 +46,7 @@ class Memory:
 
 
 @dataclass
-class Peak:
+class PeakMemory:
     """The peak between :meth:`reset` and :meth:`read`: of a CUDA device in this process, else of resident memory.
 
     Resident memory is read from ``/proc``; elsewhere than on Linux there is none. Where the system does not let the
@@ -90,7 +90,7 @@ def resident(pid: int | None = None) -> int | None:
     return _status(Path("/proc") / str(os.getpid() if pid is None else pid), "VmRSS")
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and all that it started, directly or not, and that still run; itself alone where there is no /proc.
 
     One that has not begun its own program yet is left out: its memory is its parent's.
@@ -114,7 +114,7 @@ def _program(pid: int) -> bytes:
         return b""
 
 
-class Watch:
+class MemorySampler:
     """Samples the resident memory of a process and its children while it is entered.
 
     What processes share, such as the code of libraries, counts in each.
@@ -129,7 +129,7 @@ class Watch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="memory", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> MemorySampler:
         self._began = time.monotonic()
         self._thread.start()
         return self
@@ -145,7 +145,7 @@ class Watch:
 
     def _sample(self) -> None:
         while True:
-            sizes = [one for one in map(resident, family(self.pid)) if one is not None]
+            sizes = [one for one in map(resident, process_tree(self.pid)) if one is not None]
             if sizes:
                 self.samples.append((time.monotonic() - self._began, sum(sizes)))
             if self._stop.wait(self.every):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vidspec.errors import ModelError
-from vidspec.events.answering import Functions, answer
+from vidspec.events.answering import Functions, serve_functions
 
 __all__ = ["main"]
 
@@ -28,7 +28,7 @@ __all__ = ["main"]
 _DTYPES = {"float32": ("fp32", "f32"), "float16": ("fp16", "f16")}
 
 
-class Pipeline:
+class OpenVinoPipeline:
     """The exported model, loaded."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
@@ -136,4 +136,4 @@ def _round(folder: Path, weights: str) -> None:
 
 def main(about: str) -> None:
     """Answer requests; ``about``, JSON: ``model, dtype, weights, threads, max_new_tokens``, a ``place`` to write to."""
-    answer(lambda: Pipeline(json.loads(about)).functions)
+    serve_functions(lambda: OpenVinoPipeline(json.loads(about)).functions)

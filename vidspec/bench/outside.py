@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from vidspec.bench.peers import Contender, PeerFailed, frames_of, must_be_greedy, peer_record, window
+from vidspec.bench.peers import Contender, PeerFailed, peer_record, peer_window, read_frames, require_greedy
 from vidspec.bench.vllm_worker import environment
 from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
-from vidspec.events.answering import Answer, Worker, foreign
+from vidspec.events.answering import JsonWorker, WorkerReply, worker_command
 from vidspec.events.record import Caption
 from vidspec.models.base import VideoLanguageModel
 from vidspec.video import Clip
 
-__all__ = ["OUTSIDE", "Outside", "pythons"]
+__all__ = ["OUTSIDE", "ExternalPeer", "peer_interpreters"]
 
 #: Name, and the module that the other interpreter runs.
 OUTSIDE = {
@@ -40,7 +40,9 @@ OUTSIDE = {
 PATIENCE = 900.0
 
 
-def pythons(texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others: Sequence[str] = ()) -> dict[str, str]:
+def peer_interpreters(
+    texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others: Sequence[str] = ()
+) -> dict[str, str]:
     """``NAME=PYTHON`` as a command line has them: the interpreter by name. ``others`` need none; an error names them.
 
     Raises:
@@ -60,7 +62,7 @@ def pythons(texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others:
     return found
 
 
-class Outside(Contender):
+class ExternalPeer(Contender):
     """One peer; its process starts with the first clip.
 
     Args:
@@ -88,7 +90,7 @@ class Outside(Contender):
         self.name, self.python, self.profile, self.target, self.models = name, python, profile, target, models
         self.threads, self.facts = threads, ""
         self._place = TemporaryDirectory(prefix="vidspec-peer-")
-        self._worker: Worker | None = None
+        self._worker: JsonWorker | None = None
         self._prompts: dict[str, dict[str, object]] = {}
 
     def caption(self, path: str | Path) -> Caption:
@@ -97,9 +99,9 @@ class Outside(Contender):
         Raises:
             PeerFailed: the peer cannot.
         """
-        must_be_greedy(self.name, self.profile)
+        require_greedy(self.name, self.profile)
         begun = time.perf_counter()
-        clip = frames_of(path, self.profile)
+        clip = read_frames(path, self.profile)
         reading = time.perf_counter() - begun
         try:
             frames = Path(self._place.name, "frames.npy")
@@ -121,7 +123,7 @@ class Outside(Contender):
             self._worker = None
         self._place.cleanup()
 
-    def _started(self) -> Worker:
+    def _started(self) -> JsonWorker:
         if self._worker is None:
             adapter: Any = self.target
             target, draft = self.models
@@ -135,7 +137,7 @@ class Outside(Contender):
             elif self.name == "vllm-ngram":
                 speculation = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
             if speculation is not None:
-                speculation["num_speculative_tokens"] = window(self.profile)
+                speculation["num_speculative_tokens"] = peer_window(self.profile)
             about = {
                 "model": target,
                 "speculation": speculation,
@@ -149,7 +151,9 @@ class Outside(Contender):
                 "place": self._place.name,
             }
             env = environment(self.threads)
-            self._worker = Worker(self.name, foreign(self.python, OUTSIDE[self.name], about), env, limit=PATIENCE)
+            self._worker = JsonWorker(
+                self.name, worker_command(self.python, OUTSIDE[self.name], about), env, limit=PATIENCE
+            )
             self._worker.ready()
             facts = self._worker.ask("facts")
             if not isinstance(facts, Mapping):
@@ -175,7 +179,7 @@ class Outside(Contender):
             }
         return self._prompts[path]
 
-    def _checked(self, answer: Answer, waited: float) -> tuple[list[int], float, float]:
+    def _checked(self, answer: WorkerReply, waited: float) -> tuple[list[int], float, float]:
         """Token ids, seconds to the first and from there to the last.
 
         Raises:

@@ -9,23 +9,23 @@ from statistics import median
 
 import torch
 
-from vidspec.bench.turns import repeated, timed
-from vidspec.draft_length.gamma import Rounding, settled
+from vidspec.bench.turns import run_repeated, time_call
+from vidspec.draft_length.gamma import Rounding, settled_window
 from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
-from vidspec.models.base import Prefix
+from vidspec.models.base import EmbeddedPrompt
 
-__all__ = ["ALPHAS", "MAX_ROWS", "Passes", "measure_passes", "prefilled_at", "timed_pass"]
+__all__ = ["ALPHAS", "MAX_ROWS", "PassCosts", "measure_passes", "prefill_pruned", "time_pass"]
 
 MAX_ROWS = 32
 ALPHAS = (0.0, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassCosts:
     """Medians, in seconds.
 
     Attributes:
@@ -38,17 +38,17 @@ class Passes:
     draft: Mapping[float, float]
     kept: Mapping[float, int]
 
-    def ratio(self, alpha: float) -> float | None:
+    def cost_ratio(self, alpha: float) -> float | None:
         """c = T_p(1) / T_q(alpha); None where that alpha was not measured."""
         return self.target[1] / self.draft[alpha] if alpha in self.draft else None
 
     def gamma(self, alpha: float, rounding: Rounding = "down") -> int | None:
-        """The window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled`."""
+        """The window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled_window`."""
         verify = pass_times(list(self.target.items()))
-        return settled(verify, self.draft[alpha], rounding, MAX_ROWS) if alpha in self.draft else None
+        return settled_window(verify, self.draft[alpha], rounding, MAX_ROWS) if alpha in self.draft else None
 
 
-def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[KVSpan, int]:
+def prefill_pruned(engine: Engine, prefix: EmbeddedPrompt, alpha: float) -> tuple[KVSpan, int]:
     """A prompt without the share ``alpha`` of its visual tokens, evenly spaced, read into a cache of its own.
 
     What is kept does not matter to the time, only how much. Returns the sequence and how many visual tokens it kept.
@@ -68,7 +68,7 @@ def measure_passes(
     repeats: int = 5,
     clock: Callable[[], float] | None = None,
     kept: Mapping[float, int] | None = None,
-) -> Passes:
+) -> PassCosts:
     """Time passes in turn, all of them once before any of them again, after a warm-up of each; medians.
 
     Args:
@@ -79,23 +79,23 @@ def measure_passes(
         clock: seconds.
         kept: goes into the result.
     """
-    runs = {("target", float(n)): partial(timed_pass, *target, n, clock) for n in rows}
-    runs |= {("draft", alpha): partial(timed_pass, *draft, 1, clock) for alpha, draft in drafts.items()}
-    times = repeated(runs, repeats)
-    return Passes(
+    runs = {("target", float(n)): partial(time_pass, *target, n, clock) for n in rows}
+    runs |= {("draft", alpha): partial(time_pass, *draft, 1, clock) for alpha, draft in drafts.items()}
+    times = run_repeated(runs, repeats)
+    return PassCosts(
         {n: median(times["target", n]) for n in rows},
         {alpha: median(times["draft", alpha]) for alpha in drafts},
         dict(kept or {}),
     )
 
 
-def timed_pass(
+def time_pass(
     engine: Engine, span: KVSpan, work: int | Callable[[], object], clock: Callable[[], float] | None = None
 ) -> float:
     """Seconds of a pass of so many rows, or of other work on a sequence; the sequence is as before."""
     if isinstance(work, int):
         work = partial(engine.run, [Rows(span, [0] * work)])
     length = span.length
-    seconds = timed(work, synchroniser(engine.model.device), clock)
+    seconds = time_call(work, synchroniser(engine.model.device), clock)
     span.rollback(length)
     return seconds

@@ -19,15 +19,15 @@ from vidspec.models.base import VideoLanguageModel
 
 __all__ = [
     "PEERS",
-    "Clock",
     "Contender",
-    "Peer",
+    "FirstTokenClock",
+    "GeneratePeer",
     "PeerFailed",
-    "frames_of",
-    "generated",
-    "must_be_greedy",
+    "generate_batch",
     "peer_record",
-    "window",
+    "peer_window",
+    "read_frames",
+    "require_greedy",
 ]
 
 #: Name in the table, and what ``generate`` is called with.
@@ -53,7 +53,7 @@ class PeerFailed(GenerationError):
     """A peer cannot caption this clip in this way."""
 
 
-def must_be_greedy(name: str, profile: Profile) -> None:
+def require_greedy(name: str, profile: Profile) -> None:
     """Peers take the likeliest token: where a profile draws or penalises tokens, its texts and times cannot be compared
     with theirs.
 
@@ -66,13 +66,13 @@ def must_be_greedy(name: str, profile: Profile) -> None:
         raise PeerFailed(f"{name} penalises no tokens, and {profile.name} does")
 
 
-def window(profile: Profile) -> int:
+def peer_window(profile: Profile) -> int:
     """Tokens that a peer is to draft at once."""
     gamma = profile.draft.gamma
     return gamma if isinstance(gamma, int) and gamma > 0 else 5
 
 
-def frames_of(path: str | Path, profile: Profile, max_audio_s: float | None = None) -> video.Clip:
+def read_frames(path: str | Path, profile: Profile, max_audio_s: float | None = None) -> video.Clip:
     """What a profile shows of a file; with the sound of ``max_audio_s`` seconds for a model that takes audio."""
     wanted = profile.video
     return video.read(path, **wanted.arguments, sound=max_audio_s if wanted.audio else None)
@@ -92,7 +92,7 @@ def peer_record(
     )
 
 
-def generated(
+def generate_batch(
     failed: str, adapter: Any, inputs: Mapping[str, torch.Tensor], limit: int, **options: object
 ) -> tuple[list[list[int]], list[float]]:
     """Greedy token ids of each row of a batch behind its prompt, at most ``limit``, and when each step had its tokens.
@@ -107,7 +107,7 @@ def generated(
     Raises:
         PeerFailed: ``generate`` raised an error.
     """
-    clock = Clock()
+    clock = FirstTokenClock()
     try:
         out = adapter.model.generate(**inputs, max_new_tokens=limit, do_sample=False, streamer=clock, **options)
     except (ValueError, RuntimeError, TypeError) as error:
@@ -116,7 +116,7 @@ def generated(
     return out[:, inputs["input_ids"].shape[1] :].tolist(), clock.times[1:-1]
 
 
-class Clock:
+class FirstTokenClock:
     """A streamer that notes when the first token came; the prompt is the first thing it is given."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Clock:
 
 
 @dataclass
-class Peer(Contender):
+class GeneratePeer(Contender):
     """One way of calling ``generate``.
 
     Args:
@@ -151,10 +151,10 @@ class Peer(Contender):
         Raises:
             PeerFailed: ``generate`` raised an error.
         """
-        must_be_greedy(self.name, self.profile)
+        require_greedy(self.name, self.profile)
         begun, generate = time.perf_counter(), self.profile.generate
         adapter: Any = self.target
-        clip = frames_of(path, self.profile, adapter.max_sound_s)
+        clip = read_frames(path, self.profile, adapter.max_sound_s)
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
         # How many visual tokens there are is known from looking; generate looks again, in its own time.
@@ -164,8 +164,8 @@ class Peer(Contender):
         if self.name == "generate-assisted":
             options = {"assistant_model": self.draft.model}  # type: ignore[attr-defined]
         elif self.name == "generate-prompt-lookup":
-            options = {"prompt_lookup_num_tokens": window(self.profile)}
+            options = {"prompt_lookup_num_tokens": peer_window(self.profile)}
         failed = f"{self.name} of transformers fails on {path}"
-        rows, times = generated(failed, adapter, inputs, generate.max_new_tokens, **options)
+        rows, times = generate_batch(failed, adapter, inputs, generate.max_new_tokens, **options)
         finished = time.perf_counter()
         return peer_record(self.name, path, self.target, rows[0], times[0] - begun, finished - times[0])

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MAX_ROWS
-from vidspec.bench.profiled import Profiled, Report
+from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
 from vidspec.bench.tables import bullets, cell, table
 from vidspec.events.trace import KINDS
 
-__all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
+__all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
 
 CSV_COLUMNS = ("profile", "part", "seconds")
 #: Rows of T_p that the tables show; JSON has all.
@@ -26,7 +26,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class _Sheet:
+class _Table:
     """A table before it is drawn: ``rows`` of cells, and of each row the shares (of the wall clock) of its bars."""
 
     title: str
@@ -35,7 +35,7 @@ class _Sheet:
     shares: tuple[tuple[float | None, ...], ...] = ()
 
 
-def _sheets(report: Report) -> Iterator[_Sheet]:
+def _sheets(report: ProfileReport) -> Iterator[_Table]:
     yield _parts(report.runs)
     if any(one.breakdown.overlap > 0 for one in report.runs):
         yield _lanes([one for one in report.runs if one.breakdown.overlap > 0])
@@ -44,7 +44,7 @@ def _sheets(report: Report) -> Iterator[_Sheet]:
         yield _passes([one for one in report.runs if one.passes])
 
 
-def _parts(runs: Sequence[Profiled]) -> _Sheet:
+def _parts(runs: Sequence[ProfileBreakdown]) -> _Table:
     kinds = [kind for kind in (*KINDS, OTHER) if any(kind in one.breakdown.parts for one in runs)]
     rows, shares = [], []
     for kind in kinds:
@@ -56,7 +56,7 @@ def _parts(runs: Sequence[Profiled]) -> _Sheet:
     rows.append(("tokens", *(str(one.tokens) for one in runs)))
     rows.append(("tokens/s", *(cell(one.tokens_per_s, ".1f") for one in runs)))
     rows.append(("of bandwidth limit", *(cell(one.limit_share, ".0%") for one in runs)))
-    return _Sheet(
+    return _Table(
         "Time by kind of work, ms and share of the wall clock",
         ("part", *(one.profile for one in runs)),
         tuple(rows),
@@ -64,7 +64,7 @@ def _parts(runs: Sequence[Profiled]) -> _Sheet:
     )
 
 
-def _lanes(runs: Sequence[Profiled]) -> _Sheet:
+def _lanes(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows = []
     for one in runs:
         whole = one.breakdown
@@ -76,10 +76,10 @@ def _lanes(runs: Sequence[Profiled]) -> _Sheet:
         together = whole.overlap
         hidden = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in whole.hidden.items())
         rows.append((one.profile, "both at once", _share(together, together / whole.wall), "", f"hidden: {hidden}"))
-    return _Sheet("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), tuple(rows))
+    return _Table("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), tuple(rows))
 
 
-def _memory(runs: Sequence[Profiled]) -> _Sheet:
+def _memory(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows = []
     for one in runs:
         for part in one.memory:
@@ -94,14 +94,14 @@ def _memory(runs: Sequence[Profiled]) -> _Sheet:
                     f"{_mib(part.peak)} ({part.what})",
                 )
             )
-    return _Sheet(
+    return _Table(
         "Peak memory of each process, MiB",
         ("profile", "process", "weights loaded", "KV", "activations", "without models", "peak"),
         tuple(rows),
     )
 
 
-def _passes(runs: Sequence[Profiled]) -> _Sheet:
+def _passes(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows: list[tuple[str, ...]] = []
     measured = [one.passes for one in runs if one.passes is not None]
     for n in ROWS_SHOWN:
@@ -111,10 +111,10 @@ def _passes(runs: Sequence[Profiled]) -> _Sheet:
     rows.append(("alpha", *(f"{one.alpha:g}" if one.c else "-" for one in runs)))
     rows.append(("c = T_p(1) / T_q(alpha)", *(cell(one.c, ".1f") for one in runs)))
     rows.append(("recommended gamma", *(cell(one.gamma, "d") for one in runs)))
-    return _Sheet("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), tuple(rows))
+    return _Table("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), tuple(rows))
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(report: ProfileReport) -> list[str]:
     notes = [
         "Parts add up to the wall clock (file opened to last token); other: what no span covers. Each second counts "
         "once, for the innermost work.",
@@ -130,7 +130,7 @@ def _notes(report: Report) -> list[str]:
     return notes
 
 
-def drawn(report: Report, *, ascii_only: bool = False) -> Group:
+def render_terminal(report: ProfileReport, *, ascii_only: bool = False) -> Group:
     """Tables with bars, for a terminal."""
     parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
@@ -155,13 +155,13 @@ def _cell(text: str, share: float | None, ascii_only: bool) -> Text:
     return Text.assemble((filled * width, "cyan"), (rest * (BAR - width), "dim"), f" {text}")
 
 
-def markdown(report: Report) -> str:
+def markdown(report: ProfileReport) -> str:
     """The same tables as Markdown, without bars."""
     sheets = [f"**{sheet.title}**\n\n{table(sheet.heads, sheet.rows)}" for sheet in _sheets(report)]
     return "\n\n".join([*sheets, f"{_facts(report)}\n{bullets(_notes(report))}"])
 
 
-def csv_rows(report: Report) -> list[tuple[str, str, float]]:
+def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
     """(profile, part, seconds), with the wall clock as the part ``wall``."""
     return [
         (one.profile, part, seconds)
@@ -170,14 +170,14 @@ def csv_rows(report: Report) -> list[tuple[str, str, float]]:
     ]
 
 
-def svg(report: Report, width: int = 132) -> str:
+def svg(report: ProfileReport, width: int = 132) -> str:
     """The drawn tables as an SVG picture, ``width`` columns wide."""
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
-    console.print(drawn(report))
+    console.print(render_terminal(report))
     return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")
 
 
-def _facts(report: Report) -> str:
+def _facts(report: ProfileReport) -> str:
     return ", ".join(f"{key} {value}" for key, value in report.machine.items())
 
 

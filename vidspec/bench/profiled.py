@@ -12,25 +12,25 @@ import torch
 from vidspec.bench import bandwidth
 from vidspec.bench.breakdown import Breakdown, breakdown
 from vidspec.bench.interleaved import machine
-from vidspec.bench.loaded import Loaded, Source
-from vidspec.bench.memory import Memory, Peak, resident
-from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
-from vidspec.bench.turns import repeated
+from vidspec.bench.loaded import LoadedModels, ModelSource
+from vidspec.bench.memory import MemoryUse, PeakMemory, resident
+from vidspec.bench.passes import ALPHAS, PassCosts, measure_passes, prefill_pruned
+from vidspec.bench.turns import run_repeated
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.errors import UsageError
 from vidspec.events.events import Finished, Prefilled
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
-__all__ = ["Profiled", "Report", "profile_clip"]
+__all__ = ["ProfileBreakdown", "ProfileReport", "profile_clip"]
 
 
 @dataclass(frozen=True)
-class _Once:
+class ProfiledRun:
     """One run: its record, tokens of the prompt's text, and the peaks of this process and of the draft's."""
 
     record: Caption
@@ -39,7 +39,7 @@ class _Once:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileBreakdown:
     """One profile on the clip: the run of the median wall clock among its repeats.
 
     Attributes:
@@ -62,10 +62,10 @@ class Profiled:
     tokens: int
     tokens_per_s: float | None
     limit_share: float | None
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryUse, ...]
     alpha: float
     walls: tuple[float, ...]
-    passes: Passes | None = None
+    passes: PassCosts | None = None
     c: float | None = None
     gamma: int | None = None
 
@@ -98,12 +98,12 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProfileReport:
     """All profiles on a clip, and facts of the machine."""
 
     clip: str
     machine: dict[str, object]
-    runs: tuple[Profiled, ...]
+    runs: tuple[ProfileBreakdown, ...]
 
     def to_dict(self) -> dict[str, object]:
         """JSON values."""
@@ -113,14 +113,14 @@ class Report:
 def profile_clip(
     clip: str | Path,
     names: Sequence[str],
-    source: Source,
+    source: ModelSource,
     *,
     overrides: Mapping[str, object] | None = None,
     repeats: int = 3,
     passes: bool = True,
     threads: int | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> ProfileReport:
     """Caption a clip under each profile in turn, and take the runs apart.
 
     Args:
@@ -141,21 +141,21 @@ def profile_clip(
     if threads:
         torch.set_num_threads(threads)
     before = resident() or 0
-    loaded = Loaded(source)
+    loaded = LoadedModels(source)
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
         loaded_draft = {name: _draft_memory(captioner) for name, captioner in captioners.items()}
-        found = repeated({name: partial(_once, one, clip) for name, one in captioners.items()}, repeats, say=say)
+        found = run_repeated({name: partial(_once, one, clip) for name, one in captioners.items()}, repeats, say=say)
         speed = bandwidth.copy_bandwidth(loaded.where.device)
-        times: dict[bool, Passes] = {}
+        times: dict[bool, PassCosts] = {}
         runs = []
         for name, captioner in captioners.items():
-            one = _taken_apart(name, captioner, loaded, found[name], speed, (before, loaded_draft[name]))
+            one = _breakdown_of(name, captioner, loaded, found[name], speed, (before, loaded_draft[name]))
             if passes:
                 one = _with_passes(one, captioner, loaded, clip, times, say)
             runs.append(one)
         facts = machine(loaded.where.device) | {"copy_GB_per_s": round(speed / 1e9, 2)}
-        return Report(str(clip), facts, tuple(runs))
+        return ProfileReport(str(clip), facts, tuple(runs))
     finally:
         loaded.close()
 
@@ -165,13 +165,13 @@ def _draft_memory(captioner: Captioner) -> int:
     return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
 
 
-def _once(captioner: Captioner, clip: str | Path) -> _Once:
+def _once(captioner: Captioner, clip: str | Path) -> ProfiledRun:
     captioner.forget()  # its own caption of the time before
     process = captioner.slot.process if captioner.slot else None
     device = captioner.target.model.device
-    peaks = [Peak(device)]
+    peaks = [PeakMemory(device)]
     if process is not None:
-        peaks.append(Peak(device, process.process.pid))
+        peaks.append(PeakMemory(device, process.process.pid))
     for one in peaks:
         one.reset()
     text, record = 0, None
@@ -183,24 +183,24 @@ def _once(captioner: Captioner, clip: str | Path) -> _Once:
     if record is None:
         raise AssertionError("a stream ends with Finished")
     read = [one.read() for one in peaks]
-    return _Once(record, text, (read[0], read[1] if len(read) > 1 else None))
+    return ProfiledRun(record, text, (read[0], read[1] if len(read) > 1 else None))
 
 
-def _taken_apart(
+def _breakdown_of(
     name: str,
     captioner: Captioner,
-    loaded: Loaded,
-    measured: Sequence[_Once],
+    loaded: LoadedModels,
+    measured: Sequence[ProfiledRun],
     speed: float,
     base: tuple[int, int],
-) -> Profiled:
+) -> ProfileBreakdown:
     ordered = sorted(measured, key=lambda one: one.record.timings["end_to_end"])
     chosen = ordered[(len(ordered) - 1) // 2]
     record, profile = chosen.record, captioner.setup.profile
     rate, length = record.speed.get("tokens_per_s"), record.lengths.get("tokens_per_target_pass")
     context = record.counters["visual_tokens"] + chosen.text + len(record.token_ids) / 2
     share = rate / (length or 1.0) * bandwidth.pass_bytes(loaded.target, context) / speed if rate else None
-    return Profiled(
+    return ProfileBreakdown(
         profile=name,
         breakdown=breakdown(record.trace.spans if record.trace else (), record.timings["end_to_end"]),
         tokens=len(record.token_ids),
@@ -217,11 +217,13 @@ def _passes_of_a_draft(profile: Profile) -> bool:
     return profile.drafts_with_a_model or profile.drafts_with_the_target
 
 
-def _memory(captioner: Captioner, loaded: Loaded, once: _Once, base: tuple[int, int]) -> tuple[Memory, ...]:
+def _memory(
+    captioner: Captioner, loaded: LoadedModels, once: ProfiledRun, base: tuple[int, int]
+) -> tuple[MemoryUse, ...]:
     """Weights of all models that are loaded in a process count as its own, whether this profile uses them or not."""
     counters, room = once.record.counters, captioner.setup.room + once.text
     target, draft = loaded.target, loaded.draft
-    what = Peak(target.device).what
+    what = PeakMemory(target.device).what
     weights = {"target": bandwidth.model_weight_bytes(target)}
     if draft is not None:
         weights["draft"] = bandwidth.model_weight_bytes(draft)
@@ -232,22 +234,22 @@ def _memory(captioner: Captioner, loaded: Loaded, once: _Once, base: tuple[int, 
     before = base[0] if what == "resident" else 0
     if captioner.slot is None:
         workers = ("target", "draft") if drafts else ("target",)
-        return (Memory(workers, weights, kv | ({"draft": own} if drafts else {}), once.peaks[0], what, before),)
+        return (MemoryUse(workers, weights, kv | ({"draft": own} if drafts else {}), once.peaks[0], what, before),)
     own_weights = {"draft": bandwidth.model_weight_bytes(drafting)}
     return (
-        Memory(("target",), weights, kv, once.peaks[0], what, before),
-        Memory(("draft",), own_weights, {"draft": own}, once.peaks[1], what, max(0, base[1] - own_weights["draft"])),
+        MemoryUse(("target",), weights, kv, once.peaks[0], what, before),
+        MemoryUse(("draft",), own_weights, {"draft": own}, once.peaks[1], what, max(0, base[1] - own_weights["draft"])),
     )
 
 
 def _with_passes(
-    one: Profiled,
+    one: ProfileBreakdown,
     captioner: Captioner,
-    loaded: Loaded,
+    loaded: LoadedModels,
     clip: str | Path,
-    known: dict[bool, Passes],
+    known: dict[bool, PassCosts],
     say: Callable[[str], None],
-) -> Profiled:
+) -> ProfileBreakdown:
     """T_p and T_q, measured once for all profiles whose draft has the same weights.
 
     T_q is that of a prompt with the video in it, also where the draft is shown something else besides or instead.
@@ -262,22 +264,24 @@ def _with_passes(
     if not _passes_of_a_draft(profile):
         return replace(one, passes=replace(times, draft={}, kept={}))
     rounding = "up" if profile.drafts_with_the_target else "down"
-    return replace(one, passes=times, c=times.ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
+    return replace(one, passes=times, c=times.cost_ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
 
 
-def _measured(captioner: Captioner, loaded: Loaded, profile: Profile, path: str | Path, alpha: float) -> Passes:
+def _measured(
+    captioner: Captioner, loaded: LoadedModels, profile: Profile, path: str | Path, alpha: float
+) -> PassCosts:
     clip = captioner.read(path)
-    request = Request(str(path), clip, profile.generate.prompt, profile.generate.system)
+    request = CaptionRequest(str(path), clip, profile.generate.prompt, profile.generate.system)
     engine = captioner.target
-    prefix = alone(captioner.setup.read(request, Trace()))
-    state, _ = prefilled_at(engine, prefix, 0.0)
+    prefix = run_to_completion(captioner.setup.read(request, Trace()))
+    state, _ = prefill_pruned(engine, prefix, 0.0)
     if not _passes_of_a_draft(profile):
         return measure_passes((engine, state), {})
     drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
     pixels = drafting.model.preprocess(clip)
-    own = drafting.model.prefix(drafting.model.see(pixels), profile.generate.prompt, profile.generate.system)
+    own = drafting.model.prefix(drafting.model.encode(pixels), profile.generate.prompt, profile.generate.system)
     drafts, kept = {}, {}
     for share in sorted({*ALPHAS, alpha}):
-        read, kept[share] = prefilled_at(drafting, own, share)
+        read, kept[share] = prefill_pruned(drafting, own, share)
         drafts[share] = (drafting, read)
     return measure_passes((engine, state), drafts, kept=kept)

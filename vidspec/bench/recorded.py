@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-__all__ = ["ahead", "recorded"]
+__all__ = ["read_ahead", "write_captions"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ahead(
+def read_ahead(
     read: Callable[[T], R], items: Iterable[T], count: int, begin: Callable[[], None] = lambda: None
 ) -> Iterator[R]:
     """What ``read`` gives for each item, in order; a thread reads up to ``count`` items ahead.
@@ -41,7 +41,7 @@ def ahead(
             yield coming.popleft().result()
 
 
-def recorded(captions: Iterable[tuple[str, str, list[int]]]) -> dict[str, object]:
+def write_captions(captions: Iterable[tuple[str, str, list[int]]]) -> dict[str, object]:
     """Write captions to a file as they are made: path, text and token ids of each clip.
 
     Returns:

@@ -12,35 +12,35 @@ from typing import Any, TypeAlias
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RECORD_KEYS, Caption
 from vidspec.events.trace import Span, Trace
-from vidspec.files import Kind, check_output, set_aside, write_whole
+from vidspec.files import FileKind, back_up, check_output, write_whole
 
 __all__ = [
     "ACCEPTED",
     "RESULTS",
-    "Key",
-    "Results",
-    "Stored",
+    "ResultsFile",
+    "StoredKey",
+    "StoredRun",
     "accepted_shares",
     "check_results",
     "read_results",
-    "restored",
+    "restore_caption",
 ]
 
 #: Contender, clip, number of the repeat from 0.
-Key: TypeAlias = tuple[str, str, int]
+StoredKey: TypeAlias = tuple[str, str, int]
 
 #: A record, or a whole file of results, as JSON values.
-Stored: TypeAlias = dict[str, Any]
+StoredRun: TypeAlias = dict[str, Any]
 #: Entry of a record: metric A of ParallelVLM's Table 2.
 ACCEPTED = "accepted_by_target"
 #: How the files of all commands of ``vidspec bench`` begin.
-RESULTS = Kind("file of results of `vidspec bench`", rb'\A\{\s*"(settings|machine|records|rows)": ')
+RESULTS = FileKind("file of results of `vidspec bench`", rb'\A\{\s*"(settings|machine|records|rows)": ')
 _CLOSING = b"\n]}\n"
 #: Spans whose lengths the speed model reads.
 _PASSES = ("verify", "draft")
 
 
-class Results:
+class ResultsFile:
     """Records of a run on disk, each as soon as it is there.
 
     The file is an object with ``settings``, ``machine`` and ``records``, a line each; :meth:`finish` adds the rows.
@@ -71,8 +71,8 @@ class Results:
         overwrite: bool = False,
     ) -> None:
         self.path, self.settings, self.machine = path, json.loads(json.dumps(settings)), dict(machine)
-        self.done: dict[Key, Caption] = {}
-        self.stored: list[Stored] = []
+        self.done: dict[StoredKey, Caption] = {}
+        self.stored: list[StoredRun] = []
         if path is not None:
             with self._writing(path):
                 if path.exists():
@@ -82,7 +82,7 @@ class Results:
     def _continue(self, path: Path, overwrite: bool) -> None:
         content = read_results(path) if not overwrite and path.stat().st_size else {}
         if "settings" not in content:  # an older layout cannot be continued; nor is anything to be lost
-            set_aside(path)
+            back_up(path)
             return
         if content["settings"] != self.settings:
             other = [key for key in self.settings if content["settings"].get(key) != self.settings[key]]
@@ -92,14 +92,14 @@ class Results:
             )
         self.stored = content["records"]
         self.machine = content.get("machine", {}) | self.machine  # what was found out later is not found out again
-        self.done = {_key(one): restored(one) for one in self.stored}
+        self.done = {_key(one): restore_caption(one) for one in self.stored}
 
     def _begin(self, path: Path) -> None:
         head = json.dumps({"settings": self.settings, "machine": self.machine}, ensure_ascii=False)
         lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in self.stored)
         write_whole(path, f'{head[:-1]},\n"records": [\n{lines}'.encode() + _CLOSING)
 
-    def add(self, key: Key, caption: Caption, **more: object) -> None:
+    def add(self, key: StoredKey, caption: Caption, **more: object) -> None:
         """Append a record, with further entries if any; the file is whole again when this returns."""
         stored = {"contender": key[0], "repeat": key[2], **more, **caption.to_dict(), "passes": _passes(caption)}
         if self.path is not None:
@@ -135,10 +135,10 @@ def check_results(path: Path, inputs: Iterable[str], *, overwrite: bool) -> None
     Raises:
         UsageError: naming ``--json``.
     """
-    check_output(path, inputs, "--json", Kind("regular file", b"") if overwrite else RESULTS)
+    check_output(path, inputs, "--json", FileKind("regular file", b"") if overwrite else RESULTS)
 
 
-def read_results(path: Path) -> Stored:
+def read_results(path: Path) -> StoredRun:
     """The content of a results file; of one that was cut off in the middle of a record, all records before it.
 
     Raises:
@@ -160,7 +160,7 @@ def read_results(path: Path) -> Stored:
     raise OutputError(f"{path}: holds no results of `vidspec bench`")
 
 
-def accepted_shares(records: Iterable[Stored]) -> dict[str, float]:
+def accepted_shares(records: Iterable[StoredRun]) -> dict[str, float]:
     """Metric A by contender, over the tokens of all records that were judged, of each clip the first."""
     found: dict[str, dict[str, tuple[float, int]]] = {}
     for one in records:
@@ -172,7 +172,7 @@ def accepted_shares(records: Iterable[Stored]) -> dict[str, float]:
     }
 
 
-def restored(stored: Stored) -> Caption:
+def restore_caption(stored: StoredRun) -> Caption:
     """A record as it was, with its passes as a trace; where each began is not known any more."""
     spans = [
         Span("target" if kind == "verify" else "draft", kind, 0.0, seconds)
@@ -182,7 +182,7 @@ def restored(stored: Stored) -> Caption:
     return Caption(**{key: stored[key] for key in RECORD_KEYS if key in stored}, trace=Trace(spans=spans))
 
 
-def _key(stored: Stored) -> Key:
+def _key(stored: StoredRun) -> StoredKey:
     return stored["contender"], stored["path"], stored["repeat"]
 
 

@@ -10,21 +10,29 @@ from statistics import fmean, mean, median
 from typing import TypeAlias
 
 from vidspec.bench.compare import places
-from vidspec.bench.tables import cell, heading, inverted, left_out, spread, table
+from vidspec.bench.tables import cell, heading, inverted, left_out_rows, spread, table
 from vidspec.config.profiles import Profile
 from vidspec.draft_length import speed
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption
 
-__all__ = ["Records", "Row", "by_other_draws", "markdown", "predicted", "speed_ups", "summary"]
+__all__ = [
+    "BenchRow",
+    "Records",
+    "bench_rows",
+    "markdown",
+    "methods_with_other_draws",
+    "predicted_speedup",
+    "speed_ups",
+]
 
 #: By contender and clip, one for each repeat.
 Records: TypeAlias = Mapping[str, Mapping[str, Sequence[Caption]]]
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One contender over all clips. Speed-ups are medians over clips of ratios to the baseline on the same clip.
 
     Attributes:
@@ -87,20 +95,20 @@ class Row:
         return "in distribution" if self.equal is None else f"{self.equal}/{self.clips}"
 
 
-def summary(
+def bench_rows(
     records: Records,
     baseline: str,
     drawn: Collection[str] = (),
     *,
     also: Mapping[str, Sequence[str]] | None = None,
     judged: Mapping[str, float] | None = None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """One row per contender; per clip the median over repeats is compared with the baseline's.
 
     Args:
         records: by contender and clip.
         baseline: a contender.
-        drawn: those of :func:`by_other_draws`.
+        drawn: those of :func:`methods_with_other_draws`.
         also: further names of contenders that have some.
         judged: metric A by contender.
     """
@@ -118,7 +126,7 @@ def summary(
 
 def _row(
     name: str, by_clip: Mapping[str, Sequence[Caption]], plain: Mapping[str, Sequence[Caption]], drawn: bool
-) -> Row:
+) -> BenchRow:
     same = sum(all(one.token_ids == plain[clip][0].token_ids for one in some) for clip, some in by_clip.items())
     runs = [one for some in by_clip.values() for one in some]
     first, decode, whole = zip(*(speed_ups(some, plain[clip]) for clip, some in by_clip.items()), strict=True)
@@ -133,7 +141,7 @@ def _row(
     ]
     shares = [run.lossy["retention"] for run in runs if run.lossy]
     retentions = [share for share in shares if share is not None]
-    return Row(
+    return BenchRow(
         name=name,
         equal=None if drawn else same,
         clips=len(by_clip),
@@ -144,7 +152,7 @@ def _row(
         first=_spread(first),
         decode=_spread(decode),
         end_to_end=_spread(whole),
-        model=predicted(runs, [one for some in plain.values() for one in some]),
+        model=predicted_speedup(runs, [one for some in plain.values() for one in some]),
         run_length=_ratio(total["accepted"], segments),
         acceptance_rate=_ratio(total["accepted"], total["drafted"]),
         rate_spread=(min(rates), max(rates)),
@@ -157,7 +165,7 @@ def _row(
     )
 
 
-def by_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
+def methods_with_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
     """Lossless methods that draw tokens as the baseline does, and need not draw the same ones.
 
     Equal seeds give equal tokens where both are plain decoding's (``Profile.token_for_token``).
@@ -193,7 +201,7 @@ def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float,
     )
 
 
-def predicted(runs: Sequence[Caption], plain: Sequence[Caption]) -> float | None:
+def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> float | None:
     """Decode speed-up over plain decoding as the speed model has it; None for what it does not describe.
 
     T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``. In
@@ -227,7 +235,7 @@ def _spans(runs: Sequence[Caption], kind: str) -> list[float]:
 
 
 def markdown(
-    rows: Sequence[Row],
+    rows: Sequence[BenchRow],
     baseline: str,
     limit: Callable[[float], float],
     left: Mapping[str, str] | None = None,
@@ -274,7 +282,7 @@ def markdown(
                 *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
             ]
         )
-    return table(header, [*lines, *left_out(left or {}, len(header))])
+    return table(header, [*lines, *left_out_rows(left or {}, len(header))])
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
-__all__ = ["bullets", "cell", "heading", "inverted", "left_out", "spread", "table"]
+__all__ = ["bullets", "cell", "heading", "inverted", "left_out_rows", "spread", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -19,7 +19,7 @@ def heading(others: Iterable[Sequence[str]]) -> str:
     return "method (= its other names: measured once)" if any(others) else "method"
 
 
-def left_out(why: Mapping[str, str], cells: int) -> list[list[str]]:
+def left_out_rows(why: Mapping[str, str], cells: int) -> list[list[str]]:
     """Rows of so many cells, by name why there is nothing of it."""
     reasons = {name: text.removeprefix(f"{name}: ").replace("|", "\\|") for name, text in why.items()}
     return [

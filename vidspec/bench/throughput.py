@@ -16,43 +16,43 @@ from functools import partial
 from statistics import median
 from typing import Protocol, TypeAlias
 
-from vidspec.bench.loaded import Source
-from vidspec.bench.memory import Watch
+from vidspec.bench.loaded import ModelSource
+from vidspec.bench.memory import MemorySampler
 from vidspec.bench.outside import OUTSIDE
-from vidspec.bench.tables import cell, heading, left_out, spread, table
-from vidspec.bench.turns import TakingPart, rotated
+from vidspec.bench.tables import cell, heading, left_out_rows, spread, table
+from vidspec.bench.turns import ContenderPool, rotate
 from vidspec.bench.vllm_worker import environment
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError
-from vidspec.events.answering import Answer, Worker, foreign
+from vidspec.events.answering import JsonWorker, WorkerReply, worker_command
 
 __all__ = [
     "BATCHED",
-    "Contender",
-    "Measured",
-    "Outcome",
-    "Row",
+    "ContenderProcess",
+    "ContenderRuns",
     "Throughput",
-    "command",
-    "contenders",
+    "ThroughputResult",
+    "ThroughputRow",
+    "contender_command",
     "markdown",
     "measure",
+    "start_contenders",
 ]
 
 #: ``generate`` of ``transformers`` on padded batches; the other peer is vLLM under another interpreter.
 BATCHED = "generate-batched"
 
-Key: TypeAlias = tuple[str, int]
+RunKey: TypeAlias = tuple[str, int]
 
 
-class Contender(Protocol):
-    """What is needed of a :class:`~vidspec.events.answering.Worker`."""
+class ContenderProcess(Protocol):
+    """What is needed of a :class:`~vidspec.events.answering.JsonWorker`."""
 
     @property
     def pid(self) -> int: ...
 
-    def ask(self, function: str, **arguments: object) -> Answer: ...
+    def ask(self, function: str, **arguments: object) -> WorkerReply: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Throughput:
     peers: Sequence[str] = ()
     batches: Sequence[int] = (1, 4, 8, 16)
     repeats: int = 3
-    source: Source = field(default_factory=Source)
+    source: ModelSource = field(default_factory=ModelSource)
     frames: int | None = None
     threads: int | None = None
     pythons: Mapping[str, str] = field(default_factory=dict)
@@ -103,13 +103,13 @@ class Throughput:
 
 
 @dataclass
-class Measured:
+class ContenderRuns:
     """All runs of one contender at one batch size.
 
     Attributes:
         seconds: of each run, from the first file opened to the last record written.
         rates: tokens per second of decoding alone, with so many clips at once; see
-            :class:`~vidspec.draft_length.steady.Steady`.
+            :class:`~vidspec.draft_length.steady.SteadyRate`.
         ids: token ids by clip, of each run.
         errors: of clips that failed, by clip.
         rows: of a target pass, the mean of each run.
@@ -123,7 +123,7 @@ class Measured:
     rows: list[float] = field(default_factory=list)
     peak: int | None = None
 
-    def add(self, run: Answer, alone: Mapping[str, float]) -> None:
+    def add(self, run: WorkerReply, alone: Mapping[str, float]) -> None:
         """Add a run, and what decoding alone gave."""
         self.seconds.append(run["seconds"])
         self.ids.append(run["ids"])
@@ -133,13 +133,13 @@ class Measured:
         if alone["seconds"]:
             self.rates.append(alone["tokens"] / alone["seconds"])
 
-    def same(self, reference: Mapping[str, Sequence[int]]) -> int:
+    def equal_clips(self, reference: Mapping[str, Sequence[int]]) -> int:
         """Clips whose token ids are the reference's in every run."""
         return sum(all(run.get(clip) == ids for run in self.ids) for clip, ids in reference.items())
 
 
 @dataclass(frozen=True)
-class Row:
+class ThroughputRow:
     """One contender at one batch size; medians of its runs.
 
     Attributes:
@@ -171,11 +171,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ThroughputResult:
     """Rows in the order of contenders and batch sizes, all that was measured, and why peers were left out."""
 
-    rows: list[Row]
-    measured: dict[Key, Measured]
+    rows: list[ThroughputRow]
+    measured: dict[RunKey, ContenderRuns]
     left: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
@@ -193,28 +193,30 @@ class Outcome:
 
 
 @contextmanager
-def contenders(
+def start_contenders(
     wanted: Throughput, say: Callable[[str], None] = lambda _: None, left: dict[str, str] | None = None
-) -> Iterator[dict[str, Worker]]:
+) -> Iterator[dict[str, JsonWorker]]:
     """A process for every profile and peer, each loaded when this is entered; they end with it.
 
     Raises:
         VidspecError: of profiles and models. A peer that cannot start is left out, and ``left`` has the reason.
     """
     every = {label: wanted.profile(label) for label in wanted.profiles}  # an error in one comes at once
-    loaded = {label: every[label] for label in profiles.same(every)}  # what is the same is measured once
-    taking = TakingPart((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
+    loaded = {
+        label: every[label] for label in profiles.group_equal_profiles(every)
+    }  # what is the same is measured once
+    taking = ContenderPool((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
     with ExitStack() as stack:
-        found: dict[str, Worker] = {}
+        found: dict[str, JsonWorker] = {}
         for name in list(taking.names):
             say(f"loading {name}")
-            found[name] = Worker(name, *command(wanted, name, loaded))
+            found[name] = JsonWorker(name, *contender_command(wanted, name, loaded))
             stack.callback(found[name].close)
             taking.ask(name, found[name].ready)
         yield {name: found[name] for name in taking.names}
 
 
-def command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
+def contender_command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
     """The command line of a contender's process, and variables for it.
 
     Args:
@@ -240,16 +242,16 @@ def command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
         "system": first.generate.system,
         "max_new_tokens": first.generate.max_new_tokens,
     }
-    return foreign(wanted.pythons[name], OUTSIDE[name], served), environment(wanted.threads)
+    return worker_command(wanted.pythons[name], OUTSIDE[name], served), environment(wanted.threads)
 
 
 def measure(
     wanted: Throughput,
-    workers: Mapping[str, Contender],
+    workers: Mapping[str, ContenderProcess],
     say: Callable[[str], None] = lambda _: None,
-    keep: Callable[[Outcome], None] = lambda _: None,
+    keep: Callable[[ThroughputResult], None] = lambda _: None,
     left: dict[str, str] | None = None,
-) -> Outcome:
+) -> ThroughputResult:
     """Warm up, take turns, compare.
 
     Args:
@@ -262,24 +264,24 @@ def measure(
     Raises:
         VidspecError: of a profile.
     """
-    clips, found = list(wanted.clips), dict[Key, Measured]()
+    clips, found = list(wanted.clips), dict[RunKey, ContenderRuns]()
     known = {label: wanted.profile(label) for label in wanted.profiles}
-    also = profiles.same(known)
+    also = profiles.group_equal_profiles(known)
     known = {label: known[label] for label in also if label in workers}
     exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
-    taking = TakingPart(workers, lambda name, _: name not in known, say, left)
+    taking = ContenderPool(workers, lambda name, _: name not in known, say, left)
 
-    def ask(name: str, function: str, **arguments: object) -> Answer:
+    def ask(name: str, function: str, **arguments: object) -> WorkerReply:
         return taking.ask(name, partial(workers[name].ask, function, **arguments))
 
     for name, worker in workers.items():
         for batch in (batches := sorted(wanted.sizes.get(name, wanted.batches))):
             say(f"warm-up {name} at batch {batch}")
-            with Watch(worker.pid) as watch:
+            with MemorySampler(worker.pid) as watch:
                 run = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
             on_device = run and run.get("device_bytes")  # an earlier version's answers have none
-            found[name, batch] = Measured(peak=watch.peak if on_device is None else on_device)
+            found[name, batch] = ContenderRuns(peak=watch.peak if on_device is None else on_device)
         if 1 not in batches:
             say(f"{name} at batch 1, to compare with")
             ones[name] = (ask(name, "run", clips=clips, batch=1) or {"ids": {}})["ids"]
@@ -289,7 +291,7 @@ def measure(
         say("plain decoding, to compare with")
         texts = ask(next(iter(exactly)), "plain", clips=clips)
 
-    def outcome() -> Outcome:
+    def outcome() -> ThroughputResult:
         first = {name: one.ids[0] for (name, batch), one in found.items() if batch == 1 and one.ids} | ones
         exact = texts if plain is None else first.get(plain, {})
         runs = {key: one for key, one in found.items() if key[0] in taking.names and one.seconds}
@@ -300,10 +302,10 @@ def measure(
             comparable = name in exactly and not drawn if name in known else greedy
             row = _row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn)
             rows.append(replace(row, also=also.get(name, ())))
-        return Outcome(rows, runs, taking.left)
+        return ThroughputResult(rows, runs, taking.left)
 
     together = clips[: max(wanted.batches)]
-    for repeat, (name, batch) in ((at, key) for at in range(wanted.repeats) for key in rotated(list(found), at)):
+    for repeat, (name, batch) in ((at, key) for at in range(wanted.repeats) for key in rotate(list(found), at)):
         if name not in taking.names:
             continue
         say(f"{repeat + 1}/{wanted.repeats} {name} at batch {batch}")
@@ -321,16 +323,16 @@ def measure(
 def _row(
     name: str,
     batch: int,
-    one: Measured,
+    one: ContenderRuns,
     first: Mapping[str, Sequence[int]],
     exact: Mapping[str, Sequence[int]],
     *,
     drawn: bool,
-) -> Row:
+) -> ThroughputRow:
     clips = len(first.keys() | one.errors.keys())
     rates = [clips / seconds for seconds in one.seconds]
     tokens = [sum(map(len, ids.values())) for ids in one.ids]
-    return Row(
+    return ThroughputRow(
         name=name,
         batch=batch,
         clips_per_s=median(rates),
@@ -339,15 +341,15 @@ def _row(
         decode_tokens_per_s=median(one.rates) if one.rates else None,
         peak=one.peak,
         rows=median(one.rows) if one.rows else None,
-        same=one.same(first),
-        plain=one.same(exact) if exact else None,
+        same=one.equal_clips(first),
+        plain=one.equal_clips(exact) if exact else None,
         drawn=drawn,
         clips=clips,
         failed=len(one.errors),
     )
 
 
-def markdown(rows: Sequence[Row], left: Mapping[str, str] | None = None) -> str:
+def markdown(rows: Sequence[ThroughputRow], left: Mapping[str, str] | None = None) -> str:
     """One line for each row, and for each peer that was left out."""
     header = (
         heading(row.also for row in rows),
@@ -374,4 +376,4 @@ def markdown(rows: Sequence[Row], left: Mapping[str, str] | None = None) -> str:
         )
         for row in rows
     ]
-    return table(header, [*cells, *left_out(left or {}, len(header))])
+    return table(header, [*cells, *left_out_rows(left or {}, len(header))])

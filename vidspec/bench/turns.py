@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from vidspec.errors import VidspecError
 
-__all__ = ["TakingPart", "repeated", "rotated", "timed"]
+__all__ = ["ContenderPool", "rotate", "run_repeated", "time_call"]
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-def timed(
+def time_call(
     run: Callable[[], object],
     wait: Callable[[], None] = lambda: None,
     clock: Callable[[], float] | None = None,
@@ -28,7 +28,7 @@ def timed(
     return clock() - start
 
 
-def repeated(
+def run_repeated(
     runs: Mapping[K, Callable[[], T]],
     repeats: int,
     *,
@@ -49,13 +49,13 @@ def repeated(
     return found
 
 
-def rotated(keys: Sequence[K], turn: int) -> list[K]:
+def rotate(keys: Sequence[K], turn: int) -> list[K]:
     """A B C, then B C A, then C A B."""
     first = turn % max(1, len(keys))
     return [*keys[first:], *keys[:first]]
 
 
-class TakingPart:
+class ContenderPool:
     """Contenders by name; one that may fail and does takes no further part.
 
     Args:

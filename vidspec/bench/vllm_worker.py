@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from vidspec import video
-from vidspec.bench.recorded import ahead, recorded
-from vidspec.draft_length.steady import Steady
+from vidspec.bench.recorded import read_ahead, write_captions
+from vidspec.draft_length.steady import SteadyRate
 from vidspec.errors import GenerationError
-from vidspec.events.answering import Functions, answer
+from vidspec.events.answering import Functions, serve_functions
 
 __all__ = ["environment", "main"]
 
@@ -40,7 +40,7 @@ def environment(threads: int | None) -> dict[str, str]:
     return {key: value for key, value in wanted.items() if key not in os.environ or key == "OMP_NUM_THREADS"}
 
 
-class Engine:
+class VllmEngine:
     """One engine, for any batch up to the largest; it takes a smaller one where fewer clips are in flight."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Engine:
                         ids = list(one.outputs[0].token_ids)
                         yield one.request_id, tokenizer.decode(ids, skip_special_tokens=True), ids
 
-        done = recorded(captions())
+        done = write_captions(captions())
         return {**done, "rows": rows / passes if passes else None, "device_bytes": None}
 
     def facts(self) -> dict[str, object]:
@@ -125,11 +125,11 @@ class Engine:
         return {"token_ids": list(last.outputs[0].token_ids), "first": first - began, "decode": end - first}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
         found = []
         for first in range(0, len(clips), batch):
             some = list(self._read(clips[first : first + batch]))
-            counted, known = Steady(len(some)), dict.fromkeys((path for path, _ in some), 0)
+            counted, known = SteadyRate(len(some)), dict.fromkeys((path for path, _ in some), 0)
             for when, outputs in self._steps(iter(some), batch):
                 for one in outputs:
                     tokens = len(one.outputs[0].token_ids)
@@ -138,7 +138,7 @@ class Engine:
                 if any(one.finished for one in outputs):
                     counted.finished(when)
             found.append(counted)
-        return Steady.together(found)
+        return SteadyRate.combine(found)
 
     def _steps(
         self, clips: Iterator[tuple[str, Any]], batch: int, sampling: Any = None
@@ -168,7 +168,7 @@ class Engine:
 
         # vLLM bound its own thread to its core, and threads that come from there to the same.
         unbind = partial(os.sched_setaffinity, 0, self._everywhere)
-        return ahead(request, clips, _AHEAD, unbind)
+        return read_ahead(request, clips, _AHEAD, unbind)
 
     def _request(self, frames: Any, seconds: Any) -> dict[str, object]:
         if not self.family.startswith("qwen"):
@@ -228,4 +228,4 @@ def main(about: str) -> None:
         about: JSON: ``model, dtype, max_batch`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to
             read files ``video`` (as ``video.read`` takes it); to draft ``speculation``, as the engine takes it.
     """
-    answer(lambda: Engine(json.loads(about)).functions)
+    serve_functions(lambda: VllmEngine(json.loads(about)).functions)

@@ -28,11 +28,11 @@ from vidspec.cli import (
     sample,
     throughput,
 )
-from vidspec.cli.interrupts import ending_of, terminable
+from vidspec.cli.interrupts import ending_of, raise_on_signals
 from vidspec.cli.options import CaptionHelp
-from vidspec.cli.printed import complain
+from vidspec.cli.printed import print_error
 from vidspec.errors import VidspecError
-from vidspec.escaping import shown
+from vidspec.escaping import escape_text
 
 __all__ = ["app", "run", "run_app", "version"]
 
@@ -110,22 +110,22 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
-        with terminable():
+        with raise_on_signals():
             code = application(args=args, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except VidspecError as error:
         if debug:
-            print(shown(traceback.format_exc()), end="", file=sys.stderr)
+            print(escape_text(traceback.format_exc()), end="", file=sys.stderr)
         from vidspec.cli.typed_names import as_typed  # reads the keys of profiles, which no help page waits for
 
-        complain(as_typed(error, args, os.environ))
+        print_error(as_typed(error, args, os.environ))
         return error.exit_code
     except ClickError as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort) as stop:
         ending = ending_of(stop)
-        complain(ending.word)
+        print_error(ending.word)
         return ending.code
     except SystemExit as stopped:  # Typer's own way out, for one when the reader of a pipe is gone
         return stopped.code if isinstance(stopped.code, int) else 1
@@ -150,8 +150,8 @@ def _usage(error: Exception) -> int:
     path = context.command_path if context else "vidspec"
     unknown = re.search("^No such command '(.*)'", message, re.DOTALL)
     if unknown and path == "vidspec" and _is_input(unknown[1]):
-        complain(f"{unknown[1]}: is no command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
+        print_error(f"{unknown[1]}: is no command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
         return 2
     page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
-    complain(f"{' '.join(message.split())} (see `{page}`)")
+    print_error(f"{' '.join(message.split())} (see `{page}`)")
     return 2

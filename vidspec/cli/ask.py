@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from vidspec.cli.options import AnswerFormat, Request, flattened
+from vidspec.cli.options import AnswerFormat, CaptionArguments, flatten_options
 
 if TYPE_CHECKING:
-    from vidspec.cli.session import Session
+    from vidspec.cli.session import DialogueSession
 
 __all__ = ["ask"]
 
@@ -35,10 +35,10 @@ SHARED: tuple[str, ...] = (
 SHARED += ("system", "max_new_tokens", "temperature", "report", "quiet", "debug")
 
 
-@flattened(*SHARED)
+@flatten_options(*SHARED)
 def ask(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="A video file.")],
-    request: Request,
+    request: CaptionArguments,
     form: Annotated[
         AnswerFormat, typer.Option("--format", help="Of answers in a pipe; json includes every measurement.")
     ] = "text",
@@ -48,8 +48,8 @@ def ask(
     In a pipe every input line is a question and gets one output line; an empty line gets an empty line. A terminal
     also understands /again, /save FILE and /quit.
     """
-    from vidspec.cli.printed import note
-    from vidspec.cli.session import HELP, prompted
+    from vidspec.cli.printed import print_note
+    from vidspec.cli.session import HELP, terminal_prompt
 
     terminal, out = sys.stdin.isatty() and sys.stdout.isatty(), sys.stdout
     with redirect_stdout(sys.stderr), ExitStack() as stack:  # libraries that print must not mix with answers
@@ -57,16 +57,16 @@ def ask(
         if not terminal:
             return session.lines(sys.stdin)
         if not request.quiet:
-            note(HELP)
-        return session.terminal(prompted(out), quiet=request.quiet)
+            print_note(HELP)
+        return session.terminal(terminal_prompt(out), quiet=request.quiet)
 
 
-def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: AnswerFormat) -> Session:
+def _opened(stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat) -> DialogueSession:
     """The session, with the models loaded and the clip read by a process of its own meanwhile."""
     from vidspec.cli import start
-    from vidspec.cli.printed import note
-    from vidspec.cli.request import how_of, overrides_of, part_of
-    from vidspec.cli.session import Session, page_of
+    from vidspec.cli.printed import print_note
+    from vidspec.cli.request import clip_range, job_config, profile_overrides
+    from vidspec.cli.session import DialogueSession, dialogue_page
     from vidspec.config.user_config import read_config, resolve
     from vidspec.dataset.local import readers_for
 
@@ -74,28 +74,28 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
         from vidspec.display.pages.page import check_page
 
         check_page(request.report, [clip])
-    part = part_of(request)
-    resolved = resolve(request.profile, overrides_of(request), read_config())
+    part = clip_range(request)
+    resolved = resolve(request.profile, profile_overrides(request), read_config())
     profile = resolved.profile
-    how = replace(how_of(request, profile, 1), batch=1)
+    how = replace(job_config(request, profile, 1), batch=1)
     start.require_devices(profile)
     for line in () if request.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
-        note(line)
+        print_note(line)
     fetches = not request.quiet and start.announce(profile)
     (reader,) = readers_for(how, 1)
     stack.callback(reader.close)
     reader.start()
-    with start.uncollected(), start.status("loading weights", on=not (request.quiet or fetches)):
+    with start.uncollected(), start.stage_status("loading weights", on=not (request.quiet or fetches)):
         from vidspec.captioner import Captioner
 
         captioner = stack.enter_context(Captioner.from_profile(profile))
-    with start.status("reading frames", on=not request.quiet):
+    with start.stage_status("reading frames", on=not request.quiet):
         refuse = getattr(captioner, "refuse", None)
         frames = reader.read(clip, *part, how.video, partial(refuse, clip, None) if refuse is not None else None)
     reader.close()
-    page = stack.enter_context(page_of(request.report, profile))
+    page = stack.enter_context(dialogue_page(request.report, profile))
     captioner.return_probs = page is not None
     for line in () if request.quiet else captioner.notes:
-        note(f"note: {line}")
+        print_note(f"note: {line}")
     dialogue = captioner.dialogue(clip, clip=frames)
-    return Session(clip, dialogue, out, form, profile.name, page, models_named=resolved.models_named)
+    return DialogueSession(clip, dialogue, out, form, profile.name, page, models_named=resolved.models_named)

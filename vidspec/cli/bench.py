@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
-from vidspec.cli.options import ModelOptions, flattened
-from vidspec.cli.printed import note, print_facts, print_json
+from vidspec.cli.options import ModelOptions, flatten_options
+from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from vidspec.bench.measure import Outcome
+    from vidspec.bench.measure import BenchResult
 
-__all__ = ["BenchOptions", "Clips", "Form", "app", "counts", "run_bench"]
+__all__ = ["BenchFormat", "BenchOptions", "ClipArguments", "app", "parse_counts", "run_bench"]
 
 DEFAULT = "ar,vanilla-sd,sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
 #: How a result is written.
-Form: TypeAlias = Literal["markdown", "json"]
-Clips: TypeAlias = Annotated[
+BenchFormat: TypeAlias = Literal["markdown", "json"]
+ClipArguments: TypeAlias = Annotated[
     list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files (default: the built-in samples).")
 ]
 
@@ -71,11 +71,11 @@ app = typer.Typer(cls=RunByDefault, help="Measure profiles and peers side by sid
 
 
 @app.command("run")
-@flattened()
+@flatten_options()
 def run(
     context: typer.Context,
     *,
-    clips: Clips = None,
+    clips: ClipArguments = None,
     profiles: Annotated[
         str | None,
         typer.Option(
@@ -93,22 +93,22 @@ def run(
     Times are medians over clips, with minimum and maximum in brackets. Every record is written to --json at once; if
     a run is stopped, the same command continues it.
     """
-    from vidspec.bench.loaded import names_of
+    from vidspec.bench.loaded import profile_labels
 
-    run_bench(context, names_of(profiles or DEFAULT), clips or (), models, options)
+    run_bench(context, profile_labels(profiles or DEFAULT), clips or (), models, options)
     return 0
 
 
 def run_bench(
     context: typer.Context, names: Sequence[str], clips: Sequence[Path], models: ModelOptions, options: BenchOptions
-) -> Outcome:
+) -> BenchResult:
     """Measure what a command line asks for and print its table; the first name is the baseline.
 
     Raises:
         VidspecError: options exclude each other, or the bench fails.
     """
     from vidspec.bench.measure import Bench, measure
-    from vidspec.bench.outside import pythons
+    from vidspec.bench.outside import peer_interpreters
     from vidspec.bench.results import check_results
     from vidspec.display.pages.bench import write_bench
     from vidspec.display.pages.page import check_page
@@ -124,12 +124,12 @@ def run_bench(
         raise UsageError("--turn and --peer exclude each other")
     if not all(one.strip() for one in turns):
         raise UsageError("--turn: is empty", hint="--turn 'Describe the video.' --turn 'Where does it end?'")
-    outside = pythons(options.peer or ())
+    outside = peer_interpreters(options.peer or ())
     peers = not (options.no_peers or turns)  # peers know no dialogues
     bench = Bench(
         names, clips, options.repeats, models.source, models.threads, peers, outside, json, options.overwrite, turns
     )
-    outcome = measure(bench, note)
+    outcome = measure(bench, print_note)
     print(outcome.table)
     print_facts(outcome.machine)
     if report is not None:
@@ -159,7 +159,7 @@ def compare(
     level: Annotated[
         float, typer.Option("--level", help="Confidence level of the intervals; 0.99 is wrong once in a hundred.")
     ] = 0.99,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = "markdown",
+    form: Annotated[BenchFormat, typer.Option("--format", help="json: one object with rows and notes.")] = "markdown",
 ) -> int:
     """Tell real changes between two runs from noise, by a paired bootstrap over clips.
 
@@ -179,7 +179,7 @@ def compare(
     return 0
 
 
-def counts(text: str, option: str, example: str) -> list[int]:
+def parse_counts(text: str, option: str, example: str) -> list[int]:
     """Increasing numbers, separated by commas.
 
     Raises:

@@ -12,26 +12,34 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vidspec.cli import start
-from vidspec.cli.destinations import check_files_distinct, destinations_of, output_of, parts_wanted
+from vidspec.cli.destinations import check_files_distinct, open_output, plan_destinations, writes_parts
 from vidspec.cli.interrupts import ending_of
-from vidspec.cli.options import Request
-from vidspec.cli.printed import note
-from vidspec.cli.report import left_out, loaded, totals
-from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
+from vidspec.cli.options import CaptionArguments
+from vidspec.cli.printed import print_note
+from vidspec.cli.report import left_out, loaded_summary, totals
+from vidspec.cli.request import (
+    check_arguments,
+    clip_range,
+    input_sources,
+    job_config,
+    logged_arguments,
+    output_formats,
+    profile_overrides,
+)
 from vidspec.errors import UsageError, VideoError
-from vidspec.events.observer import Observer, Several
+from vidspec.events.observer import CombinedObserver, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.dataset.allowance import FetchLimits
-    from vidspec.dataset.bulk import Executor, Listener, Remaining
+    from vidspec.dataset.bulk import Executor, Remaining, ResultListener
     from vidspec.dataset.formats import Format
-    from vidspec.dataset.inputs import Found
-    from vidspec.dataset.job import Job, JobConfig, Outcome
+    from vidspec.dataset.inputs import InputListing
+    from vidspec.dataset.job import Job, JobConfig, JobResult
     from vidspec.dataset.outputs import Output
-    from vidspec.dataset.records import Settings
+    from vidspec.dataset.records import SettingsDigest
     from vidspec.display.heatmap_files import HeatmapFiles
     from vidspec.display.pages.report import ReportFile
 
@@ -39,15 +47,15 @@ __all__ = ["caption_all"]
 
 
 @dataclass
-class Run:
+class BulkRun:
     """All that was decided before anything is captioned."""
 
-    request: Request
+    request: CaptionArguments
     profile: Profile
-    found: Found
+    found: InputListing
     entries: list[Job]
     how: JobConfig
-    settings: Settings
+    settings: SettingsDigest
     output: Output
     pictures: HeatmapFiles | None = None
     page: ReportFile | None = None
@@ -77,63 +85,63 @@ class Run:
         return prompts if system is None else prompts | {system}
 
 
-def caption_all(request: Request) -> int:
+def caption_all(request: CaptionArguments) -> int:
     """Caption the clips of a request; returns the exit code."""
     from vidspec.config.user_config import PAIRED, read_config, resolve
     from vidspec.dataset import inputs
-    from vidspec.dataset.records import Settings
-    from vidspec.dataset.shards import shard_of
+    from vidspec.dataset.records import SettingsDigest
+    from vidspec.dataset.shards import parse_shard
 
-    check(request)
-    begin, end = part_of(request)
-    sources = sources_of(request)
+    check_arguments(request)
+    begin, end = clip_range(request)
+    sources = input_sources(request)
     defaults = read_config()
-    forms = forms_of(request, defaults)
-    resolved = resolve(request.profile, overrides_of(request), defaults)
+    forms = output_formats(request, defaults)
+    resolved = resolve(request.profile, profile_overrides(request), defaults)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
-        note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
+        print_note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
     if request.engine == "local":
         start.require_devices(profile)
-    fetch_limits = how_of(request, profile, 0).fetch  # refuses impossible options before folders are searched
-    shard = shard_of(request.shard, os.environ)
-    found = inputs.collect(sources)
-    inputs.leave_out_missing(found, sources.paths)
+    fetch_limits = job_config(request, profile, 0).fetch  # refuses impossible options before folders are searched
+    shard = parse_shard(request.shard, os.environ)
+    found = inputs.collect_inputs(sources)
+    inputs.drop_missing(found, sources.paths)
     for line in found.unreadable:
-        note(f"error: {line}")
+        print_note(f"error: {line}")
     found.entries = [
         entry if (entry.start, entry.end) != (None, None) else replace(entry, start=begin, end=end)
         for entry in found.entries
     ]
     if not found.entries:
         raise UsageError("there is no video to caption", hint=left_out(found) or "the list is empty")
-    entries = shard.mine(found.entries) if shard else found.entries
+    entries = shard.select(found.entries) if shard else found.entries
     if shard and not request.quiet:
         source = " (from the SLURM job array; --shard 1/1 captions all)" if shard.automatic else ""
-        note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
+        print_note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(request)
         access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
         fetch_limits = fetch_limits._replace(access=access)
-        if not parts_wanted(request, forms, entries):
-            found.entries = entries = list(_opened(entries, found, request.column, fetch_limits))
+        if not writes_parts(request, forms, entries):
+            found.entries = entries = list(_open_shards(entries, found, request.column, fetch_limits))
     _check_files(request, profile, [entry.path for entry in entries])
-    how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
+    how = replace(job_config(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
-    destinations = destinations_of(request, forms, found, entries, profile.name, shard)
+    destinations = plan_destinations(request, forms, found, entries, profile.name, shard)
     check_files_distinct(request, destinations, entries, defaults.path)
-    settings = Settings(profile.model_dump(), how)
+    settings = SettingsDigest(profile.model_dump(), how)
     if request.dry_run:
-        from vidspec.cli.dry_run import dry_run
+        from vidspec.cli.dry_run import run_dry
 
-        return dry_run(request, found, entries, destinations, settings, shard.label if shard else "")
-    run = Run(request, profile, found, entries, how, settings, output_of(request, destinations, entries, shard))
+        return run_dry(request, found, entries, destinations, settings, shard.label if shard else "")
+    run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
     # Libraries that print must not mix with captions; only the output still holds the true stdout.
     with redirect_stdout(sys.stderr):
         return _run(run)
 
 
-def _check_shards(request: Request) -> None:
+def _check_shards(request: CaptionArguments) -> None:
     """Refuse what needs clips that are files."""
     for option in ("dry_run", "checksum", "heatmap", "report"):
         if getattr(request, option):
@@ -141,20 +149,20 @@ def _check_shards(request: Request) -> None:
             raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
 
 
-def _opened(entries: Sequence[Job], found: Found, column: str | None, limits: FetchLimits) -> Iterator[Job]:
+def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None, limits: FetchLimits) -> Iterator[Job]:
     """The clips, those of shards instead of these; a shard that cannot be read is left out and said."""
-    from vidspec.dataset.containers import members
+    from vidspec.dataset.containers import shard_members
     from vidspec.dataset.inputs import is_shard
 
     for entry in entries:
         try:
-            yield from members(entry, column, limits) if is_shard(entry.path) else (entry,)
+            yield from shard_members(entry, column, limits) if is_shard(entry.path) else (entry,)
         except VideoError as error:
             found.unreadable.append(str(error))
-            note(f"error: {error}")
+            print_note(f"error: {error}")
 
 
-def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> None:
+def _check_files(request: CaptionArguments, profile: Profile, clips: Sequence[str]) -> None:
     """Refuse files that cannot be written beside the captions, or that another program wrote."""
     if request.trace is not None:
         from vidspec.dataset.trace_file import TRACE
@@ -184,9 +192,9 @@ def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[
         raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")
 
 
-def _run(run: Run) -> int:
-    from vidspec.dataset.bulk import execute, plan, plan_shards
-    from vidspec.dataset.parts import Parts
+def _run(run: BulkRun) -> int:
+    from vidspec.dataset.bulk import plan_run, plan_shards, run_plan
+    from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.run import exit_code
 
     request = run.request
@@ -197,95 +205,99 @@ def _run(run: Run) -> int:
         stack.callback(lambda: _close(run, tally, complete=complete))
         try:
             again = request.retry_failed
-            if isinstance(run.output, Parts):
+            if isinstance(run.output, PartOutput):
                 tally.total = 0
                 planned = plan_shards(run.entries, run.output, run.settings, tally, request.column, retry=again)
             else:
-                planned = plan(run.entries, run.output, run.settings, checksum=request.checksum, retry=again)
+                planned = plan_run(run.entries, run.output, run.settings, checksum=request.checksum, retry=again)
                 tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
                 tally.kept = planned.kept
-            _tell_earlier(run, planned, tally)
+            _report_earlier(run, planned, tally)
             if planned.left or planned.unkept:
-                engine, listeners = _equipped(stack, run, planned, tally)
+                engine, listeners = _start_engine(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
-                code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
+                code = run_plan(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
         except KeyboardInterrupt as stop:
             if run.page is not None:
                 run.page.interrupted = True
             stack.close()
             ending = ending_of(stop)
-            note(f"{ending.word}: {tally.done - tally.unkept} of {tally.total} clips were done, and are kept")
+            print_note(f"{ending.word}: {tally.done - tally.unkept} of {tally.total} clips were done, and are kept")
             return ending.code
         complete = tally.stopped is None
     if run.several and not request.quiet:
-        note(totals(tally, run.found))
+        print_note(totals(tally, run.found))
     if run.found.unreadable:
-        note(f"error: {len(run.found.unreadable)} inputs could not be found or listed, see above")
+        print_note(f"error: {len(run.found.unreadable)} inputs could not be found or listed, see above")
     if tally.stopped:
-        note(f"error: stopped: {tally.stopped}")
+        print_note(f"error: stopped: {tally.stopped}")
     unseen = run.pictures.errors if run.pictures else []
     for error in unseen:
-        note(f"error: --heatmap: {error}")
+        print_note(f"error: --heatmap: {error}")
     undrawn = run.page.errors if run.page else []
     for error in undrawn:
-        note(f"error: --report: {error}")
+        print_note(f"error: --report: {error}")
     if request.report is not None and run.page is None and not request.quiet:
-        note(f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}")
+        print_note(
+            f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}"
+        )
     return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
 
 
-def _close(run: Run, tally: Tally, *, complete: bool) -> None:
+def _close(run: BulkRun, tally: Tally, *, complete: bool) -> None:
     for line in run.output.close(run.entries, complete=complete):
-        note(line)  # with --quiet too: files were kept, moved or repaired
+        print_note(line)  # with --quiet too: files were kept, moved or repaired
 
 
-def _tell_earlier(run: Run, planned: Remaining, tally: Tally) -> None:
+def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
     done = planned.captioned + planned.failed
     if run.request.quiet:
         return
     others = run.output.others({run.settings.of(entry) for entry in run.entries})
     if others:
-        note(f"{others} earlier records were made with other settings and are kept (--overwrite starts over)")
+        print_note(f"{others} earlier records were made with other settings and are kept (--overwrite starts over)")
     if not done:
         return
     failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
-    note(f"{done} of {tally.total} clips were done before{failed}")
+    print_note(f"{done} of {tally.total} clips were done before{failed}")
 
 
-def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> tuple[Executor, list[Listener]]:
+def _start_engine(
+    stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally
+) -> tuple[Executor, list[ResultListener]]:
     """The engine that captions, and the listeners to its outcomes."""
-    from vidspec.cli.listeners import Notifier, OutcomeLines, Traces
+    from vidspec.cli.listeners import OutcomeLines, ProgressNotes, TraceCollector
 
     request = run.request
-    listeners: list[Listener] = []
+    listeners: list[ResultListener] = []
     if request.log_file is not None:
         from vidspec.dataset.log_file import LogFile
 
-        log = LogFile(request.log_file, note)
+        log = LogFile(request.log_file, print_note)
         stack.callback(log.close)
-        log.start(tally, run.profile.name, parameters(request))
+        log.start(tally, run.profile.name, logged_arguments(request))
         listeners.append(log)
     elsewhere = request.engine == "ray" or request.replicas is not None
     if planned.left:
         command = f"caption {shlex.quote(run.entries[0].path)}"
         for line in () if request.quiet else start.demo_notes(run.profile, run.prompts, command):
-            note(line)
+            print_note(line)
         if request.baseline and run.several and not request.quiet:
-            note("note: --baseline times each clip alone: --batch 1")
+            print_note("note: --baseline times each clip alone: --batch 1")
         fetches = False if request.quiet else start.announce(run.profile, here=not elsewhere)
         if request.verbose:
             models, video = run.profile.models, run.profile.video
-            note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
+            print_note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
     engine: Executor
-    observer: Observer
+    observer: RunObserver
     drawn = False
     if not planned.left:  # no caption could be kept
         engine = lambda jobs: iter(())  # noqa: E731
     elif elsewhere:
-        engine = _elsewhere(run)
+        engine = _remote_engine(run)
         observer, drawn = _observer(stack, run, tally)
     else:
-        from vidspec.dataset.local import outcomes, readers_for
+        from vidspec.dataset.local import caption_locally, readers_for
 
         readers = readers_for(run.how, None if planned.undrawn else len(planned.jobs))
         for reader in readers:  # their processes start while models load
@@ -294,33 +306,36 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
 
         began = time.monotonic()
         # Bars of downloads take its place.
-        with start.uncollected(), start.status("loading weights", on=not (request.quiet or request.no_live or fetches)):
+        with (
+            start.uncollected(),
+            start.stage_status("loading weights", on=not (request.quiet or request.no_live or fetches)),
+        ):
             from vidspec.captioner import Captioner
 
             captioner = stack.enter_context(Captioner.from_profile(run.profile))
             captioner.return_probs = request.report is not None
             captioner.estimates_speedup = not (run.several or run.how.baseline or request.quiet)
-        for line in loaded(captioner, time.monotonic() - began) if request.verbose else ():
-            note(line)
+        for line in loaded_summary(captioner, time.monotonic() - began) if request.verbose else ():
+            print_note(line)
         for line in () if request.quiet else captioner.notes:
-            note(f"note: {line}")
-        drawing = list(_drawing(stack, run))  # before the panel, which is gone when a page is written
+            print_note(f"note: {line}")
+        drawing = list(_page_writers(stack, run))  # before the panel, which is gone when a page is written
         observer, drawn = _observer(stack, run, tally)
-        observer = Several([*drawing, *_streamed(run, observer), observer])
+        observer = CombinedObserver([*drawing, *_text_stream(run, observer), observer])
 
-        def engine(jobs: Iterable[Job]) -> Iterator[Outcome]:
-            return outcomes(captioner, jobs, run.how, observer, readers)
+        def engine(jobs: Iterable[Job]) -> Iterator[JobResult]:
+            return caption_locally(captioner, jobs, run.how, observer, readers)
 
     if request.trace is not None:
-        traces = Traces(request.trace)
+        traces = TraceCollector(request.trace)
         stack.callback(traces.write)
         listeners.append(traces)
     listeners.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
-    listeners.append(Notifier(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
+    listeners.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
     return engine, listeners
 
 
-def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
+def _page_writers(stack: ExitStack, run: BulkRun) -> Iterator[RunObserver]:
     """The observers that draw pictures and pages."""
     request = run.request
     if request.heatmap is not None:
@@ -336,31 +351,37 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
         yield run.page
 
 
-def _streamed(run: Run, shown: Observer) -> Iterator[Observer]:
+def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
     """The observer that writes the caption of one clip as text while it is generated.
 
     Not where a panel shows it on the same terminal, and not where ``--verify`` may take the caption back.
     """
-    from vidspec.cli.listeners import Beginnings, Restarts
-    from vidspec.dataset.outputs import Stream
+    from vidspec.cli.listeners import RestartNotes, StreamedText
+    from vidspec.dataset.outputs import StreamOutput
     from vidspec.dataset.writers import StdoutLines
 
     output, parts = run.output, run.how.segment is not None or run.how.questions_of(run.entries[0]) is not None
-    if run.several or parts or run.how.verify or not isinstance(output, Stream) or output.form not in ("text", "txt"):
+    if (
+        run.several
+        or parts
+        or run.how.verify
+        or not isinstance(output, StreamOutput)
+        or output.form not in ("text", "txt")
+    ):
         return
-    panel = not (run.request.quiet or isinstance(shown, Restarts))
+    panel = not (run.request.quiet or isinstance(shown, RestartNotes))
     if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):
-        yield Beginnings(output.lines, run.profile.generate.stop, run.how)
+        yield StreamedText(output.lines, run.profile.generate.stop, run.how)
 
 
-def _elsewhere(run: Run) -> Executor:
+def _remote_engine(run: BulkRun) -> Executor:
     """An engine of several captioners in processes of their own, here or on a Ray cluster."""
     from vidspec.dataset.devices import device_groups
-    from vidspec.dataset.pool import Factory
+    from vidspec.dataset.pool import CaptionerFactory
 
     request = run.request
     groups = device_groups(request.replicas, run.profile, ray=request.engine == "ray", address=request.address)
-    factory = Factory(run.profile.model_dump())
+    factory = CaptionerFactory(run.profile.model_dump())
     if request.engine == "ray":
         from vidspec.dataset.ray_engine import ray_outcomes
 
@@ -370,27 +391,27 @@ def _elsewhere(run: Run) -> Executor:
     return lambda jobs: replica_outcomes(factory, jobs, run.how, groups)
 
 
-def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]:
+def _observer(stack: ExitStack, run: BulkRun, tally: Tally) -> tuple[RunObserver, bool]:
     """The observer of the clips in flight, and whether it always shows the progress of the whole run."""
-    from vidspec.cli.listeners import Restarts
-    from vidspec.dataset.outputs import Stream
+    from vidspec.cli.listeners import RestartNotes
+    from vidspec.dataset.outputs import StreamOutput
 
     request = run.request
     if request.quiet:
-        return Observer(), False
+        return RunObserver(), False
     from rich.console import Console
 
     console = Console(stderr=True)
     if request.no_live or not sys.stderr.isatty() or console.is_dumb_terminal:
-        restarts = Restarts()
-        stack.enter_context(start.telling(restarts.stage))
+        restarts = RestartNotes()
+        stack.enter_context(start.report_stage(restarts.stage))
         return restarts, False
     # Where the terminal shows stdout too, the finished caption stands there and not twice.
-    shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
+    shown = isinstance(run.output, StreamOutput) and sys.__stdout__ is not None and sys.__stdout__.isatty()
     if run.several:
-        from vidspec.display.overall import BulkPanel
+        from vidspec.display.overall import RunPanel
 
-        bar = BulkPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
+        bar = RunPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
         return stack.enter_context(bar), not shown
     from vidspec.display.panel import LivePanel
 

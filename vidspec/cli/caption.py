@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vidspec.cli.options import Request, flattened
+from vidspec.cli.options import CaptionArguments, flatten_options
 
 __all__ = ["caption"]
 
 
-@flattened()
-def caption(request: Request) -> int:
+@flatten_options()
+def caption(request: CaptionArguments) -> int:
     """Caption videos: files, whole folders, lists and manifests.
 
     Captions go to standard output, to FILE or to one file per clip; everything else goes to standard error. If a run

@@ -15,24 +15,24 @@ from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.forward import chunk_of
-from vidspec.engine.fused import second_copies, uncovered
-from vidspec.engine.graphs import eager_by_shape
-from vidspec.engine.layouts import fixed
-from vidspec.engine.matrix import packing
+from vidspec.engine.forward import prefill_chunk
+from vidspec.engine.fused import packed_copy_bytes, unsupported_reason
+from vidspec.engine.graphs import eager_reason_by_shape
+from vidspec.engine.layouts import unquantisable_reason
+from vidspec.engine.matrix import choose_packing
 from vidspec.engine.quantised import Precision, quantised_bytes
 from vidspec.errors import DeviceError
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
-from vidspec.models.identity import related
-from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, Load, known
-from vidspec.models.placement import Placement, fit, placement
-from vidspec.models.quantised import method_of, settings_of, weight_sizes
+from vidspec.models.identity import is_related
+from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, MemoryWorkload, known_pairs
+from vidspec.models.placement import Placement, fit_placement, resolve_placement
+from vidspec.models.quantised import method_description, quantization_config, weight_sizes
 from vidspec.models.text_only import TextModel
 from vidspec.models.vision import working_bytes
 from vidspec.registry import families
 
-__all__ = ["Checkpoint", "Fit", "inspect"]
+__all__ = ["CheckpointReport", "DraftFit", "inspect"]
 
 #: By how many rows two heads of one vocabulary may differ: they are padded to round numbers.
 PADDING = 1024
@@ -44,7 +44,7 @@ REPLAYED = "passes of few tokens replayed as graphs; those of a head (eagle3, mt
 
 
 @dataclass(frozen=True)
-class Fit:
+class DraftFit:
     """A draft that ``vidspec models`` lists for the target, or the one that was named.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointReport:
     """The findings, plain values only.
 
     Attributes:
@@ -111,9 +111,9 @@ class Checkpoint:
     free: int | None
     text: bool
     hears: bool
-    drafts: tuple[Fit, ...]
+    drafts: tuple[DraftFit, ...]
     command: str
-    load: Load
+    load: MemoryWorkload
 
     @property
     def fits(self) -> bool:
@@ -166,8 +166,8 @@ class Checkpoint:
 
 
 def inspect(
-    name: str, draft: str | None = None, load: Load | None = None, rounded: Precision | None = None
-) -> Checkpoint:
+    name: str, draft: str | None = None, load: MemoryWorkload | None = None, rounded: Precision | None = None
+) -> CheckpointReport:
     """Inspect a checkpoint.
 
     Args:
@@ -180,12 +180,14 @@ def inspect(
         ModelError: not found, unreadable, or of a family that is not supported.
         DeviceError: its weights cannot be rounded.
     """
-    load, blind = load or Load(), False
+    load, blind = load or MemoryWorkload(), False
     alone = _inspected(name, load, rounded)
     if draft is None:
         drafts = [] if alone.text else _listed(name, alone.family, alone.parameters)
         unlike = {
-            pair.draft for pair in known() if pair.target.name == name and "prune.method: none" in (pair.note or "")
+            pair.draft
+            for pair in known_pairs()
+            if pair.target.name == name and "prune.method: none" in (pair.note or "")
         }
         fits = tuple(_published(alone, one, unlike=one in unlike) for one in drafts)
     else:
@@ -198,21 +200,21 @@ def inspect(
     return replace(alone, drafts=fits, command=command)
 
 
-def _inspected(name: str, load: Load, rounded: Precision | None = None) -> Checkpoint:
+def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
     """A checkpoint by itself."""
     config = loading.read_config(name, text=True)
-    where, family = replace(placement(dtype=load.dtype), weights=rounded), str(config.model_type)
+    where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families.names()
     kind: Any = TextModel if text else families.get(family)
     try:
-        model = loading.unfilled(kind, config, where.dtype)
+        model = loading.empty_model(kind, config, where.dtype)
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        raise loading.unloadable(name, error) from error
+        raise loading.load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
-    plain, seeing, codes = weight_sizes(model, kind.language_of(model), settings_of(config), where)
-    where = fit(where, plain, seeing)
+    plain, seeing, codes = weight_sizes(model, kind.language_of(model), quantization_config(config), where)
+    where = fit_placement(where, plain, seeing)
     language = kind.language_of(model.to(where.dtype))
-    reason = uncovered(language, model.lm_head)
+    reason = unsupported_reason(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
     tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
     weights, packed_bytes, while_loading = plain * where.dtype.itemsize + codes, 0, 0
@@ -222,18 +224,18 @@ def _inspected(name: str, load: Load, rounded: Precision | None = None) -> Check
         codes, freed, working_copy = _rounding(name, model, language, where, rounded)
         while_loading, weights = weights + working_copy, weights - freed + codes
     elif reason is None and where.device.type == "cpu":
-        copies = second_copies(language, model.lm_head)
+        copies = packed_copy_bytes(language, model.lm_head)
         # As it is decided when the weights are there: twice the copies must be free.
-        packed_bytes = copies if packing(copies + weights // 2, where.packed, where.dtype) else 0
-    chunk = chunk_of(where.device, decoder.numbers)
+        packed_bytes = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
+    chunk = prefill_chunk(where.device, decoder.numbers)
     working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
-    settings, process = settings_of(config), PROCESS if where.device.type == "cpu" else 0
-    return Checkpoint(
+    settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
+    return CheckpointReport(
         name=name,
         family=family,
         decoder="fused" if reason is None else "stock",
         why=reason or "all its blocks are covered",
-        eager=decoder.eager if reason else eager_by_shape(decoder.windows, round(decoder.scaling**-2)),
+        eager=decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2)),
         blocks=decoder.depth,
         states=0 if decoder.cached is None else decoder.depth - len(decoder.cached),
         state_bytes=decoder.state_bytes,
@@ -245,7 +247,7 @@ def _inspected(name: str, load: Load, rounded: Precision | None = None) -> Check
         device=str(where.device),
         kv_bytes=kv,
         visual_tokens=tokens,
-        quantization=None if settings is None else method_of(settings),
+        quantization=None if settings is None else method_description(settings),
         rounded=rounded,
         codes=codes,
         weights=weights,
@@ -269,7 +271,7 @@ def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: P
     Raises:
         DeviceError: they cannot be rounded.
     """
-    if (why := fixed(language.layers)) is not None:
+    if (why := unquantisable_reason(language.layers)) is not None:
         raise DeviceError(f"--weights {rounded}: {name}: {why}", hint="leave it out")
     head, size = model.lm_head, where.dtype.itemsize
     inner = [layer for layer in language.modules() if type(layer) is nn.Linear]
@@ -293,36 +295,36 @@ def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) ->
 
 def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
     """The drafts that are listed with a target, else those of its family that are known to be smaller."""
-    drafts = {pair.draft.name: pair.draft for pair in known() if pair.draft is not None}
-    listed = [pair.draft for pair in known() if pair.draft is not None and pair.target.name == name]
+    drafts = {pair.draft.name: pair.draft for pair in known_pairs() if pair.draft is not None}
+    listed = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target.name == name]
     return listed or [
         draft
         for draft in drafts.values()
-        if related(family, draft.family) and (draft.parameters or parameters) < parameters
+        if is_related(family, draft.family) and (draft.parameters or parameters) < parameters
     ]
 
 
-def _published(target: Checkpoint, draft: KnownModel, *, unlike: bool) -> Fit:
+def _published(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
     """A draft from the table, whose config is not read."""
     load = target.load._replace(dtype=target.dtype)
     weights = draft.weight_bytes(target.dtype)
     total = None if weights is None else target.needed + weights + draft.kv_bytes(load)
     alike = not unlike and load.visual_tokens(draft.family) == target.visual_tokens
-    return Fit(draft.name, total, _refusal(target, draft.vocabulary, total), alike)
+    return DraftFit(draft.name, total, _refusal(target, draft.vocabulary, total), alike)
 
 
-def _named(target: Checkpoint, draft: Checkpoint) -> Fit:
+def _named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
     """A draft that was named, by its own config, which may be of any kind."""
     total = target.needed + draft.needed - (PROCESS if draft.device == "cpu" else 0)
     refused = _refusal(target, draft.vocabulary, total)
     if target.text:
         refused = f"{target.name} is a language model without vision, which can only be a draft"
-    elif not draft.text and not related(target.family, draft.family):
+    elif not draft.text and not is_related(target.family, draft.family):
         refused = f"{draft.family} is no draft for {target.family}"
-    return Fit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
+    return DraftFit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
 
 
-def _refusal(target: Checkpoint, vocabulary: int | None, total: int | None) -> str | None:
+def _refusal(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
     if vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING:
         return f"another vocabulary, of {vocabulary} ids"
     if target.free is not None and total is not None and total > target.free:
@@ -334,7 +336,7 @@ def _together(count: int | None) -> str:
     return "its size is not known" if count is None else f"fits, {_gib(count)} together"
 
 
-def _command(name: str, drafts: tuple[Fit, ...], *, text: bool, states: bool, blind: bool) -> str:
+def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: bool, blind: bool) -> str:
     named = shlex.quote(name)
     if text:
         return f"vidspec caption clip.mp4 --profile onsd --target TARGET --draft {named}"

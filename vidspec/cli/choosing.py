@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vidspec.cli.options import BUILT_IN
-from vidspec.cli.printed import note
+from vidspec.cli.printed import print_note
 from vidspec.config.user_config import read_config, resolve, with_models, write_models
 from vidspec.errors import ModelError, UsageError
 from vidspec.models import hub
-from vidspec.models.known_pairs import draft_of
+from vidspec.models.known_pairs import listed_draft
 
-__all__ = ["get", "use"]
+__all__ = ["choose_models", "download_models"]
 
 #: Files of a repository that loading may read; others hold the same weights once more.
 READ = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
-def use(names: Sequence[str], draft: str | None, *, none: bool) -> int:
+def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int:
     """Write a target, and its draft if one is named, into the user's config; or take both out of it.
 
     Raises:
@@ -44,11 +44,11 @@ def use(names: Sequence[str], draft: str | None, *, none: bool) -> int:
     drafted = f", drafted by {models.draft}" if models.draft else ""
     print(f"vidspec caption uses {who}{drafted} where no models are named: {defaults.path}")
     if missing := [name for name in profile.named_models if not hub.is_local(name) and not hub.is_cached(name)]:
-        note(f"note: `vidspec models get` fetches {' and '.join(missing)}; else the first caption does")
+        print_note(f"note: `vidspec models get` fetches {' and '.join(missing)}; else the first caption does")
     return 0
 
 
-def get(names: Sequence[str], draft: str | None) -> int:
+def download_models(names: Sequence[str], draft: str | None) -> int:
     """Download models into the cache of the hub: those named with the listed draft of each, or those that are chosen.
 
     Raises:
@@ -57,17 +57,17 @@ def get(names: Sequence[str], draft: str | None) -> int:
     """
     if draft is not None and len(names) != 1:
         raise UsageError("models get: --draft needs the name of one target")
-    drafts = [draft] if draft is not None else [one for name in names if (one := draft_of(name))]
+    drafts = [draft] if draft is not None else [one for name in names if (one := listed_draft(name))]
     wanted = tuple(dict.fromkeys([*names, *drafts])) or resolve(None, {}, read_config()).profile.named_models
     if not wanted:
         raise UsageError("models get: no model is named or chosen", hint="vidspec models get NAME")
     if folders := [name for name in wanted if hub.is_local(name)]:
         raise UsageError(f"models get: {folders[0]}: is a folder, not the name of a model on the hub")
-    unreachable = [name for name in wanted if not hub.reach(name)]
+    unreachable = [name for name in wanted if not hub.check_reachable(name)]
     if unreachable:
         raise ModelError(f"{unreachable[0]}: cannot be fetched without the hub; its config is in the cache already")
     for name in wanted:
-        note(f"fetching {name}")
+        print_note(f"fetching {name}")
         print(f"{name}\t{_fetched(name)}", flush=True)
     return 0
 
@@ -86,7 +86,7 @@ def _fetched(name: str) -> str:
         hint = f"accept its terms on its page, then `hf auth login` and vidspec models get {name}"
         raise ModelError(f"{name}: is not for everyone", hint=hint) from None
     except RepositoryNotFoundError:
-        raise ModelError(f"{name}: the hub has no such model, or not for you", hint=hub.fetching(name)) from None
+        raise ModelError(f"{name}: the hub has no such model, or not for you", hint=hub.download_hint(name)) from None
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(f"{name}: cannot be fetched: {reason}", hint="the same command goes on where it was") from None

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import Debug, Profile, Request, Settings, TextOrJson
-from vidspec.cli.printed import note
+from vidspec.cli.options import CaptionArguments, DebugOption, ProfileOption, SetOption, TextOrJson
+from vidspec.cli.printed import print_note
 from vidspec.escaping import json_text, one_line
 
 __all__ = ["app"]
@@ -24,20 +24,20 @@ def _root() -> None:
 
 @app.command("show")
 def show(
-    profile: Profile = None,
-    settings: Settings = None,
+    profile: ProfileOption = None,
+    settings: SetOption = None,
     form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = "text",
-    debug: Debug = False,
+    debug: DebugOption = False,
 ) -> None:
     """Show every value that `vidspec caption` would use, and where it comes from.
 
     In order of precedence: flag, VIDSPEC_* variable, profile, user's config, default.
     """
-    from vidspec.cli.request import overrides_of
+    from vidspec.cli.request import profile_overrides
     from vidspec.config.user_config import DEFAULT_PROFILE, read_config, resolve
 
     defaults = read_config()
-    resolved = resolve(profile, overrides_of(Request(settings=settings)), defaults)
+    resolved = resolve(profile, profile_overrides(CaptionArguments(settings=settings)), defaults)
     config = str(defaults.path)
     rows: list[tuple[str, object, str]] = []
     if profile is not None:
@@ -58,4 +58,4 @@ def show(
     for key, value, source in rows:
         print(f"{key:{width}}  {json_text(value)}  [{one_line(source)}]")
     if not defaults.path.is_file():
-        note(f"there is no {defaults.path}; it may hold profile, format and any section of a profile")
+        print_note(f"there is no {defaults.path}; it may hold profile, format and any section of a profile")

@@ -13,15 +13,15 @@ from vidspec.errors import UsageError
 from vidspec.files import NamedPath, check_distinct, check_output
 
 if TYPE_CHECKING:
-    from vidspec.cli.options import Request
+    from vidspec.cli.options import CaptionArguments
     from vidspec.dataset.formats import Format
-    from vidspec.dataset.inputs import Found
+    from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
-    from vidspec.dataset.outputs import Journaled, Output
+    from vidspec.dataset.outputs import JournaledOutput, Output
     from vidspec.dataset.shards import Shard
-    from vidspec.dataset.sidecars import Names
+    from vidspec.dataset.sidecars import SidecarNames
 
-__all__ = ["Destination", "check_files_distinct", "destinations_of", "output_of", "parts_wanted"]
+__all__ = ["Destination", "check_files_distinct", "open_output", "plan_destinations", "writes_parts"]
 
 #: Formats that go into a file for each clip by default.
 PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
@@ -34,28 +34,30 @@ class Destination:
 
     forms: tuple[Format, ...]
     path: Path | None = None
-    names: tuple[Names, ...] = ()
+    names: tuple[SidecarNames, ...] = ()
     parts: str | None = None
     several: bool = False
 
-    def looked_at(self, request: Request, label: str) -> Journaled | None:
+    def looked_at(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
         """The output that remembers what was done, only to be looked at; None where nothing is remembered.
 
         Raises:
             UsageError: as a run does.
         """
         from vidspec.dataset.clip_files import ClipFiles
-        from vidspec.dataset.outputs import OneFile
+        from vidspec.dataset.outputs import SingleFileOutput
 
         fresh, path = request.overwrite, self.path
         if self.names:
             return ClipFiles(self.names, label=label, fresh=fresh, look=True)
         if path is None or (path.exists() and not path.is_file()):
             return None
-        return OneFile(path, self.forms[0], several=self.several, fresh=fresh, raw_csv=request.csv_raw, look=True)
+        return SingleFileOutput(
+            path, self.forms[0], several=self.several, fresh=fresh, raw_csv=request.csv_raw, look=True
+        )
 
 
-def parts_wanted(request: Request, forms: Sequence[Format], entries: Sequence[Job]) -> bool:
+def writes_parts(request: CaptionArguments, forms: Sequence[Format], entries: Sequence[Job]) -> bool:
     """Whether each shard has a file of its own; that needs nothing but shards.
 
     Raises:
@@ -70,8 +72,13 @@ def parts_wanted(request: Request, forms: Sequence[Format], entries: Sequence[Jo
     return True
 
 
-def destinations_of(
-    request: Request, forms: Sequence[Format], found: Found, entries: Sequence[Job], profile: str, shard: Shard | None
+def plan_destinations(
+    request: CaptionArguments,
+    forms: Sequence[Format],
+    found: InputListing,
+    entries: Sequence[Job],
+    profile: str,
+    shard: Shard | None,
 ) -> list[Destination]:
     """Where records go; makes and changes nothing.
 
@@ -79,10 +86,10 @@ def destinations_of(
         UsageError: it cannot be written, is one of the clips, or two formats would share it.
     """
     from vidspec.dataset.formats import SUFFIXES
-    from vidspec.dataset.sidecars import Names, check_names
+    from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
     from vidspec.dataset.stores import is_url
 
-    if parts_wanted(request, forms, entries):
+    if writes_parts(request, forms, entries):
         return [Destination(tuple(forms), parts=request.output_dir)]
     if any(is_url(name or "") for name in (request.output, request.output_dir)):
         message = f"{request.output or request.output_dir}: a URL takes parts of shards"
@@ -90,7 +97,7 @@ def destinations_of(
     label = shard.label if shard else ""
     clips = [entry.path for entry in entries]
     destinations: list[Destination] = []
-    each: list[Names] = []
+    each: list[SidecarNames] = []
     for form in forms:
         if request.output == "-" or (request.output is None and not _into_files(request, form)):
             if form == "parquet":
@@ -101,7 +108,7 @@ def destinations_of(
                 )
             destinations.append(Destination((form,), several=found.several))
         elif request.output is not None:
-            path = shard.named(request.output) if shard else Path(request.output)
+            path = shard.fill_name(request.output) if shard else Path(request.output)
             if len(forms) > 1:
                 path = path.with_suffix(SUFFIXES[form])
             if any(place.path == path for place in destinations):
@@ -113,7 +120,7 @@ def destinations_of(
                 Destination((form,), Path(request.output_dir or ".") / f"captions{label}.{form}", several=True)
             )
         else:
-            each.append(Names(form, request.output_dir, request.name, profile))
+            each.append(SidecarNames(form, request.output_dir, request.name, profile))
     for place in destinations:
         form, file = place.forms[0], place.path
         one = file is None or not file.exists() or file.is_file()
@@ -126,7 +133,7 @@ def destinations_of(
             f"--format {each[0].form}: there is no folder beside a clip of a shard", hint="--output-dir DIR"
         )
     if each:
-        check_names(each, entries)
+        check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
     for option in ("overwrite", "retry_failed", "checksum"):
         if getattr(request, option) and not any(place.path or place.names for place in destinations):
@@ -138,7 +145,7 @@ def destinations_of(
 
 
 def check_files_distinct(
-    request: Request, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
+    request: CaptionArguments, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
 ) -> None:
     """Refuse options that name one file, before anything is written.
 
@@ -183,17 +190,17 @@ def check_files_distinct(
     check_distinct([*written, *others], read)
 
 
-def output_of(
-    request: Request, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
+def open_output(
+    request: CaptionArguments, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
 ) -> Output:
     """Opens the destinations; locks and repairs what an earlier run left, before any model is loaded.
 
     Raises:
         UsageError: one cannot be written, or another run writes it.
     """
-    from vidspec.dataset.clip_files import Sidecars
-    from vidspec.dataset.outputs import OneFile, Several, Stream
-    from vidspec.dataset.parts import Parts
+    from vidspec.dataset.clip_files import SidecarOutput
+    from vidspec.dataset.outputs import CombinedOutput, SingleFileOutput, StreamOutput
+    from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.writers import FileLines, StdoutLines
 
     order = entries if request.ordered else None
@@ -201,12 +208,12 @@ def output_of(
     def opened(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
         if place.parts is not None:
-            return Parts(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
+            return PartOutput(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
         if place.names:
-            return Sidecars(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
+            return SidecarOutput(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
         if path is None:
             lines = StdoutLines(prose=form in ("text", "txt"))
-            return Stream(lines, form, several=place.several, raw_csv=request.csv_raw, order=order)
+            return StreamOutput(lines, form, several=place.several, raw_csv=request.csv_raw, order=order)
         if request.output is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,8 +221,8 @@ def output_of(
                 raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
             check_output(path, [entry.path for entry in entries], "--output-dir")
         if path.exists() and not path.is_file():
-            return Stream(FileLines(path), form, several=place.several, raw_csv=request.csv_raw, order=order)
-        return OneFile(path, form, several=place.several, fresh=request.overwrite, raw_csv=request.csv_raw)
+            return StreamOutput(FileLines(path), form, several=place.several, raw_csv=request.csv_raw, order=order)
+        return SingleFileOutput(path, form, several=place.several, fresh=request.overwrite, raw_csv=request.csv_raw)
 
     with ExitStack() as undo:
         outputs: list[Output] = []
@@ -223,8 +230,8 @@ def output_of(
             outputs.append(opened(place))
             undo.callback(outputs[-1].close, (), complete=False)
         undo.pop_all()
-    return outputs[0] if len(outputs) == 1 else Several(outputs)
+    return outputs[0] if len(outputs) == 1 else CombinedOutput(outputs)
 
 
-def _into_files(request: Request, form: str) -> bool:
+def _into_files(request: CaptionArguments, form: str) -> bool:
     return request.output_dir is not None or request.name is not None or form in PER_CLIP

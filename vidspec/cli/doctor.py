@@ -18,7 +18,7 @@ import typer
 from vidspec.cli.options import TextOrJson
 from vidspec.cli.printed import facts_table, print_json
 
-__all__ = ["Environment", "Missing", "device_memory", "doctor", "has_gpu", "inspect", "model_cache"]
+__all__ = ["MachineReport", "MissingPackage", "device_memory", "doctor", "has_gpu", "inspect", "model_cache"]
 
 #: Distributions whose versions matter, and whether captioning needs them.
 PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
@@ -29,7 +29,7 @@ REMEDIES = {"decord": "pip install decord (PyAV decodes everything in the meanti
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPackage:
     """Something that is missing: whether captioning needs it, and how to get it."""
 
     what: str
@@ -38,7 +38,7 @@ class Missing:
 
 
 @dataclass
-class Environment:
+class MachineReport:
     """The findings, plain values only."""
 
     python: str = ""
@@ -52,7 +52,7 @@ class Environment:
     model_cache: str = ""
     offline: bool = False
     embedded_pair: bool = False
-    missing: list[Missing] = field(default_factory=list)
+    missing: list[MissingPackage] = field(default_factory=list)
 
     def rows(self) -> list[tuple[str, str]]:
         """For the table: label and value."""
@@ -89,30 +89,30 @@ def doctor(form: Annotated[TextOrJson, typer.Option("--format", help="json: one 
     return 3 if any(missing.needed for missing in found.missing) else 0
 
 
-def inspect() -> Environment:
+def inspect() -> MachineReport:
     """Inspect this machine; takes as long as importing torch does."""
-    found = Environment(python=platform.python_version(), platform=platform.platform(terse=True))
+    found = MachineReport(python=platform.python_version(), platform=platform.platform(terse=True))
     found.vidspec = _version("vidspec") or "unknown (not installed)"
     found.packages = {name: _version(name) for name in PACKAGES}
     for name, needed in PACKAGES.items():
         if found.packages[name] is None:
-            found.missing.append(Missing(name, REMEDIES.get(name, f"pip install {name}"), needed))
+            found.missing.append(MissingPackage(name, REMEDIES.get(name, f"pip install {name}"), needed))
     if _imported("torch", found) is not None:
         found.devices = _devices()
         found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
         found.language_models = _language_models()
     found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
     if "av" in found.decoders:
-        from vidspec.video.decode_hardware import DEVICES, refusal
+        from vidspec.video.decode_hardware import DEVICES, refusal_reason
 
-        found.decoders += [name for name in DEVICES if refusal(name) is None]
+        found.decoders += [name for name in DEVICES if refusal_reason(name) is None]
     found.model_cache = str(model_cache())
     offline = [os.environ.get(name, "").strip().upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
     found.offline = not {"1", "ON", "YES", "TRUE"}.isdisjoint(offline)
     weights = Path(__file__).resolve().parent.parent / "embedded"
     found.embedded_pair = any(weights.rglob("*.safetensors"))
     if not found.embedded_pair:
-        found.missing.append(Missing("the built-in pair", "name real models with --target and --draft", False))
+        found.missing.append(MissingPackage("the built-in pair", "name real models with --target and --draft", False))
     return found
 
 
@@ -123,7 +123,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _imported(name: str, found: Environment) -> ModuleType | None:
+def _imported(name: str, found: MachineReport) -> ModuleType | None:
     """The module; None if absent or broken, and the latter is noted as missing."""
     try:
         if find_spec(name) is None:
@@ -132,7 +132,7 @@ def _imported(name: str, found: Environment) -> ModuleType | None:
     except Exception as error:  # a broken binary package may raise anything
         reason = " ".join(str(error).split())
         remedy = f"pip install --force-reinstall {name}"
-        found.missing.append(Missing(f"{name} is installed but broken ({reason})", remedy, PACKAGES[name]))
+        found.missing.append(MissingPackage(f"{name} is installed but broken ({reason})", remedy, PACKAGES[name]))
         return None
 
 
@@ -154,7 +154,7 @@ def _devices() -> list[str]:
 def _placement(gpus: int) -> str:
     """Which devices target and draft get without options, and why."""
     from vidspec.config.user_config import read_config, resolve
-    from vidspec.engine.device import automatic, driver_problem
+    from vidspec.engine.device import default_device_type, driver_problem
     from vidspec.errors import VidspecError
 
     try:
@@ -162,7 +162,7 @@ def _placement(gpus: int) -> str:
     except VidspecError as error:
         return str(error)
     models, workers = profile.models, profile.workers
-    first = "cuda:0" if gpus else automatic()
+    first = "cuda:0" if gpus else default_device_type()
     if first == "cpu" and models.device == "auto" and (problem := driver_problem()) is not None:
         return f"none: {problem}; --device cpu works"
     usual = first if models.device == "auto" else models.device
@@ -182,9 +182,9 @@ def _placement(gpus: int) -> str:
 def _language_models() -> str:
     """What runs their blocks, by the rule that loading follows; records name it for each model."""
     from vidspec.engine.fused import FAMILIES
-    from vidspec.engine.matrix import packing
+    from vidspec.engine.matrix import choose_packing
 
-    packed = "large weights packed on this CPU" if packing(0, "auto") else "weights not packed on this CPU"
+    packed = "large weights packed on this CPU" if choose_packing(0, "auto") else "weights not packed on this CPU"
     return f"fused for {', '.join(FAMILIES)} ({packed}); stock blocks of transformers else"
 
 
@@ -201,17 +201,17 @@ def device_memory() -> int | None:
     if has_gpu():
         import torch
 
-        from vidspec.engine.device import automatic, free_memory
+        from vidspec.engine.device import default_device_type, free_memory
 
-        if (kind := automatic()) in ("cuda", "xpu"):
+        if (kind := default_device_type()) in ("cuda", "xpu"):
             return free_memory(torch.device(kind, 0))
-    return memory.available()
+    return memory.available_memory()
 
 
 def has_gpu() -> bool:
     """Whether torch may run models on something other than this CPU; without a GPU on Linux torch is not imported."""
     if sys.platform == "linux" and not (any(Path(one).exists() for one in GPUS) or "+xpu" in (_version("torch") or "")):
         return False
-    from vidspec.engine.device import automatic
+    from vidspec.engine.device import default_device_type
 
-    return automatic() != "cpu"
+    return default_device_type() != "cpu"

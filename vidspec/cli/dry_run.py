@@ -7,29 +7,29 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.cli.printed import complain, note
+from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import left_out
 from vidspec.escaping import one_line
-from vidspec.events.tally import duration
+from vidspec.events.tally import format_duration
 
 if TYPE_CHECKING:
     from vidspec.cli.destinations import Destination
-    from vidspec.cli.options import Request
-    from vidspec.dataset.dry_run import Wanted
-    from vidspec.dataset.inputs import Found
+    from vidspec.cli.options import CaptionArguments
+    from vidspec.dataset.dry_run import PlannedClip
+    from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import Output
-    from vidspec.dataset.records import Settings
+    from vidspec.dataset.records import SettingsDigest
 
-__all__ = ["dry_run"]
+__all__ = ["run_dry"]
 
 
-def dry_run(
-    request: Request,
-    found: Found,
+def run_dry(
+    request: CaptionArguments,
+    found: InputListing,
     entries: Sequence[Job],
     destinations: Sequence[Destination],
-    settings: Settings,
+    settings: SettingsDigest,
     label: str,
 ) -> int:
     """Print what a run over ``entries`` would do; returns 1 if some clip cannot be read, else 0.
@@ -41,15 +41,15 @@ def dry_run(
         settings: how clips would be captioned.
         label: of the shard.
     """
-    from vidspec.dataset.bulk import plan
-    from vidspec.dataset.dry_run import estimate, past, wanted
-    from vidspec.dataset.outputs import Several
+    from vidspec.dataset.bulk import plan_run
+    from vidspec.dataset.dry_run import earlier_costs, estimate_run, planned_clip
+    from vidspec.dataset.outputs import CombinedOutput
     from vidspec.dataset.writers import StdoutLines
 
     journals = [output for place in destinations if (output := place.looked_at(request, label)) is not None]
-    looked = Several(journals)
-    planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
-    todo = {job.number: wanted(job, settings.config) for job in planned.jobs}
+    looked = CombinedOutput(journals)
+    planned = plan_run(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
+    todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
     changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
@@ -62,16 +62,16 @@ def dry_run(
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
     errors = [one.error for one in todo.values() if one.error]
     for line in errors:
-        complain(line)
+        print_error(line)
     profile = settings.profile
     models = profile["models"]
     named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
     about = f"{named}, profile {profile['name']}; {_where(destinations)}"
-    note(f"dry run: nothing is loaded or written; {about}")
+    print_note(f"dry run: nothing is loaded or written; {about}")
     for path, change in changes.items():
-        note(f"{path}: {change}")
+        print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
-    counts = [f"{len(left)} to caption ({duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
+    counts = [f"{len(left)} to caption ({format_duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
@@ -81,17 +81,19 @@ def dry_run(
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]
     counts += [f"left out: {others}"] if (others := left_out(found)) else []
-    note(f"{len(entries)} clips: {', '.join(counts)}")
+    print_note(f"{len(entries)} clips: {', '.join(counts)}")
     by_length = settings.config.segment is not None or profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)
-    earlier = past(records, {settings.of(entry) for entry in entries})
-    guess = estimate(left, earlier, by_length=by_length)
-    time = "unknown" if guess.seconds is None else f"{duration(guess.seconds)} for one captioner, without loading"
-    note(f"estimated time: {time} ({guess.why})")
+    earlier = earlier_costs(records, {settings.of(entry) for entry in entries})
+    guess = estimate_run(left, earlier, by_length=by_length)
+    time = (
+        "unknown" if guess.seconds is None else f"{format_duration(guess.seconds)} for one captioner, without loading"
+    )
+    print_note(f"estimated time: {time} ({guess.why})")
     return int(bool(errors or found.unreadable))
 
 
-def _state(left: Wanted | None, entry: Job, looked: Output, settings: str) -> str:
+def _state(left: PlannedClip | None, entry: Job, looked: Output, settings: str) -> str:
     """What is to become of a clip, or became of it before."""
     if left is not None:
         return "unreadable" if left.error else "caption"
@@ -105,7 +107,7 @@ def _end(entry: Job) -> str:
     return "end" if entry.end is None else f"{entry.end:g}"
 
 
-def _parts(left: Sequence[Wanted]) -> str:
+def _parts(left: Sequence[PlannedClip]) -> str:
     parts = [one.parts for one in left]
     if None in parts:
         return ", in scenes"

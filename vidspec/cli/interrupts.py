@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-__all__ = ["Ending", "Terminated", "ending_of", "stoppable", "terminable"]
+__all__ = ["CommandEnding", "Terminated", "defer_interrupt", "ending_of", "raise_on_signals"]
 
 #: Seconds after which a signal is sent again that came at a time when nothing could be raised.
 AGAIN = 0.02
 
 
-class Ending(NamedTuple):
+class CommandEnding(NamedTuple):
     """How a command ended, in a word, and its exit code: 128 and the signal's number, as shells have it."""
 
     word: str
@@ -41,16 +41,16 @@ SIGNALS = {
 }
 
 
-def ending_of(stop: BaseException) -> Ending:
+def ending_of(stop: BaseException) -> CommandEnding:
     """How to end with what ``stop``, or what it stands for, was raised by."""
     for one in (stop, stop.__cause__):
         if isinstance(one, Terminated):
-            return Ending(SIGNALS[one.number], 128 + one.number)
-    return Ending("interrupted", 128 + signal.SIGINT)
+            return CommandEnding(SIGNALS[one.number], 128 + one.number)
+    return CommandEnding("interrupted", 128 + signal.SIGINT)
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """In here each of :data:`SIGNALS` raises :class:`Terminated`, once: a second one ends the process at once.
 
     Neither they nor Ctrl-C are lost where they come while something is being freed, which Python would only report.
@@ -89,7 +89,7 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
+def defer_interrupt() -> Iterator[Callable[[], bool]]:
     """In here the first Ctrl-C is only noted, so that no cache is left half written; the second one raises.
 
     Gives a function that returns whether it was pressed. Outside the main thread nothing changes.

@@ -9,52 +9,52 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.cli.printed import note
-from vidspec.cli.report import failure, progress, summary, where_time_went
-from vidspec.dataset.bulk import Listener
+from vidspec.cli.printed import print_note
+from vidspec.cli.report import print_failure, progress, summary, timing_summary
+from vidspec.dataset.bulk import ResultListener
 from vidspec.dataset.formats import MARK
-from vidspec.dataset.job import JobConfig, Outcome
-from vidspec.dataset.rendering import beginning, whole_words
+from vidspec.dataset.job import JobConfig, JobResult
+from vidspec.dataset.rendering import rendered_beginning, whole_words
 from vidspec.dataset.writers import StdoutLines
-from vidspec.display.state import PanelState, Watching
+from vidspec.display.state import ClipStates, PanelState
 from vidspec.errors import UsageError
-from vidspec.escaping import shown
-from vidspec.events.events import Again, Event, Opened, Round
-from vidspec.events.observer import Observer
+from vidspec.escaping import escape_text
+from vidspec.events.events import Event, Opened, Restarted, Round
+from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
-from vidspec.models.detokenizer import before_stop
+from vidspec.models.detokenizer import cut_at_stop
 
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
 
-__all__ = ["Beginnings", "Notifier", "OutcomeLines", "Restarts", "Traces"]
+__all__ = ["OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "TraceCollector"]
 
 #: Seconds between notes of progress where there is no terminal to show a bar.
 USUAL = 60.0
 
 
-class OutcomeLines(Listener):
+class OutcomeLines(ResultListener):
     """A line on standard error for each outcome; only for failures if ``quiet``, and further ones if ``verbose``."""
 
     def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
         self.several, self.quiet, self.debug, self.verbose = several, quiet, debug, verbose
 
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+    def result(self, outcome: JobResult, tally: Tally) -> None:
         if outcome.error is not None:
-            failure(outcome.caption, outcome.error, debug=self.debug)
+            print_failure(outcome.caption, outcome.error, debug=self.debug)
         elif not self.quiet:
             job = outcome.job
             question = outcome.caption.question
             kind = question["kind"] if question else "segment"
             part = f" {kind} {job.segment + 1}/{job.segments}" if job.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
-            note(place + summary(outcome.caption, verbose=self.verbose))
+            print_note(place + summary(outcome.caption, verbose=self.verbose))
             if self.verbose:
-                note(where_time_went(outcome.caption))
+                print_note(timing_summary(outcome.caption))
 
 
-class Restarts(Watching):
+class RestartNotes(ClipStates):
     """A line on standard error when a clip is captioned again, which costs time that no other line explains."""
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class Restarts(Watching):
 
     def event(self, number: int, event: Event) -> None:
         super().event(number, event)
-        if isinstance(event, Again):
-            note(f"note: {self.states[number].path}: {event.why}; the clip is done again")
+        if isinstance(event, Restarted):
+            print_note(f"note: {self.states[number].path}: {event.why}; the clip is done again")
 
     def end(self, number: int, caption: Caption) -> None:
         self.states.pop(number, None)
@@ -79,7 +79,7 @@ class Restarts(Watching):
         return None if state is None or state.prefilled else f"{state.path}: {state.stage}".removeprefix(": ")
 
 
-class Beginnings(Observer):
+class StreamedText(RunObserver):
     """Writes the caption of a run's one clip while it is generated, by whole words; its record brings the rest.
 
     Args:
@@ -95,20 +95,20 @@ class Beginnings(Observer):
     def event(self, number: int, event: Event) -> None:
         if isinstance(event, Opened):
             self._mark = MARK if event.demo and not self._config.models_named else ""
-        elif isinstance(event, Again):
+        elif isinstance(event, Restarted):
             self._text = ""
         elif isinstance(event, Round):
             self._text += "".join(event.texts)
-            if words := whole_words(before_stop(self._text, self._stop, unfinished=True)):
-                text = beginning(words, self._config.template, single_line=self._config.single_line)
-                self._lines.begin(shown(self._mark + text))
+            if words := whole_words(cut_at_stop(self._text, self._stop, unfinished=True)):
+                text = rendered_beginning(words, self._config.template, single_line=self._config.single_line)
+                self._lines.begin(escape_text(self._mark + text))
 
     def end(self, number: int, caption: Caption) -> None:
         if caption.caption is None:
             self._lines.abandon()
 
 
-class Notifier(Listener):
+class ProgressNotes(ResultListener):
     """A line of progress every so many clips or seconds.
 
     Args:
@@ -124,27 +124,27 @@ class Notifier(Listener):
         self.clips: int | None = None
         self.seconds: float | None = USUAL if several and not quiet else None
         if every is not None:
-            self.clips, self.seconds = every_of(every)
+            self.clips, self.seconds = parse_interval(every)
         self._last = time.monotonic()
         self._noted = 0
 
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+    def result(self, outcome: JobResult, tally: Tally) -> None:
         now, done = time.monotonic(), tally.captioned + tally.failed
         by_count = self.clips is not None and done - self._noted >= self.clips
         by_time = self.seconds is not None and now - self._last >= self.seconds
         if by_count or by_time:
             self._last, self._noted = now, done
-            note(progress(tally))
+            print_note(progress(tally))
 
 
-def every_of(text: str) -> tuple[int | None, float | None]:
+def parse_interval(text: str) -> tuple[int | None, float | None]:
     """Clips or seconds, the other None."""
-    from vidspec.dataset.manifests import seconds
+    from vidspec.dataset.manifests import parse_seconds
 
     if re.fullmatch(r"[1-9]\d*", text.strip()):
         return int(text), None
     try:
-        wanted = seconds(text)
+        wanted = parse_seconds(text)
     except ValueError:
         wanted = 0.0
     if wanted <= 0:
@@ -152,7 +152,7 @@ def every_of(text: str) -> tuple[int | None, float | None]:
     return None, wanted
 
 
-class Traces(Listener):
+class TraceCollector(ResultListener):
     """Collects the traces of clips for one file."""
 
     def __init__(self, path: Path) -> None:
@@ -160,7 +160,7 @@ class Traces(Listener):
         self._traces: list[tuple[str, Trace]] = []
         self._ended = False
 
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+    def result(self, outcome: JobResult, tally: Tally) -> None:
         if outcome.caption.trace is not None:
             self._traces.append((outcome.caption.path, outcome.caption.trace))
 
@@ -171,8 +171,8 @@ class Traces(Listener):
         """Write the file, whole or not at all; nothing where nothing was captioned."""
         if not self._traces and not self._ended:
             return
-        from vidspec.dataset.trace_file import joined
+        from vidspec.dataset.trace_file import merge_traces
         from vidspec.events.trace import to_chrome
         from vidspec.files import write_whole
 
-        write_whole(self.path, json.dumps(joined([(path, to_chrome(events)) for path, events in self._traces])))
+        write_whole(self.path, json.dumps(merge_traces([(path, to_chrome(events)) for path, events in self._traces])))

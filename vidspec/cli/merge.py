@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import CsvRaw, Debug, Quiet
-from vidspec.cli.printed import note
+from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption
+from vidspec.cli.printed import print_note
 from vidspec.dataset.formats import Format
 from vidspec.errors import UsageError
 from vidspec.files import check_output, write_whole
@@ -23,13 +23,13 @@ def merge(
         typer.Option("--output", "-o", metavar="FILE", help="File to write or replace; - is standard output."),
     ] = "-",
     form: Annotated[Format, typer.Option("--format", help="Format of the output.")] = "jsonl",
-    csv_raw: CsvRaw = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    csv_raw: CsvRawOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Merge the records of several runs or shards, sorted by path: each clip once, captions preferred to failures."""
-    from vidspec.dataset.merge import kind_of, rendered
-    from vidspec.dataset.merge import merge as merged
+    from vidspec.dataset.merge import kind_of, render_records
+    from vidspec.dataset.merge import merge_records as merged
     from vidspec.dataset.writers import StdoutLines
 
     if form == "parquet":
@@ -37,7 +37,7 @@ def merge(
     if output != "-":
         check_output(Path(output), (), "--output", kind_of(form))
     found = merged(files)
-    content = rendered(found.records, form, raw_csv=csv_raw)
+    content = render_records(found.records, form, raw_csv=csv_raw)
     if output == "-":
         lines = StdoutLines()
         for line in content.removesuffix("\n").split("\n") if content else ():
@@ -47,4 +47,4 @@ def merge(
     if not quiet:
         more = [f"{found.duplicates} in several files"] * bool(found.duplicates)
         more += [f"{found.torn} torn lines left out"] * bool(found.torn)
-        note("; ".join([f"{len(found.records)} records, {found.failed} failed", *more]))
+        print_note("; ".join([f"{len(found.records)} records, {found.failed} failed", *more]))

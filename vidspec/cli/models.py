@@ -15,7 +15,7 @@ from vidspec.cli.printed import facts_table, print_json, print_rows
 from vidspec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from vidspec.models.known_pairs import KnownModel, Load, Memory, Pair
+    from vidspec.models.known_pairs import KnownModel, MemoryWorkload, ModelPair, PairMemory
 
 __all__ = ["models"]
 
@@ -68,19 +68,21 @@ def models(
 
     Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
     """
-    from vidspec.models.known_pairs import Load
+    from vidspec.models.known_pairs import MemoryWorkload
 
     found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if not found:
         raise UsageError(f"--size {size}: is not a size", hint="width x height in pixels, such as 1280x720")
-    load = Load(frames, (int(found[2]), int(found[1])), max_new_tokens, dtype or "auto")
+    load = MemoryWorkload(frames, (int(found[2]), int(found[1])), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb in ("use", "get"):
         from vidspec.cli import choosing
 
         if none and verb == "get":
             raise UsageError("models get: takes no --none", hint="vidspec models use --none")
-        return choosing.get(names, draft) if verb == "get" else choosing.use(names, draft, none=none)
+        return (
+            choosing.download_models(names, draft) if verb == "get" else choosing.choose_models(names, draft, none=none)
+        )
     if none or names:
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: is not known here", hint="vidspec models [use|get] NAME")
@@ -100,7 +102,7 @@ def models(
 
 
 def _checkpoint(
-    name: str, draft: str | None, load: Load, weights: Literal["int8", "int4"] | None, form: TextOrJson
+    name: str, draft: str | None, load: MemoryWorkload, weights: Literal["int8", "int4"] | None, form: TextOrJson
 ) -> int:
     """Print what is known of one checkpoint; returns the exit code."""
     from vidspec.cli.checkpoint import inspect
@@ -123,7 +125,7 @@ def _checkpoint(
     return 3 if refused or not found.fits else 0
 
 
-def _published(name: str, rows: list[Row], form: TextOrJson) -> int:
+def _published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
     """Print the published pairs of a model whose config cannot be had now; returns the exit code."""
     fits = [row.fits for row in rows]
     if form == "json":
@@ -135,13 +137,13 @@ def _published(name: str, rows: list[Row], form: TextOrJson) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class PairRow:
     """A published pair. ``cached`` models are in the cache; ``fits`` is None where the pair's size is not known;
     ``chosen`` is the user's config's."""
 
-    pair: Pair
+    pair: ModelPair
     tokens: int
-    needed: Memory
+    needed: PairMemory
     cached: frozenset[str]
     fits: bool | None
     chosen: bool = False
@@ -187,22 +189,22 @@ class Row:
         )
 
 
-def _rows(load: Load) -> Iterator[Row]:
+def _rows(load: MemoryWorkload) -> Iterator[PairRow]:
     from vidspec.cli.doctor import device_memory, has_gpu, model_cache
     from vidspec.config.user_config import read_config
     from vidspec.models import known_pairs
 
     free, keys = device_memory(), read_config().keys
     target, draft = keys.get("models.target"), keys.get("models.draft")
-    draft = known_pairs.draft_of(str(target)) if draft is None else draft
-    advised = known_pairs.recommended(load, free, smallest=not has_gpu()) if free else None
+    draft = known_pairs.listed_draft(str(target)) if draft is None else draft
+    advised = known_pairs.recommended_pair(load, free, smallest=not has_gpu()) if free else None
     cached = frozenset(name for name, whole in known_pairs.cached_models(model_cache()).items() if whole)
-    for pair in known_pairs.known():
-        needed = known_pairs.memory(pair, load)
+    for pair in known_pairs.known_pairs():
+        needed = known_pairs.pair_memory(pair, load)
         tokens = known_pairs.visual_tokens(pair.target.family, load.frames, load.size)
         fits = None if free is None or needed.total is None else needed.total <= free
         chosen = (pair.target.name, pair.draft and pair.draft.name) == (target, draft)
-        yield Row(pair, tokens, needed, cached, fits, chosen, pair is advised)
+        yield PairRow(pair, tokens, needed, cached, fits, chosen, pair is advised)
 
 
 def _gib(count: int | None) -> str:
@@ -214,7 +216,7 @@ ROOMY = 166
 HEADINGS = ("target", "draft", "visual tokens", "GiB", "licences", "cached", "remarks", "fits")
 
 
-def _choice(found: list[Row]) -> Iterator[str]:
+def _choice(found: list[PairRow]) -> Iterator[str]:
     """What captions come from where no models are named, and what is recommended."""
     from vidspec.config.user_config import read_config
 
@@ -225,7 +227,7 @@ def _choice(found: list[Row]) -> Iterator[str]:
     yield from (f"recommended here: vidspec models use {row.pair.target.name}" for row in found if row.recommended)
 
 
-def _print_pairs(found: list[Row], title: str) -> None:
+def _print_pairs(found: list[PairRow], title: str) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table

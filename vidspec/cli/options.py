@@ -16,7 +16,7 @@ from vidspec.config.bounds import THREADS
 from vidspec.dataset.formats import FORMATS
 
 if TYPE_CHECKING:
-    from vidspec.bench.loaded import Source
+    from vidspec.bench.loaded import ModelSource
 
 R = TypeVar("R")
 
@@ -62,10 +62,10 @@ def format_names(incomplete: str) -> list[str]:
 
 def target_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: published targets and the draft that each takes by default."""
-    from vidspec.models.known_pairs import draft_of, known
+    from vidspec.models.known_pairs import known_pairs, listed_draft
 
-    names = dict.fromkeys(pair.target.name for pair in known())
-    return _completed(incomplete, ((name, f"draft: {draft_of(name) or 'itself'}") for name in names))
+    names = dict.fromkeys(pair.target.name for pair in known_pairs())
+    return _completed(incomplete, ((name, f"draft: {listed_draft(name) or 'itself'}") for name in names))
 
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
@@ -79,7 +79,7 @@ def _completed(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tupl
     return [choice for choice in choices if choice[0].startswith(incomplete)]
 
 
-def flattened(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+def flatten_options(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorator: the fields of a command's parameters that are dataclasses become options of the command.
 
     Args:
@@ -111,7 +111,7 @@ def flattened(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     return decorated
 
 
-Profile: TypeAlias = Annotated[
+ProfileOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--profile",
@@ -124,13 +124,13 @@ Profile: TypeAlias = Annotated[
         autocompletion=profile_names,
     ),
 ]
-Settings: TypeAlias = Annotated[
+SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the profile: --set prune.alpha=0.8."),
 ]
-Quiet: TypeAlias = Annotated[bool, _output("--quiet", help="Report failures only.")]
-Debug: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]
-CsvRaw: TypeAlias = Annotated[
+QuietOption: TypeAlias = Annotated[bool, _output("--quiet", help="Report failures only.")]
+DebugOption: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]
+CsvRawOption: TypeAlias = Annotated[
     bool, _output("--csv-raw", help="Write CSV cells unchanged, even those that a spreadsheet may run as formulas.")
 ]
 
@@ -157,7 +157,7 @@ def _help_all(context: typer.Context, wanted: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class CaptionArguments:
     """The options of ``vidspec caption`` with their defaults; ``vidspec ask`` takes some of them."""
 
     paths: Annotated[
@@ -169,8 +169,8 @@ class Request:
             show_default=False,
         ),
     ] = None
-    profile: Profile = None
-    settings: Settings = None
+    profile: ProfileOption = None
+    settings: SetOption = None
 
     from_file: Annotated[
         list[str] | None,
@@ -311,7 +311,7 @@ class Request:
             autocompletion=format_names,
         ),
     ] = None
-    csv_raw: CsvRaw = False
+    csv_raw: CsvRawOption = False
     output: Annotated[
         str | None,
         _output(
@@ -340,7 +340,7 @@ class Request:
     notify_every: Annotated[
         str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
     ] = None
-    quiet: Quiet = False
+    quiet: QuietOption = False
     verbose: Annotated[bool, _output("--verbose", "-v", help="Also report what is loaded and where the time goes.")] = (
         False
     )
@@ -392,7 +392,7 @@ class Request:
             help="Write a page that shows what the draft saw, which model wrote each token and where the time went.",
         ),
     ] = None
-    debug: Debug = False
+    debug: DebugOption = False
     help_all: Annotated[
         bool,
         typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options and exit."),
@@ -416,8 +416,8 @@ class ModelOptions:
     )
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """The models as ``vidspec.bench`` takes them."""
-        from vidspec.bench.loaded import Source
+        from vidspec.bench.loaded import ModelSource
 
-        return Source(self.pair, self.target, self.draft, self.device, self.dtype, self.weights)
+        return ModelSource(self.pair, self.target, self.draft, self.device, self.dtype, self.weights)

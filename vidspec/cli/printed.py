@@ -9,30 +9,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from vidspec.escaping import one_line
-from vidspec.events.wrapping import columns, wrapped
+from vidspec.events.wrapping import terminal_columns, wrap_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Form", "complain", "facts_table", "note", "print_csv", "print_facts", "print_json", "print_rows"]
+__all__ = [
+    "TableFormat",
+    "facts_table",
+    "print_csv",
+    "print_error",
+    "print_facts",
+    "print_json",
+    "print_note",
+    "print_rows",
+]
 
 #: How a report is written.
-Form: TypeAlias = Literal["text", "json", "csv", "markdown"]
+TableFormat: TypeAlias = Literal["text", "json", "csv", "markdown"]
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """``error: message`` on standard error, on one line."""
-    note(f"error: {' '.join(message.split())}")
+    print_note(f"error: {' '.join(message.split())}")
 
 
-def note(line: str) -> None:
+def print_note(line: str) -> None:
     """Print one line on standard error, with control characters of names and messages escaped.
 
     A terminal shows it broken between words, unless it is indented, as a command to be copied is.
     """
     text = one_line(line)
     if sys.stderr.isatty() and not line.startswith(" "):
-        text = wrapped(text, columns(sys.stderr))
+        text = wrap_text(text, terminal_columns(sys.stderr))
     print(text, file=sys.stderr, flush=True)
 
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import ModelOptions, flattened
-from vidspec.cli.printed import Form, note, print_csv, print_json, print_rows
+from vidspec.cli.options import ModelOptions, flatten_options
+from vidspec.cli.printed import TableFormat, print_csv, print_json, print_note, print_rows
 
 if TYPE_CHECKING:
-    from vidspec.bench.profiled import Report
+    from vidspec.bench.profiled import ProfileReport
 
 __all__ = ["profile"]
 
 
-@flattened()
+@flatten_options()
 def profile(
     clip: Annotated[Path, typer.Argument(metavar="CLIP", help="A video file.")],
     *,
@@ -34,7 +34,7 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every profile; the median run is shown.")] = 3,
     no_passes: Annotated[bool, typer.Option("--no-passes", help="Do not time single passes.")] = False,
     form: Annotated[
-        Form, typer.Option("--format", help="json: everything; csv: parts in seconds; text, markdown: tables.")
+        TableFormat, typer.Option("--format", help="json: everything; csv: parts in seconds; text, markdown: tables.")
     ] = "text",
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the tables as SVG.")] = None,
 ) -> None:
@@ -45,25 +45,25 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.cli.request import parsed_settings
+    from vidspec.cli.request import parse_settings
 
-    overrides = parsed_settings(settings, "video.frames=16")
+    overrides = parse_settings(settings, "video.frames=16")
     if svg is not None:
         from vidspec.files import PICTURE, check_output
 
         check_output(svg, [str(clip)], "--svg", PICTURE)
-    from vidspec.bench.loaded import names_of
+    from vidspec.bench.loaded import profile_labels
     from vidspec.bench.profiled import profile_clip
 
     report = profile_clip(
         clip,
-        names_of(profiles),
+        profile_labels(profiles),
         models.source,
         overrides=overrides,
         repeats=repeats,
         passes=not no_passes,
         threads=models.threads,
-        say=note,
+        say=print_note,
     )
     if svg is not None:
         from vidspec.bench import profile_view
@@ -73,7 +73,7 @@ def profile(
     _print(report, form)
 
 
-def _print(report: Report, form: Form) -> None:
+def _print(report: ProfileReport, form: TableFormat) -> None:
     from rich.console import Console
 
     from vidspec.bench import profile_view
@@ -86,6 +86,6 @@ def _print(report: Report, form: Form) -> None:
     elif form == "csv":
         print_csv(profile_view.CSV_COLUMNS, profile_view.csv_rows(report))
     elif console.is_terminal:
-        console.print(profile_view.drawn(report, ascii_only=not console.encoding.lower().startswith("utf")))
+        console.print(profile_view.render_terminal(report, ascii_only=not console.encoding.lower().startswith("utf")))
     else:
         print_rows(profile_view.csv_rows(report))

@@ -6,26 +6,26 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from vidspec.cli.printed import complain
+from vidspec.cli.printed import print_error
 from vidspec.errors import VidspecError
-from vidspec.escaping import shown
+from vidspec.escaping import escape_text
 from vidspec.events.record import Caption
-from vidspec.events.tally import Tally, duration
+from vidspec.events.tally import Tally, format_duration
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
-    from vidspec.dataset.inputs import Found
+    from vidspec.dataset.inputs import InputListing
 
-__all__ = ["failure", "left_out", "loaded", "progress", "summary", "totals", "where_time_went"]
+__all__ = ["left_out", "loaded_summary", "print_failure", "progress", "summary", "timing_summary", "totals"]
 
 
-def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
+def print_failure(caption: Caption, error: Exception, *, debug: bool) -> None:
     """Print one line for a failed clip, and its traceback too if it is a bug or ``debug`` is set."""
     if debug or not isinstance(error, VidspecError):
-        print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        print(escape_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     message = caption.error["message"] if caption.error else str(error)
     prefix = f"{' '.join(caption.path.split())}: "  # blanks of a message became one each
-    complain(prefix + message.removeprefix(prefix))
+    print_error(prefix + message.removeprefix(prefix))
 
 
 def summary(caption: Caption, *, verbose: bool = False) -> str:
@@ -60,7 +60,7 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
     return f"{caption.path}: " + "; ".join(facts)
 
 
-def loaded(captioner: Captioner, seconds: float) -> list[str]:
+def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
     """How a captioner runs: one line for each model and one for the rest."""
     import torch
 
@@ -78,7 +78,7 @@ def loaded(captioner: Captioner, seconds: float) -> list[str]:
     return lines
 
 
-def where_time_went(caption: Caption) -> str:
+def timing_summary(caption: Caption) -> str:
     """The decoder and the times of a captioned clip on one line, the longest first."""
     whole = ("time_to_first_token", "decode", "end_to_end")
     times = sorted(((s, kind) for kind, s in caption.timings.items() if kind not in whole), reverse=True)
@@ -93,11 +93,11 @@ def progress(tally: Tally) -> str:
     """How far a run is, on one line."""
     parts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed", *_rates(tally)]
     if tally.eta is not None:
-        parts.append(f"{duration(tally.eta)} left")
+        parts.append(f"{format_duration(tally.eta)} left")
     return "; ".join(parts)
 
 
-def totals(tally: Tally, found: Found) -> str:
+def totals(tally: Tally, found: InputListing) -> str:
     """The results of a run, on one line."""
     parts = [f"{tally.total} clips: {tally.captioned} captioned, {tally.failed} failed"]
     if tally.kinds:
@@ -115,11 +115,11 @@ def totals(tally: Tally, found: Found) -> str:
     if others := left_out(found):
         parts.append(f"left out: {others}")
     if tally.captioned + tally.failed:
-        parts += [duration(tally.seconds), *_rates(tally)]
+        parts += [format_duration(tally.seconds), *_rates(tally)]
     return "; ".join(parts)
 
 
-def left_out(found: Found) -> str:
+def left_out(found: InputListing) -> str:
     """How many inputs were left out and why, or an empty string."""
     counts = {"duplicates": found.duplicates, "not video": found.not_video, "excluded": found.excluded}
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)

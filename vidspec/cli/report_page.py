@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vidspec.cli.options import Debug, Quiet
-from vidspec.cli.printed import note
+from vidspec.cli.options import DebugOption, QuietOption
+from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 
 __all__ = ["report"]
@@ -27,8 +27,8 @@ def report(
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Trace of the same run, from `caption --trace`."),
     ] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
 ) -> int:
     """Write one page about finished runs: captions, counters and speeds; many clips get a searchable, sortable table.
 
@@ -50,7 +50,7 @@ def report(
                 shared = [one for one in found if one.left and one.right]
                 differ = sum(one.state == "differs" for one in shared)
                 alone = len(found) - len(shared)
-                note(f"{output}: {len(shared)} records of both runs, {differ} of them differ; {alone} of one run")
+                print_note(f"{output}: {len(shared)} records of both runs, {differ} of them differ; {alone} of one run")
             return 0
     records = _records(sources)
     if not records:
@@ -58,8 +58,8 @@ def report(
     errors = write_finished(output, records, traces, ", ".join(str(source) for source in sources))
     if not quiet:
         for error in errors:
-            note(f"note: {error}")
-        note(f"{output}: {len(records)} records, {sum(one.get('error') is not None for one in records)} failed")
+            print_note(f"note: {error}")
+        print_note(f"{output}: {len(records)} records, {sum(one.get('error') is not None for one in records)} failed")
     return 0
 
 
@@ -69,7 +69,7 @@ def _records(sources: list[Path]) -> list[dict[str, Any]]:
     Raises:
         UsageError: a file that was named holds something else.
     """
-    from vidspec.dataset.merge import merge
+    from vidspec.dataset.merge import merge_records
 
     lines, whole = [], []
     for source in sources:
@@ -79,7 +79,7 @@ def _records(sources: list[Path]) -> list[dict[str, Any]]:
                 whole += records
             elif source is file or file.suffix == ".jsonl":
                 lines.append(file)
-    merged = merge(lines).records
+    merged = merge_records(lines).records
     known = {_captioning(record) for record in merged}  # the journal beside a clip's own file has its record too
     return [*merged, *(record for record in whole if _captioning(record) not in known)]
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
-from vidspec.cli.options import Request
+from vidspec.cli.options import CaptionArguments
 from vidspec.config.bounds import LONGEST_PROMPT, MANY
 from vidspec.dataset.rendering import check_template
 from vidspec.errors import UsageError
@@ -17,13 +17,21 @@ from vidspec.files import read_whole
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
-    from vidspec.config.user_config import Defaults
+    from vidspec.config.user_config import UserConfig
     from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.formats import Format
-    from vidspec.dataset.inputs import Sources
+    from vidspec.dataset.inputs import InputSources
     from vidspec.dataset.job import JobConfig
 
-__all__ = ["check", "forms_of", "how_of", "overrides_of", "parsed_settings", "part_of", "sources_of"]
+__all__ = [
+    "check_arguments",
+    "clip_range",
+    "input_sources",
+    "job_config",
+    "output_formats",
+    "parse_settings",
+    "profile_overrides",
+]
 
 #: Options that are keys of the profile, by section.
 KEYS = {
@@ -44,7 +52,7 @@ EXCLUSIVE = (
 )
 
 
-def check(request: Request) -> None:
+def check_arguments(request: CaptionArguments) -> None:
     """Refuse options that exclude each other, before anything is read.
 
     Raises:
@@ -79,7 +87,7 @@ def check(request: Request) -> None:
                 raise UsageError(f"--{option} needs a single captioner", hint="leave out --replicas and --engine")
 
 
-def fetch_limits_of(request: Request) -> FetchLimits:
+def fetch_limits_of(request: CaptionArguments) -> FetchLimits:
     """The limits of clips that are no local files, and what rows of shards may name.
 
     Raises:
@@ -105,15 +113,15 @@ def _bytes_of(text: str, option: str) -> int:
     return size
 
 
-def part_of(request: Request) -> tuple[float | None, float | None]:
+def clip_range(request: CaptionArguments) -> tuple[float | None, float | None]:
     """``--start`` and ``--end`` in seconds.
 
     Raises:
         UsageError: one of them is no time, or they are the wrong way round.
     """
-    from vidspec.dataset.manifests import moment
+    from vidspec.dataset.manifests import parse_time
 
-    start, end = moment(request.start, "--start"), moment(request.end, "--end")
+    start, end = parse_time(request.start, "--start"), parse_time(request.end, "--end")
     if end is not None and end <= (start or 0.0):
         raise UsageError(f"--end {request.end}: must be after --start {request.start or 0}")
     return start, end
@@ -128,13 +136,13 @@ def _batch(text: str) -> int | None:
     return int(text)
 
 
-def sources_of(request: Request) -> Sources:
+def input_sources(request: CaptionArguments) -> InputSources:
     """The places to look for clips.
 
     Raises:
         UsageError: none are named.
     """
-    from vidspec.dataset.inputs import Sources
+    from vidspec.dataset.inputs import InputSources
 
     paths, lists, manifests = (tuple(one or ()) for one in (request.paths, request.from_file, request.manifest))
     if not (paths or lists or manifests):
@@ -144,10 +152,10 @@ def sources_of(request: Request) -> Sources:
         words = request.extensions.replace(",", " ").split()
         extensions = frozenset(() if words == ["any"] else (word.lower().lstrip("*.") for word in words))
     globs = tuple(request.include or ()), tuple(request.exclude or ())
-    return Sources(paths, lists, manifests, *globs, extensions, request.include_images)
+    return InputSources(paths, lists, manifests, *globs, extensions, request.include_images)
 
 
-def overrides_of(request: Request) -> dict[str, object]:
+def profile_overrides(request: CaptionArguments) -> dict[str, object]:
     """Options and ``--set`` as dotted keys.
 
     Raises:
@@ -162,21 +170,21 @@ def overrides_of(request: Request) -> dict[str, object]:
     prompt = _prompt(request)
     if prompt is not None:
         overrides["generate.prompt"] = prompt
-    return overrides | parsed_settings(request.settings, "prune.alpha=0.8", overrides)
+    return overrides | parse_settings(request.settings, "prune.alpha=0.8", overrides)
 
 
-def parsed_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:
+def parse_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:
     """``--set KEY=VALUE`` as dotted keys with their text; none of ``overrides`` may be set again.
 
     Raises:
         UsageError: one is not KEY=VALUE, or sets a key twice.
     """
-    from vidspec.config.profiles import setting
+    from vidspec.config.profiles import parse_setting
 
     parsed: dict[str, object] = {}
     for given in settings or ():
         try:
-            key, value = setting(given)
+            key, value = parse_setting(given)
         except ValueError:
             raise UsageError(f"--set {given}: must be KEY=VALUE, such as {example}") from None
         if key in parsed or key in overrides:
@@ -185,7 +193,7 @@ def parsed_settings(settings: Sequence[str] | None, example: str, overrides: Col
     return parsed
 
 
-def _prompt(request: Request) -> str | None:
+def _prompt(request: CaptionArguments) -> str | None:
     if request.style is not None:
         from vidspec.config.prompts import style
 
@@ -202,7 +210,7 @@ def _prompt(request: Request) -> str | None:
     return text
 
 
-def forms_of(request: Request, defaults: Defaults) -> tuple[Format, ...]:
+def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[Format, ...]:
     """The formats: from the option, the suffix of the one output file, the config, Parquet of shards, or text.
 
     Raises:
@@ -241,14 +249,14 @@ def _check_av() -> None:
         raise UsageError(f"PyAV {found} is too old to read videos with", hint="pip install 'av>=15'")
 
 
-def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
+def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobConfig:
     """How every clip is done.
 
     Raises:
         UsageError: a wrong --segment, a package that is missing, or --verify where correct captions differ from plain
             decoding's.
     """
-    from vidspec.dataset.job import JobConfig, Questions
+    from vidspec.dataset.job import JobConfig, JobQuestions
     from vidspec.dataset.segments import parse_segment
 
     if request.verify and not profile.token_for_token:
@@ -274,7 +282,7 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
     return JobConfig(
         video=video,
         prompt=profile.generate.prompt,
-        questions=Questions(tuple(several), bool(request.turn)) if several else None,
+        questions=JobQuestions(tuple(several), bool(request.turn)) if several else None,
         segment=parse_segment(request.segment),
         context=request.context,
         baseline=measured,
@@ -290,6 +298,6 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
     )
 
 
-def parameters(request: Request) -> Mapping[str, object]:
+def logged_arguments(request: CaptionArguments) -> Mapping[str, object]:
     """The options as plain values, for the log."""
     return {key: value for key, value in vars(request).items() if value not in (None, False)}

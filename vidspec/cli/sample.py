@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import Debug
+from vidspec.cli.options import DebugOption
 from vidspec.errors import UsageError
 
 __all__ = ["sample"]
@@ -15,7 +15,7 @@ __all__ = ["sample"]
 
 def sample(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to copy the clips and truth.json to.")],
-    debug: Debug = False,
+    debug: DebugOption = False,
 ) -> None:
     """Copy the four sample clips (mp4) with their truth.json, and print their paths."""
     from vidspec.embedded.samples import copy

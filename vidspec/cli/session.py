@@ -7,19 +7,19 @@ from contextlib import ExitStack, closing, contextmanager, redirect_stdout, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-from vidspec.cli.interrupts import Terminated, stoppable
+from vidspec.cli.interrupts import Terminated, defer_interrupt
 from vidspec.cli.options import AnswerFormat
-from vidspec.cli.printed import complain, note
-from vidspec.cli.report import failure, summary
-from vidspec.cli.start import status
+from vidspec.cli.printed import print_error, print_note
+from vidspec.cli.report import print_failure, summary
+from vidspec.cli.start import stage_status
 from vidspec.config.bounds import LONGEST_PROMPT
-from vidspec.dataset.formats import MARK, line
-from vidspec.dataset.records import lean
+from vidspec.dataset.formats import MARK, record_line
+from vidspec.dataset.records import lean_record
 from vidspec.errors import OutputError, UsageError, VidspecError
-from vidspec.escaping import json_text, shown
+from vidspec.escaping import escape_text, json_text
 from vidspec.events.events import Event, Finished, Opened, Round
-from vidspec.events.record import Caption, failed
-from vidspec.events.wrapping import WordWrap, columns
+from vidspec.events.record import Caption, failed_caption
+from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import check_output, write_whole
 from vidspec.registry import nearest
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.dialogue import Dialogue
     from vidspec.display.pages.report import ReportFile
 
-__all__ = ["HELP", "Session", "page_of", "prompted"]
+__all__ = ["HELP", "DialogueSession", "dialogue_page", "terminal_prompt"]
 
 #: What a line may begin with that is no question.
 COMMANDS = ("/again", "/save", "/quit", "/exit")
@@ -38,7 +38,7 @@ HELP = "/again repeats the last question, /save FILE saves the dialogue, /quit e
 
 
 @contextmanager
-def page_of(file: Path | None, profile: Profile) -> Iterator[ReportFile | None]:
+def dialogue_page(file: Path | None, profile: Profile) -> Iterator[ReportFile | None]:
     """The page that shows the turns, if there is to be one; written in the end, even after an error."""
     if file is None:
         yield None
@@ -54,10 +54,10 @@ def page_of(file: Path | None, profile: Profile) -> Iterator[ReportFile | None]:
     finally:
         page.write()
         for error in page.errors:
-            note(f"error: --report: {error}")
+            print_note(f"error: --report: {error}")
 
 
-def prompted(out: TextIO) -> Callable[[], str]:
+def terminal_prompt(out: TextIO) -> Callable[[], str]:
     """Reads a line from the terminal; with a shell's keys and history where there is ``readline``."""
     with suppress(ImportError):
         import readline  # noqa: F401
@@ -69,7 +69,7 @@ def prompted(out: TextIO) -> Callable[[], str]:
     return read
 
 
-class Session:
+class DialogueSession:
     """One dialogue.
 
     Args:
@@ -114,8 +114,8 @@ class Session:
                     *_, last = self._turn_events(self.dialogue.stream(question))
                     caption = cast(Finished, last).caption
                 except VidspecError as error:
-                    caption, code = failed(self.path, error, profile=self.profile), max(code, error.exit_code)
-                    failure(caption, error, debug=False)
+                    caption, code = failed_caption(self.path, error, profile=self.profile), max(code, error.exit_code)
+                    print_failure(caption, error, debug=False)
                     if self.page is not None:
                         self.page.end(self._turn, caption)
                 answer = self._line(caption, question)
@@ -145,11 +145,11 @@ class Session:
                     self._show(self.dialogue.again(), quiet=quiet)
                 elif word.startswith("/"):
                     meant = nearest(word, COMMANDS)
-                    note(f"there is no {word}; did you mean {meant}?" if meant else HELP)
+                    print_note(f"there is no {word}; did you mean {meant}?" if meant else HELP)
                 elif text:
                     self._show(self.dialogue.stream(text), quiet=quiet)
             except VidspecError as error:
-                complain(str(error))
+                print_error(str(error))
 
     def _turn_events(self, events: Iterator[Event]) -> Generator[Event, None, None]:
         """A turn's events, which the page gets too; a turn that is given up does not appear there."""
@@ -167,9 +167,11 @@ class Session:
     def _show(self, answer: Iterator[Event], *, quiet: bool) -> None:
         """Print an answer while it is generated. Ctrl-C stops it between two rounds, a second one ends the session."""
         begun, caption, events = False, None, self._turn_events(answer)
-        wrap, mark = WordWrap(columns(self.out)), ""
-        with stoppable() as stopped, ExitStack() as waiting:
-            waiting.enter_context(status("prefill" if self.dialogue.exchanges else "vision and prefill", on=not quiet))
+        wrap, mark = WordWrap(terminal_columns(self.out)), ""
+        with defer_interrupt() as stopped, ExitStack() as waiting:
+            waiting.enter_context(
+                stage_status("prefill" if self.dialogue.exchanges else "vision and prefill", on=not quiet)
+            )
             for event in events:
                 if isinstance(event, Opened) and event.demo and not self.models_named:
                     mark = MARK
@@ -178,7 +180,7 @@ class Session:
                     piece = "".join(event.texts)
                     piece = piece if begun else mark + piece.lstrip() if piece.strip() else ""
                     begun = begun or bool(piece)
-                    print(wrap.add(shown(piece)), end="", file=self.out, flush=True)
+                    print(wrap.add(escape_text(piece)), end="", file=self.out, flush=True)
                 elif isinstance(event, Finished):
                     caption = event.caption
                     self._records[caption.question["index"] if caption.question else 0] = caption
@@ -188,17 +190,17 @@ class Session:
                     break
         print(wrap.end(), file=self.out, flush=True)
         if caption is not None and not quiet:
-            note(summary(caption))
+            print_note(summary(caption))
 
     def _line(self, caption: Caption, question: str) -> str:
         record = caption.to_dict()
         if self.form == "json":
             return json_text(record)
         if self.form == "jsonl":
-            kept = lean({**record, "job": {"prompt": question}})
+            kept = lean_record({**record, "job": {"prompt": question}})
             return json_text({key: value for key, value in kept.items() if key != "job"})
         marked = {**record, "caption": caption.caption or "", "job": {"models_named": self.models_named}}
-        return line(marked, "webdataset-txt", several=False) or ""  # on one line, as the caption of a segment is
+        return record_line(marked, "webdataset-txt", several=False) or ""  # on one line, as the caption of a segment is
 
     def _save(self, name: str) -> None:
         """Write the dialogue to a file: records where its name ends in .json or .jsonl, else text.
@@ -221,4 +223,4 @@ class Session:
             lines = [text for one in exchanges for text in (f"? {one.question}", one.answer, "")]
         write_whole(path, "".join(f"{text}\n" for text in lines))
         turns = f"{len(exchanges)} questions" if len(exchanges) > 1 else "1 question"
-        note(f"saved {turns} with answers to {path}, as {'records' if path.suffix in RECORDS else 'text'}")
+        print_note(f"saved {turns} with answers to {path}, as {'records' if path.suffix in RECORDS else 'text'}")

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from vidspec import garbage
-from vidspec.cli.printed import note
-from vidspec.events.tally import duration
+from vidspec.cli.printed import print_note
+from vidspec.events.tally import format_duration
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
 
-__all__ = ["announce", "demo_notes", "require_devices", "status", "telling", "uncollected"]
+__all__ = ["announce", "demo_notes", "report_stage", "require_devices", "stage_status", "uncollected"]
 
 #: Seconds between lines on a stage that lasts, where no terminal shows it.
 EVERY = 10.0
@@ -43,12 +43,12 @@ def announce(profile: Profile, *, here: bool = True) -> bool:
 
     models = profile.models
     if models.pair is not None:
-        note(f"loading the built-in models ({models.pair})")
+        print_note(f"loading the built-in models ({models.pair})")
         return False
-    note(f"loading {' and '.join(profile.named_models)}")
-    wanted = hub.require(profile.named_models) if here else []
+    print_note(f"loading {' and '.join(profile.named_models)}")
+    wanted = hub.require_models(profile.named_models) if here else []
     for name in wanted:
-        note(f"fetching {name} from the hub")
+        print_note(f"fetching {name} from the hub")
     return bool(wanted)
 
 
@@ -63,8 +63,8 @@ def require_devices(profile: Profile) -> None:
     if any(device not in (None, "auto", "cpu") for device in named):
         from vidspec.decoding.workers import places
 
-        places.of_target(profile)
-        places.of_draft(profile)
+        places.target_placement(profile)
+        places.draft_placement(profile)
 
 
 def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:
@@ -94,7 +94,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
 
 
 @contextmanager
-def status(stage: str, *, on: bool = True) -> Iterator[None]:
+def stage_status(stage: str, *, on: bool = True) -> Iterator[None]:
     """The name of a stage and its seconds while it lasts: a spinner, or lines where standard error is no terminal."""
     from rich.console import Console
 
@@ -103,19 +103,19 @@ def status(stage: str, *, on: bool = True) -> Iterator[None]:
         if on and console.is_terminal and not console.is_dumb_terminal:
             stack.enter_context(console.status(f"{stage} ..."))
         elif on:
-            stack.enter_context(telling(lambda: f"{stage}, {duration(time.monotonic() - begun)}"))
+            stack.enter_context(report_stage(lambda: f"{stage}, {format_duration(time.monotonic() - begun)}"))
         yield
 
 
 @contextmanager
-def telling(line: Callable[[], str | None]) -> Iterator[None]:
+def report_stage(line: Callable[[], str | None]) -> Iterator[None]:
     """Every :data:`EVERY` seconds a line on standard error; none where there is None."""
     over = threading.Event()
 
     def tell() -> None:
         while not over.wait(EVERY):
             if text := line():
-                note(text)
+                print_note(text)
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()

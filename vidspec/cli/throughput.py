@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.bench import counts
-from vidspec.cli.options import ModelOptions, flattened
-from vidspec.cli.printed import note, print_facts
+from vidspec.cli.bench import parse_counts
+from vidspec.cli.options import ModelOptions, flatten_options
+from vidspec.cli.printed import print_facts, print_note
 from vidspec.errors import UsageError
 
 __all__ = ["throughput"]
@@ -18,7 +18,7 @@ __all__ = ["throughput"]
 DEFAULT = ("ar", "vanilla-sd", "auto")
 
 
-@flattened()
+@flatten_options()
 def throughput(
     clips: Annotated[list[Path], typer.Argument(metavar="CLIP...", help="Video files and folders.")],
     *,
@@ -56,9 +56,9 @@ def throughput(
     from dataclasses import asdict
 
     from vidspec.bench.interleaved import machine
-    from vidspec.bench.outside import pythons
+    from vidspec.bench.outside import peer_interpreters
     from vidspec.bench.results import RESULTS
-    from vidspec.bench.throughput import BATCHED, Outcome, Throughput, contenders, markdown, measure
+    from vidspec.bench.throughput import BATCHED, Throughput, ThroughputResult, markdown, measure, start_contenders
     from vidspec.files import check_output, write_whole
 
     paths = _clips(tuple(map(str, clips)))
@@ -66,25 +66,25 @@ def throughput(
     for option, names in (("--profile", labels), ("--peer", others)):
         if twice := [name for name in names if names.count(name) > 1]:
             raise UsageError(f"{option} names {twice[0]} twice")
-    outside = pythons([one for one in others if one != BATCHED], ("vllm",), (BATCHED,))
+    outside = peer_interpreters([one for one in others if one != BATCHED], ("vllm",), (BATCHED,))
     peers = [one.partition("=")[0] for one in others]
     if output is not None:
         check_output(output, paths, "--output", RESULTS)
         if output.exists() and not overwrite:
             raise UsageError(f"--output {output}: exists already", hint="name another file, or --overwrite")
     source = models.source
-    sizes = counts(batch, "--batch", "1,4,8,16")
+    sizes = parse_counts(batch, "--batch", "1,4,8,16")
     plan = Throughput(paths, labels, peers, sizes, repeats, source, frames, models.threads, outside)
     facts = machine(source.placement().device) | ({"threads": models.threads} if models.threads else {})
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: ThroughputResult) -> None:
         if output is not None:
             content = {"machine": facts, "settings": asdict(plan), **outcome.to_dict()}
             write_whole(output, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     left: dict[str, str] = {}
-    with contenders(plan, note, left) as workers:
-        outcome = measure(plan, workers, note, keep, left)
+    with start_contenders(plan, print_note, left) as workers:
+        outcome = measure(plan, workers, print_note, keep, left)
     keep(outcome)
     print(markdown(outcome.rows, outcome.left))
     print_facts(facts)
@@ -97,10 +97,10 @@ def _clips(named: tuple[str, ...]) -> list[str]:
     Raises:
         UsageError: one cannot be found, or there are none.
     """
-    from vidspec.dataset.inputs import Sources, collect, leave_out_missing
+    from vidspec.dataset.inputs import InputSources, collect_inputs, drop_missing
 
-    found = collect(Sources(paths=named))
-    leave_out_missing(found, named)
+    found = collect_inputs(InputSources(paths=named))
+    drop_missing(found, named)
     if found.unreadable:
         raise UsageError(found.unreadable[0])
     if not found.entries:

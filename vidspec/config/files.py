@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vidspec.config.yaml_files import mentions, mistake, read_yaml
+from vidspec.config.yaml_files import contains_word, describe_error, read_yaml
 from vidspec.errors import ProfileError
 from vidspec.registry import nearest
 
-__all__ = ["Entry", "Shelf", "named_file", "packaged_folder", "user_folder"]
+__all__ = ["ProfileEntry", "ProfileStore", "named_file", "packaged_folder", "user_folder"]
 
 ENDINGS = (".yaml", ".yml")
 #: Place in its group of a profile that names none: behind those that do, among its like by name.
 LAST = 1000
 
 
-class Entry(NamedTuple):
+class ProfileEntry(NamedTuple):
     """One profile as a file says it: ``source`` is ``user``, ``packaged`` or, of a file named by its path, empty;
     ``error`` is why the file cannot be read."""
 
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
         return str(self.path) if self.name == self.path.stem else f"{self.path}:{self.name}"
 
 
-class _Content(BaseModel):
+class _ProfileFile(BaseModel):
     """The keys of a file that belong to no section; those of the profile itself are in ``model_extra``."""
 
     model_config = ConfigDict(extra="allow")
@@ -56,13 +56,13 @@ class _Content(BaseModel):
     variants: dict[str, dict[str, object]] = {}
 
 
-class Shelf:
+class ProfileStore:
     """The profiles of the user's folder and of the package, and those in files named; reads each file once."""
 
     def __init__(self) -> None:
-        self._read: dict[Path, dict[str, Entry]] = {}
+        self._read: dict[Path, dict[str, ProfileEntry]] = {}
 
-    def chain(self, profile: str | Entry) -> list[Entry]:
+    def chain(self, profile: str | ProfileEntry) -> list[ProfileEntry]:
         """A profile and, before it, all that it is based on, the lowest first.
 
         Raises:
@@ -79,7 +79,7 @@ class Shelf:
             raise lowest.error
         return chain
 
-    def all(self, word: str = "", of: Entry | None = None) -> dict[str, Entry]:
+    def all(self, word: str = "", of: ProfileEntry | None = None) -> dict[str, ProfileEntry]:
         """Every profile that can be named, by name.
 
         Args:
@@ -87,11 +87,11 @@ class Shelf:
             of: the profile whose base may be one of them. It is none itself, so that one that hides another may be
                 based on that; a packaged one is based on packaged ones.
         """
-        found: dict[str, Entry] = {}
+        found: dict[str, ProfileEntry] = {}
         for source, all_files in self._files.items():
             if of is None or of.source in ("", "user", source):
                 files = [file for file in all_files if file.stem == word]
-                files = files or [file for file in all_files if mentions(file, word)]
+                files = files or [file for file in all_files if contains_word(file, word)]
                 entries = [entry for file in files for entry in self._in(file, source).values() if entry is not of]
                 for entry in sorted(entries, key=lambda one: one.name != one.path.stem):
                     found.setdefault(entry.name, entry)
@@ -106,7 +106,7 @@ class Shelf:
             for source, folder in folders.items()
         }
 
-    def _find(self, name_or_path: str, of: Entry | None = None) -> Entry:
+    def _find(self, name_or_path: str, of: ProfileEntry | None = None) -> ProfileEntry:
         """A profile, or the base of one: files are found from beside its own, and names in that first."""
         key, hint = ("base: ", f"set by {of.origin}") if of else ("", "`vidspec profiles` lists them")
         if (file := named_file(name_or_path)) is not None:
@@ -125,10 +125,10 @@ class Shelf:
             raise ProfileError(f"{key}no profile is called {name!r}{meant}", hint=hint)
         return held[name]
 
-    def _in(self, path: Path, source: str) -> dict[str, Entry]:
+    def _in(self, path: Path, source: str) -> dict[str, ProfileEntry]:
         """The profiles that a file holds, by name."""
         if path not in self._read:
-            held: dict[str, Entry] = {}
+            held: dict[str, ProfileEntry] = {}
             try:
                 data = read_yaml(path, ProfileError)
                 if not isinstance(data, dict):
@@ -138,7 +138,7 @@ class Shelf:
                         raise ProfileError(f"{path}: two profiles are called {entry.name!r}")
                     held[entry.name] = entry
             except ProfileError as error:
-                held = {path.stem: Entry(path.stem, path, source, error=error)}
+                held = {path.stem: ProfileEntry(path.stem, path, source, error=error)}
             self._read[path] = held
         return self._read[path]
 
@@ -167,17 +167,17 @@ def named_file(text: str) -> tuple[Path, str] | None:
     return None
 
 
-def _entries(name: str, path: Path, source: str, data: Mapping[str, object]) -> Iterator[Entry]:
+def _entries(name: str, path: Path, source: str, data: Mapping[str, object]) -> Iterator[ProfileEntry]:
     """A profile, its aliases, and its variants, which are based on it unless they name another base."""
-    origin = Entry(name, path, source).origin
+    origin = ProfileEntry(name, path, source).origin
     try:
-        content = _Content.model_validate({str(key): value for key, value in data.items()})
+        content = _ProfileFile.model_validate({str(key): value for key, value in data.items()})
     except ValidationError as error:
-        raise ProfileError(mistake(error)[1], hint=f"set by {origin}") from None
+        raise ProfileError(describe_error(error)[1], hint=f"set by {origin}") from None
     keys = content.model_extra or {}
-    yield Entry(name, path, source, content.base, content.group, content.rank, keys)
+    yield ProfileEntry(name, path, source, content.base, content.group, content.rank, keys)
     for alias in content.aliases:
         about = f"The same as {name}: {keys.get('about') or ''}".rstrip(": ")
-        yield Entry(alias, path, source, name, content.group, content.rank, {"about": about})
+        yield ProfileEntry(alias, path, source, name, content.group, content.rank, {"about": about})
     for variant, own in content.variants.items():
         yield from _entries(variant, path, source, {"base": name, **own})

@@ -37,7 +37,7 @@ def parse(label: str) -> tuple[str, dict[str, str]]:
         raise UsageError(f"{label}: names no profile", hint=_SUCH_AS)
     for setting in parts[cut:]:
         try:
-            key, value = profiles.setting(setting)
+            key, value = profiles.parse_setting(setting)
         except ValueError:
             raise UsageError(f"{label}: {setting or 'nothing'} is not KEY=VALUE", hint=_SUCH_AS) from None
         if key in overrides:

@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from vidspec.config.files import LAST, Entry, Shelf, named_file
+from vidspec.config.files import LAST, ProfileEntry, ProfileStore, named_file
 from vidspec.config.schema import Profile
-from vidspec.config.yaml_files import mistake
+from vidspec.config.yaml_files import describe_error
 from vidspec.errors import ProfileError
 from vidspec.escaping import one_line
 from vidspec.registry import drafters, lossy, nearest, pruners, rules
@@ -29,17 +29,17 @@ __all__ = [
     "Profile",
     "ProfileInfo",
     "available",
-    "dotted",
     "exists",
     "file_layers",
+    "flatten_keys",
     "from_env",
     "from_flags",
-    "lay",
+    "group_equal_profiles",
     "load",
+    "merge_layers",
     "override",
     "parse",
-    "same",
-    "setting",
+    "parse_setting",
     "unknown",
 ]
 
@@ -77,7 +77,7 @@ class ProfileInfo(NamedTuple):
 
 def available() -> list[ProfileInfo]:
     """All profiles that can be named, those to begin with first. One that cannot be read is listed and says so."""
-    shelf, found = Shelf(), []
+    shelf, found = ProfileStore(), []
     for name, entry in shelf.all().items():
         about, kind = str(entry.keys.get("about") or ""), "exact"
         try:
@@ -99,7 +99,7 @@ def exists(name: str) -> bool:
     """Whether a profile, by name or file, is there; it need not be right."""
     if (file := named_file(name)) is not None:
         return file[0].is_file()
-    return name in Shelf().all()
+    return name in ProfileStore().all()
 
 
 def _kind(keys: Mapping[str, object]) -> str:
@@ -129,12 +129,12 @@ def load(
         ProfileError: it cannot be found or read, has an unknown key, a wrong value or an impossible combination.
     """
     layers = (layer for _, layer in file_layers(name_or_path))
-    return lay(*layers, from_env(os.environ if env is None else env), from_flags(overrides))[0]
+    return merge_layers(*layers, from_env(os.environ if env is None else env), from_flags(overrides))[0]
 
 
 def override(profile: Profile, overrides: Mapping[str, object] | None) -> Profile:
     """``profile`` with some keys set anew, under the same rules as :func:`load`."""
-    return lay(_layer(profile.model_dump()), from_flags(overrides))[0] if overrides else profile
+    return merge_layers(_layer(profile.model_dump()), from_flags(overrides))[0] if overrides else profile
 
 
 def parse(data: Mapping[str, object]) -> Profile:
@@ -143,10 +143,10 @@ def parse(data: Mapping[str, object]) -> Profile:
     Raises:
         ProfileError: an unknown key, a wrong value or an impossible combination.
     """
-    return lay(_layer(data))[0]
+    return merge_layers(_layer(data))[0]
 
 
-def same(named: Mapping[str, Profile]) -> dict[str, tuple[str, ...]]:
+def group_equal_profiles(named: Mapping[str, Profile]) -> dict[str, tuple[str, ...]]:
     """The first name of each way of captioning with its other names, whatever the profiles say of themselves."""
     found: dict[str, list[str]] = {}
     for name, profile in named.items():
@@ -154,7 +154,7 @@ def same(named: Mapping[str, Profile]) -> dict[str, tuple[str, ...]]:
     return {first: tuple(others) for first, *others in found.values()}
 
 
-def setting(text: str) -> tuple[str, str]:
+def parse_setting(text: str) -> tuple[str, str]:
     """``KEY=VALUE``, as a command line writes an override, without the blanks around either.
 
     Raises:
@@ -167,19 +167,19 @@ def setting(text: str) -> tuple[str, str]:
 
 
 #: Dotted keys, each with its value and where it was set; nowhere if whoever calls knows what it passed.
-Layer: TypeAlias = dict[str, tuple[object, str]]
+ProfileLayer: TypeAlias = dict[str, tuple[object, str]]
 
 
-def file_layers(name_or_path: str) -> list[tuple[str, Layer]]:
+def file_layers(name_or_path: str) -> list[tuple[str, ProfileLayer]]:
     """The keys of a profile's file and, before them, those of its bases; each layer with its source.
 
     Raises:
-        ProfileError: as :meth:`vidspec.config.files.Shelf.chain`.
+        ProfileError: as :meth:`vidspec.config.files.ProfileStore.chain`.
     """
-    return _layers_of(Shelf().chain(name_or_path))
+    return _layers_of(ProfileStore().chain(name_or_path))
 
 
-def _layers_of(chain: Sequence[Entry]) -> list[tuple[str, Layer]]:
+def _layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
     layers, plugins = [], list[object]()
     for entry in chain:
         keys = {"name": entry.name, **entry.keys}
@@ -193,9 +193,9 @@ def _layers_of(chain: Sequence[Entry]) -> list[tuple[str, Layer]]:
     return layers
 
 
-def from_env(env: Mapping[str, str]) -> Layer:
+def from_env(env: Mapping[str, str]) -> ProfileLayer:
     """What ``VIDSPEC_*`` variables set."""
-    layer: Layer = {}
+    layer: ProfileLayer = {}
     for variable, value in sorted(env.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED_VARIABLES or value == "":
             continue
@@ -209,7 +209,7 @@ def from_env(env: Mapping[str, str]) -> Layer:
     return layer
 
 
-def from_flags(overrides: Mapping[str, object] | None) -> Layer:
+def from_flags(overrides: Mapping[str, object] | None) -> ProfileLayer:
     """What a caller sets."""
     return {key: (_null(key, value), "") for key, value in (overrides or {}).items()}
 
@@ -218,7 +218,7 @@ def _null(key: str, value: object) -> object:
     return None if value == "null" and key != "generate.prompt" else value
 
 
-def lay(*layers: Layer) -> tuple[Profile, dict[str, str]]:
+def merge_layers(*layers: ProfileLayer) -> tuple[Profile, dict[str, str]]:
     """The profile that ``layers`` make, each over those before it, and where each key that one of them set was set.
 
     Raises:
@@ -232,13 +232,13 @@ def lay(*layers: Layer) -> tuple[Profile, dict[str, str]]:
     try:
         return Profile.model_validate(_nested({key: value for key, (value, _) in merged.items()})), origins
     except ValidationError as error:
-        key, message = mistake(error)
+        key, message = describe_error(error)
         raise ProfileError(message, hint=_set_by(origins.get(key))) from None
 
 
-def _merged(layers: Iterable[Layer]) -> Layer:
+def _merged(layers: Iterable[ProfileLayer]) -> ProfileLayer:
     """Each key as the last layer sets it; a layer takes back what it contradicts."""
-    merged: Layer = {}
+    merged: ProfileLayer = {}
     for layer in layers:
         given = {key for key, (value, _) in layer.items() if value is not None}
         pairs = [pair for sides in RIVALS for pair in (sides, sides[::-1])]
@@ -273,7 +273,7 @@ def _beside(profile: Path, plugins: object) -> object:
     return [str(profile.parent / Path(file).expanduser()) if isinstance(file, str) else file for file in plugins]
 
 
-def dotted(data: Mapping[str, object]) -> dict[str, object]:
+def flatten_keys(data: Mapping[str, object]) -> dict[str, object]:
     """``{"prune": {"alpha": 1}}`` as ``{"prune.alpha": 1}``; only the two levels a profile has."""
     flat: dict[str, object] = {}
     for key, value in data.items():
@@ -284,8 +284,8 @@ def dotted(data: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
-def _layer(data: Mapping[str, object], origin: str = "") -> Layer:
-    return {key: (value, origin) for key, value in dotted(data).items()}
+def _layer(data: Mapping[str, object], origin: str = "") -> ProfileLayer:
+    return {key: (value, origin) for key, value in flatten_keys(data).items()}
 
 
 def _nested(flat: Mapping[str, object]) -> dict[str, object]:

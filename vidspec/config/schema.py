@@ -21,16 +21,16 @@ from vidspec.config.sections import (
     VideoSection,
     WorkersSection,
 )
-from vidspec.models.known_pairs import draft_of
+from vidspec.models.known_pairs import listed_draft
 from vidspec.registry import (
     DrafterFacts,
-    Problem,
+    OptionConflict,
     RuleFacts,
-    configured,
+    build_part,
     drafters,
     load_plugin,
     lossy,
-    problems,
+    option_conflicts,
     pruners,
     rules,
     schedules,
@@ -97,7 +97,7 @@ class Profile(Section):
         """What is known of the drafter with its options; None if there is none."""
         if self.draft.kind == "none":
             return None
-        return configured(drafters.get(self.draft.kind), self.draft)
+        return build_part(drafters.get(self.draft.kind), self.draft)
 
     @property
     def rule(self) -> type[RuleFacts]:
@@ -190,7 +190,7 @@ class Profile(Section):
         models = self.models
         if not self.drafts_with_a_model or models.target is None or models.draft is not None:
             return self
-        return self.model_copy(update={"models": models.model_copy(update={"draft": draft_of(models.target)})})
+        return self.model_copy(update={"models": models.model_copy(update={"draft": listed_draft(models.target)})})
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
@@ -199,16 +199,16 @@ class Profile(Section):
             raise PydanticCustomError("combination", "{text}", {"text": text})
         return self
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[OptionConflict]:
         """What the sections and the parts they name refuse; a part's constructor may raise a ProfileError as well."""
         yield from self.draft.check(self)
         if self.drafter is not None:
-            yield from problems(self.drafter, self)
+            yield from option_conflicts(self.drafter, self)
         for section in (self.lossy, self.video, self.models, self.schedule, self.prune, self.accept, self.generate):
             yield from section.check(self)
-        yield from problems(self.rule, self)
-        yield from problems(schedules.get(self.schedule.kind), self)
+        yield from option_conflicts(self.rule, self)
+        yield from option_conflicts(schedules.get(self.schedule.kind), self)
         if self.prune.method != "none":
-            yield from problems(configured(pruners.get(self.prune.method), self.prune), self)
+            yield from option_conflicts(build_part(pruners.get(self.prune.method), self.prune), self)
         if self.prunes_the_target:
-            yield from problems(configured(lossy.get(self.lossy.method), self.lossy), self)
+            yield from option_conflicts(build_part(lossy.get(self.lossy.method), self.lossy), self)

@@ -20,10 +20,10 @@ from pydantic_core import PydanticCustomError
 
 from vidspec.config import values
 from vidspec.config.bounds import FASTEST, MANY, SEED, STALL, THREADS
-from vidspec.models.unsupported import doubt_of
+from vidspec.models.unsupported import find_target_problem
 from vidspec.registry import (
-    Options,
-    Problem,
+    OptionConflict,
+    PartOptions,
     Registry,
     drafters,
     lossy,
@@ -68,7 +68,7 @@ TREE = "0 1 2 3 | 00 01 02 10 11 20 21 30 | 000 001 002 010 011 020 021 100 | 00
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         """What of its keys makes no sense together with others of the profile."""
         yield from ()
 
@@ -81,7 +81,7 @@ def _options(registry: Registry[Any]) -> AfterValidator:
         name = info.data.get(named)
         if name is None:  # the name's own check has refused it
             return given
-        taken = Options if name in registry.always else options_of(registry.get(name), *registry.known)
+        taken = PartOptions if name in registry.always else options_of(registry.get(name), *registry.known)
         for key in given:
             text = ""
             if key not in taken.model_fields:
@@ -162,30 +162,32 @@ class ModelsSection(Section):
             return {**data, "pair": "embedded"}
         return data
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         kind, unnamed = profile.draft.kind, self.target is not None and self.draft is None
         if self.captioner is not None and not profile.describes:
             reason = "has no effect without an ensemble's context caption"
-            yield Problem("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
+            yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
         if self.pair is not None and (self.target is not None or self.draft is not None):
             reason = "excludes models.target and models.draft"
-            yield Problem("models.pair", reason, f"models.pair: {self.pair} alone")
+            yield OptionConflict("models.pair", reason, f"models.pair: {self.pair} alone")
         if self.device_map is not None and self.device != "auto":
             reason = f"{self.device} excludes models.device_map, which takes all devices"
-            yield Problem("models.device", reason, "models.device: auto, and models.draft_device for the draft")
+            yield OptionConflict("models.device", reason, "models.device: auto, and models.draft_device for the draft")
         if self.weights is not None and (self.quantization is not None or self.device_map is not None):
             key = "quantization" if self.quantization is not None else "device_map"
-            yield Problem("models.weights", f"{self.weights} excludes models.{key}", f"models.{key} alone")
+            yield OptionConflict("models.weights", f"{self.weights} excludes models.{key}", f"models.{key} alone")
         if self.pair is None and self.target is None:
-            yield Problem("models.target", "is needed with models.draft", "name a target, or models.pair: embedded")
+            yield OptionConflict(
+                "models.target", "is needed with models.draft", "name a target, or models.pair: embedded"
+            )
         if unnamed and profile.drafts_with_a_model and self.target is not None:
-            if (doubt := doubt_of(self.target)) is not None:
-                yield Problem("models.target", doubt.what, doubt.instead)
+            if (doubt := find_target_problem(self.target)) is not None:
+                yield OptionConflict("models.target", doubt.what, doubt.instead)
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
-            yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
+            yield OptionConflict("models.draft", f"is needed with draft.kind {kind}", instead)
         if unnamed and profile.names_a_head:
             instead = "name the head that was trained for the target, or take the profile ar"
-            yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
+            yield OptionConflict("models.draft", f"is needed with draft.kind {kind}", instead)
 
 
 class VideoArguments(TypedDict):
@@ -235,9 +237,9 @@ class VideoSection(Section):
             return {**data, "frames": 32}
         return data
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.frames is not None and self.fps is not None:
-            yield Problem("video.fps", "excludes video.frames", f"video.frames: {self.frames} alone")
+            yield OptionConflict("video.fps", "excludes video.frames", f"video.frames: {self.frames} alone")
 
 
 @with_parts(drafters)
@@ -259,29 +261,29 @@ class DraftSection(PartSection):
     tree: Annotated[str, AfterValidator(values.tree)] = TREE
     precision: Literal["auto", "as-target", "int8", "int4"] = "auto"
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         drafter, kind, beside = profile.drafter, self.kind, profile.concurrent
         if drafter is not None and self.topology != "chain" and not drafter.trees:
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
-            yield Problem("draft.topology", reason, "draft.topology: chain")
+            yield OptionConflict("draft.topology", reason, "draft.topology: chain")
         if self.topology == "adaptive" and profile.drafts_for_free:
             found = f"those of {kind} by the matches that it finds"
             reason = f"adaptive trees grow by the probabilities of a model, and {found}"
-            yield Problem("draft.topology", reason, "draft.topology: tree")
+            yield OptionConflict("draft.topology", reason, "draft.topology: tree")
         if beside and self.topology != "chain":
             instead = "draft.topology: chain, or schedule.kind: sequential"
-            yield Problem("draft.topology", "the parallel schedule drafts a chain", instead)
+            yield OptionConflict("draft.topology", "the parallel schedule drafts a chain", instead)
         if beside and drafter is not None and not drafter.remote:
             reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
-            yield Problem("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
+            yield OptionConflict("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
             reason = "auto measures chains, and draft.topology is tree"
-            yield Problem("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
+            yield OptionConflict("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
         if self.precision in ("int8", "int4") and not (profile.drafts_with_a_model or profile.drafts_with_the_target):
             reason = f"{self.precision} is of the weights of a model that drafts, and draft.kind is {kind}"
-            yield Problem("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
+            yield OptionConflict("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
         if self.gamma == "auto" and drafter is None:
-            yield Problem("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
+            yield OptionConflict("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
 
 
 @with_parts(pruners)
@@ -308,21 +310,21 @@ class PruneSection(PartSection):
             return {"alpha": 0.0, **data}
         return data
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         drafter, method, kind = profile.drafter, self.method, profile.draft.kind
         if self.when == "late" and self.positions == "compact" and profile.schedule.prefill == "parallel":
             reason = "late prunes the cache at its original positions, and prune.positions is compact"
-            yield Problem("prune.when", reason, "prune.when: wait, or prune.positions: original")
+            yield OptionConflict("prune.when", reason, "prune.when: wait, or prune.positions: original")
         if method != "none" and drafter is None:
             reason = f"{method} prunes what the draft sees, and draft.kind is none"
-            yield Problem("prune.method", reason, "prune.method: none")
+            yield OptionConflict("prune.method", reason, "prune.method: none")
         if method != "none" and drafter is not None and drafter.sees != "kept":
             reason = f"{method} chooses what a draft sees, and draft.kind {kind} chooses itself"
-            yield Problem("prune.method", reason, "prune.method: none")
+            yield OptionConflict("prune.method", reason, "prune.method: none")
         if method == "none" and self.alpha > 0:
             instead = next((name for name in ("uniform", *pruners.names()) if name != "none"), "none")
             reason = f"{self.alpha:g} has no effect with prune.method none"
-            yield Problem("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
+            yield OptionConflict("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
 
 
 class ScheduleSection(Section):
@@ -337,17 +339,17 @@ class ScheduleSection(Section):
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.prefill == "parallel" and not profile.concurrent:
             reason = f"parallel needs two workers, and schedule.kind is {self.kind}"
-            yield Problem("schedule.prefill", reason, "schedule.prefill: sequential, or schedule.kind: parallel")
+            yield OptionConflict("schedule.prefill", reason, "schedule.prefill: sequential, or schedule.kind: parallel")
         drafts = schedules.get(self.kind).drafts
         if drafts and profile.drafter is None:
             reason = f"{self.kind} needs a draft, and draft.kind is none"
-            yield Problem("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")
+            yield OptionConflict("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")
         if not drafts and profile.drafter is not None:
             reason = f"autoregressive uses no draft, and draft.kind is {profile.draft.kind}"
-            yield Problem("schedule.kind", reason, "schedule.kind: sequential, or draft.kind: none")
+            yield OptionConflict("schedule.kind", reason, "schedule.kind: sequential, or draft.kind: none")
 
 
 class WorkersSection(Section):
@@ -387,18 +389,18 @@ class LossySection(PartSection):
     retention: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(values.shares)] = None
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.method != "none" and profile.drafter is not None:
             reason = f"{self.method} prunes the target of plain decoding, and draft.kind is {profile.draft.kind}"
             instead = "lossy.method: none, or draft.kind: none with schedule.kind: autoregressive"
-            yield Problem("lossy.method", reason, instead)
+            yield OptionConflict("lossy.method", reason, instead)
         if self.keep is not None and self.retention is not None:
-            yield Problem("lossy.keep", "excludes lossy.retention", f"lossy.retention: {self.retention} alone")
+            yield OptionConflict("lossy.keep", "excludes lossy.retention", f"lossy.retention: {self.retention} alone")
         if self.keep is not None and self.method != "none":
             shares = lossy.get(self.method).shares
             if shares != len(self.keep):
                 reason = f"{self.method} takes {shares} shares, not {len(self.keep)}"
-                yield Problem("lossy.keep", reason, f"lossy.keep: {[0.5, 0.25, 0.125][:shares]}")
+                yield OptionConflict("lossy.keep", reason, f"lossy.keep: {[0.5, 0.25, 0.125][:shares]}")
 
 
 class GenerateSection(Section):
@@ -434,7 +436,7 @@ class GenerateSection(Section):
         keys = {"repetition_penalty", "presence_penalty", "no_repeat_ngram"}
         return self.model_dump(include=keys, exclude_defaults=True)
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.temperature > 0 and not profile.rule.draws:
             reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} draws tokens"
-            yield Problem("generate.temperature", reason, "generate.temperature: 0, or accept.rule: exact")
+            yield OptionConflict("generate.temperature", reason, "generate.temperature: 0, or accept.rule: exact")

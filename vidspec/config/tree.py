@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["Node", "parse_tree"]
+__all__ = ["TreePath", "parse_tree"]
 
 #: Ranks from the root down: (0, 1) is the second-best successor of the best first token.
-Node = tuple[int, ...]
+TreePath = tuple[int, ...]
 
 
 @cache
-def parse_tree(text: str) -> tuple[Node, ...]:
+def parse_tree(text: str) -> tuple[TreePath, ...]:
     """Nodes of a tree, level by level, from words such as ``0 1 00 01 10``.
 
     Each digit is the rank of a child under its parent: ``01`` is the second-best successor of the best first token.

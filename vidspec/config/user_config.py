@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_PROFILE",
     "PAIRED",
-    "Defaults",
-    "Resolved",
+    "ResolvedProfile",
+    "UserConfig",
     "config_path",
     "read_config",
     "resolve",
@@ -47,7 +47,7 @@ CHOICE = ("pair", "target", "draft")
 
 
 @dataclass(frozen=True)
-class Defaults:
+class UserConfig:
     """A config file as it is: ``profile`` and ``format`` if it names them, and keys of a profile, dotted."""
 
     path: Path
@@ -57,7 +57,7 @@ class Defaults:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedProfile:
     """A profile under all layers, and where each value of it was set.
 
     ``sources`` maps dotted keys to ``flag``, a variable's name, a file (the profile's, its base's, the config),
@@ -76,7 +76,7 @@ def config_path() -> Path:
     return Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
 
 
-def read_config(path: Path | None = None) -> Defaults:
+def read_config(path: Path | None = None) -> UserConfig:
     """The user's config; empty if there is none.
 
     Raises:
@@ -86,20 +86,20 @@ def read_config(path: Path | None = None) -> Defaults:
 
     path = config_path() if path is None else path
     if not path.is_file():
-        return Defaults(path)
+        return UserConfig(path)
     data = read_yaml(path)
     if data is None:
-        return Defaults(path)
+        return UserConfig(path)
     if not isinstance(data, dict):
         raise UsageError(f"{path}: must be a mapping of keys, not {type(data).__name__}")
     own = {key: data.pop(key, None) for key in OWN_KEYS}
     for key, value in own.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
-    return Defaults(path, own["profile"], own["format"], _checked(path, data))
+    return UserConfig(path, own["profile"], own["format"], _checked(path, data))
 
 
-def with_models(defaults: Defaults, chosen: Mapping[str, str]) -> Defaults:
+def with_models(defaults: UserConfig, chosen: Mapping[str, str]) -> UserConfig:
     """A config that chooses these models: keys of :data:`CHOICE`, the others without a value."""
     kept = {key: value for key, value in defaults.keys.items() if key not in {f"models.{name}" for name in CHOICE}}
     return replace(defaults, keys=kept | {f"models.{name}": value for name, value in chosen.items()})
@@ -164,9 +164,9 @@ def _end(node: yaml.Node) -> int:
 def resolve(
     name: str | None,
     overrides: Mapping[str, object],
-    defaults: Defaults,
+    defaults: UserConfig,
     env: Mapping[str, str] | None = None,
-) -> Resolved:
+) -> ResolvedProfile:
     """The profile to use: a flag wins over a ``VIDSPEC_*`` variable, that over the profile, that over the config.
 
     The config lies under the bases that are the user's own too, and over those that came with vidspec.
@@ -190,19 +190,19 @@ def resolve(
     rivals = ({*ours, *theirs} for ours, theirs in profiles.RIVALS)
     hidden = given.union(*(keys for keys in rivals if not given.isdisjoint(keys)))
     under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in hidden}
-    profile, origins = profiles.lay(*packaged, under, *above)
+    profile, origins = profiles.merge_layers(*packaged, under, *above)
     derived = {"models.draft": PAIRED} if profile.models.draft else {}
-    values = profiles.dotted(profile.model_dump())
+    values = profiles.flatten_keys(profile.model_dump())
     sources = {key: origins.get(key, derived.get(key, "default")) or "flag" for key in values}
     named = any(key in layer for layer in (under, *above) for key in ("models.pair", "models.target"))
-    return Resolved(profile, sources, named)
+    return ResolvedProfile(profile, sources, named)
 
 
 def _checked(path: Path, data: Mapping[str, object]) -> dict[str, object]:
     """The keys, dotted, if a profile has each of them; otherwise the complaint that a profile would get."""
     from vidspec.config import profiles
 
-    for key in (keys := profiles.dotted(data)):
+    for key in (keys := profiles.flatten_keys(data)):
         section, inner, _ = key.partition(".")
         if key not in profiles.KEYS:
             raise UsageError(f"{path}: {key}: {profiles.unknown(key)}")

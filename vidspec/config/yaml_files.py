@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from vidspec.errors import UsageError
 
-__all__ = ["mentions", "mistake", "read_yaml"]
+__all__ = ["contains_word", "describe_error", "read_yaml"]
 
 #: Bytes of a file, and mappings and lists within each other; a packaged profile has at most 600 and two.
 LONGEST, DEEPEST = 256 << 10, 32
@@ -79,7 +79,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
         raise error(f"{path}: holds a value that cannot be read: {why}") from None
 
 
-def mentions(path: Path, word: str) -> bool:
+def contains_word(path: Path, word: str) -> bool:
     """Whether a file that can be read holds this word anywhere; far quicker than reading it as YAML."""
     try:
         with path.open("rb") as file:
@@ -88,7 +88,7 @@ def mentions(path: Path, word: str) -> bool:
         return False
 
 
-def mistake(error: ValidationError) -> tuple[str, str]:
+def describe_error(error: ValidationError) -> tuple[str, str]:
     """The first problem in one line: its key (empty if it concerns several keys together), and the message."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "combination":

@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from vidspec.dataset.containers import members
+from vidspec.dataset.containers import shard_members
 from vidspec.dataset.interruption import uninterrupted
-from vidspec.dataset.job import Job, Outcome
-from vidspec.dataset.journal import Stored
+from vidspec.dataset.job import Job, JobResult
+from vidspec.dataset.journal import JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output
-from vidspec.dataset.parts import Parts
-from vidspec.dataset.records import LIFTED, Content, Settings, clip_id, content_of, record_of, words_of
+from vidspec.dataset.parts import PartOutput
+from vidspec.dataset.records import LIFTED, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
 from vidspec.dataset.run import exit_code
 from vidspec.errors import OutputError, UsageError, VideoError
-from vidspec.events.record import failed
+from vidspec.events.record import failed_caption
 from vidspec.events.tally import Tally
 
-__all__ = ["Executor", "Listener", "Remaining", "execute", "left", "plan", "plan_shards"]
+__all__ = ["Executor", "Remaining", "ResultListener", "plan_run", "plan_shards", "remaining_parts", "run_plan"]
 
 #: Turns jobs into outcomes, in any order, each as soon as it is known; closing the iterator ends its work.
-Executor = Callable[[Iterable[Job]], Iterator[Outcome]]
+Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
 
 
 @dataclass
@@ -43,12 +43,12 @@ class Remaining:
 
     jobs: list[Job] = field(default_factory=list)
     undrawn: Iterator[Job] | None = None
-    contents: dict[int, Content] = field(default_factory=dict)
+    contents: dict[int, FileContent] = field(default_factory=dict)
     captioned: int = 0
     failed: int = 0
     kept: int = 0
     reused: int = 0
-    unkept: list[Outcome] = field(default_factory=list)
+    unkept: list[JobResult] = field(default_factory=list)
 
     @property
     def left(self) -> bool:
@@ -56,7 +56,9 @@ class Remaining:
         return bool(self.jobs or self.undrawn)
 
 
-def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: bool, retry: bool) -> set[int] | None:
+def remaining_parts(
+    parts: Mapping[int | None, JournalEntry], content: FileContent, *, segmented: bool, retry: bool
+) -> set[int] | None:
     """What of a clip counts as done: a set of segments (empty for nothing), or None if nothing is left to do.
 
     Args:
@@ -74,8 +76,14 @@ def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: boo
     return None if len(done) == next(iter(parts.values())).segments else done
 
 
-def plan(
-    jobs: Sequence[Job], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False, at: int = 1
+def plan_run(
+    jobs: Sequence[Job],
+    output: Output,
+    settings: SettingsDigest,
+    *,
+    checksum: bool = False,
+    retry: bool = False,
+    at: int = 1,
 ) -> Remaining:
     """What is left of a run over ``jobs`` into ``output``.
 
@@ -95,12 +103,18 @@ def plan(
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            made.unkept.append(Outcome(failed(job.path, error, profile=settings.name), error, job))
+            made.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
     return made
 
 
 def plan_shards(
-    shards: Sequence[Job], output: Parts, settings: Settings, tally: Tally, column: str | None, *, retry: bool
+    shards: Sequence[Job],
+    output: PartOutput,
+    settings: SettingsDigest,
+    tally: Tally,
+    column: str | None,
+    *,
+    retry: bool,
 ) -> Remaining:
     """What is left of a run over shards: each is opened when all clips of those before it are drawn.
 
@@ -131,9 +145,9 @@ def plan_shards(
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
-                jobs = members(shard, column, settings.config.fetch)
+                jobs = shard_members(shard, column, settings.config.fetch)
                 output.begin(shard.path)
-                one = plan(jobs, output, settings, retry=retry, at=number)
+                one = plan_run(jobs, output, settings, retry=retry, at=number)
                 output.expect(shard.path, jobs, one.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
@@ -151,15 +165,17 @@ def plan_shards(
     return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
 
 
-def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
+def _planned(
+    made: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
+) -> None:
     """Enter one clip into the plan."""
     content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
     parts = output.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
-    done = left(parts, content, segmented=segmented, retry=retry)
+    done = remaining_parts(parts, content, segmented=segmented, retry=retry)
     if done is None:
-        output.earlier(job, name)
+        output.restore(job, name)
         of_these = any(stored.failed for stored in parts.values())
         made.failed += of_these
         made.captioned += not of_these
@@ -171,12 +187,12 @@ def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, c
     if not done and content.sha256 is not None and _taken_over(job, output, name, content):
         made.reused += 1
         return
-    captions = {one: words_of(parts[one].record()) for one in done}
+    captions = {one: raw_caption(parts[one].record()) for one in done}
     made.contents[job.number] = content
     made.jobs.append(replace(job, done=captions))
 
 
-def _taken_over(job: Job, output: Output, settings: str, content: Content) -> bool:
+def _taken_over(job: Job, output: Output, settings: str, content: FileContent) -> bool:
     """Write the caption of the same bytes under this name too, if there is one for the same part."""
     stored = output.same_content(job, content.sha256 or "", settings)
     if stored is None:
@@ -195,23 +211,23 @@ def _taken_over(job: Job, output: Output, settings: str, content: Content) -> bo
     return True
 
 
-class Listener:
+class ResultListener:
     """Gets the outcomes of a run; this one does nothing with them."""
 
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+    def result(self, outcome: JobResult, tally: Tally) -> None:
         """A clip or segment is captioned or has failed, and its record is kept."""
 
     def ended(self, tally: Tally) -> None:
         """Nothing more happens."""
 
 
-def execute(
+def run_plan(
     plan: Remaining,
     engine: Executor,
     output: Output,
-    settings: Settings,
+    settings: SettingsDigest,
     tally: Tally,
-    listeners: Iterable[Listener] = (),
+    listeners: Iterable[ResultListener] = (),
     *,
     max_failures: int | None = None,
 ) -> int:
@@ -234,7 +250,7 @@ def execute(
             try:
                 with uninterrupted():  # what is kept is counted
                     outcome = _kept(outcome, plan, output, settings)
-                    tally.add(outcome.job.number, outcome.caption, last=outcome.job.last)
+                    tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
                     tally.unkept += not _is_kept(outcome, output)
             except OutputError as error:
                 tally.stopped = str(error)
@@ -242,7 +258,7 @@ def execute(
                 break
             codes.add(exit_code([outcome.error]))
             for listener in listeners:
-                listener.outcome(outcome, tally)
+                listener.result(outcome, tally)
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
                 break
@@ -255,12 +271,14 @@ def execute(
     return max(codes, default=0)
 
 
-def _is_kept(outcome: Outcome, output: Output) -> bool:
+def _is_kept(outcome: JobResult, output: Output) -> bool:
     """Whether there is a record of an outcome: not where it could not be written, nor of a shard without a part."""
-    return not (isinstance(outcome.error, OutputError) or (isinstance(output, Parts) and outcome.job.shard is None))
+    return not (
+        isinstance(outcome.error, OutputError) or (isinstance(output, PartOutput) and outcome.job.shard is None)
+    )
 
 
-def _kept(outcome: Outcome, plan: Remaining, output: Output, settings: Settings) -> Outcome:
+def _kept(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
     """Give a record to ``output``; the outcome, or that it could not be kept.
 
     Raises:
@@ -271,9 +289,9 @@ def _kept(outcome: Outcome, plan: Remaining, output: Output, settings: Settings)
         return outcome
     try:
         content = plan.contents.get(job.number) or content_of(job.path, job.source)  # the latter in shards
-        output.add(job.whole, record_of(outcome, settings, content))
+        output.add(job.planned_job, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return Outcome(failed(job.path, error, profile=outcome.caption.profile), error, job)
+        return JobResult(failed_caption(job.path, error, profile=outcome.caption.profile), error, job)
     return outcome

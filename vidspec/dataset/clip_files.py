@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from vidspec.dataset.file_marks import marked_folders
-from vidspec.dataset.formats import Format, document
+from vidspec.dataset.formats import Format, clip_document
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, unwritable
-from vidspec.dataset.outputs import ONE_CLIP, Journaled, in_order, make_folder
+from vidspec.dataset.journal import Journal, unwritable_error
+from vidspec.dataset.outputs import ONE_CLIP, JournaledOutput, in_order, make_folder
 from vidspec.dataset.records import clip_id
-from vidspec.dataset.sidecars import Names, check_names
+from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
 from vidspec.errors import OutputError, UsageError
-from vidspec.events.record import Record
-from vidspec.files import backup_of, encoded, set_aside, write_whole
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up, backup_of, encode_line, write_whole
 
-__all__ = ["ClipFiles", "FileState", "JournalFinder", "Sidecars"]
+__all__ = ["ClipFiles", "FileState", "JournalFinder", "SidecarOutput"]
 
 #: A file that is not there (or is empty), one as a run wrote it, one that was edited since, and one that no run wrote.
 FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
@@ -37,7 +37,7 @@ class JournalFinder:
         label: of the shard.
     """
 
-    def __init__(self, names: Names, label: str = "") -> None:
+    def __init__(self, names: SidecarNames, label: str = "") -> None:
         self.names, self._file = names, f".vidspec{label}.jsonl"
         self._marked: dict[Path, set[str]] = {}  # folders by journal
         self._found: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
@@ -61,7 +61,7 @@ class JournalFinder:
         return self._marked[journal]
 
 
-class ClipFiles(Journaled):
+class ClipFiles(JournaledOutput):
     """What the files of clips hold, and which of them may be replaced; writes nothing.
 
     Args:
@@ -71,13 +71,15 @@ class ClipFiles(Journaled):
         look: only read what is there.
     """
 
-    def __init__(self, names: Sequence[Names], *, fresh: bool = False, label: str = "", look: bool = False) -> None:
+    def __init__(
+        self, names: Sequence[SidecarNames], *, fresh: bool = False, label: str = "", look: bool = False
+    ) -> None:
         super().__init__(JournalFinder(names[0], label), fresh=fresh, look=look)
         self.names = tuple(names)
         self._others: dict[Path, list[Journal]] = {}  # of other shards, by journal
         self._left: dict[Path, FileState] = {}  # files that were not replaced
 
-    def state(self, job: Job, names: Names) -> FileState:
+    def state(self, job: Job, names: SidecarNames) -> FileState:
         """The state of one of a clip's files; without a mark, as version 0.2.0 left it, it must show records."""
         path = names.path(job)
         if not os.path.isfile(path):
@@ -110,9 +112,9 @@ class ClipFiles(Journaled):
         """What a clip's file may hold, by the records of each settings."""
         clip, journal = clip_id(job), self.journal(job)
         for settings in journal.settings_of(clip):
-            text = document([one.record() for one in in_order(journal.parts(clip, settings))], form)
+            text = clip_document([one.record() for one in in_order(journal.parts(clip, settings))], form)
             if text is not None:
-                yield encoded(text)
+                yield encode_line(text)
 
     def states(self, job: Job) -> dict[Path, FileState]:
         """The state of each of a clip's files."""
@@ -133,7 +135,7 @@ class ClipFiles(Journaled):
             changes = {path: f"replaced, kept as {backup_of(path)}" for path in changes}
         return changes | {path: "replaced" for path, state in states.items() if state == "written"}
 
-    def outdated(self, job: Job, settings: str) -> Iterator[Names]:
+    def outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
         """Files of a clip with records under these settings that do not show these: gone, or of other settings."""
         for names in self.names:
             path = names.path(job)
@@ -143,12 +145,14 @@ class ClipFiles(Journaled):
                 yield names
 
 
-class Sidecars(ClipFiles):
+class SidecarOutput(ClipFiles):
     """A file for each clip and format, written when all of the clip is captioned."""
 
-    def __init__(self, names: Sequence[Names], jobs: Sequence[Job], *, fresh: bool = False, label: str = "") -> None:
+    def __init__(
+        self, names: Sequence[SidecarNames], jobs: Sequence[Job], *, fresh: bool = False, label: str = ""
+    ) -> None:
         super().__init__(names, fresh=fresh, label=label)
-        check_names(names, jobs)
+        check_sidecar_names(names, jobs)
         journals = {self._journal_for(job): job for job in jobs}
         self._folders = len(journals)
         for journal, job in sorted(journals.items()):
@@ -173,7 +177,7 @@ class Sidecars(ClipFiles):
                     kind=ONE_CLIP,
                 )
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # The earlier file goes before the record comes: a file beside a record is that record's, or nobody's here.
             for names in self.names:
@@ -181,7 +185,7 @@ class Sidecars(ClipFiles):
         super().add(job, record)
         self._write(job, record["job"]["settings"], self.names)
 
-    def earlier(self, job: Job, settings: str) -> None:
+    def restore(self, job: Job, settings: str) -> None:
         outdated = tuple(self.outdated(job, settings))
         for names in outdated:
             self._clear(job, names)
@@ -193,7 +197,7 @@ class Sidecars(ClipFiles):
             return error
         return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
-    def _clear(self, job: Job, names: Names) -> None:
+    def _clear(self, job: Job, names: SidecarNames) -> None:
         """Remove a file as a run wrote it. One that is not stays; if the run begins anew, under another name."""
         state, path = self.state(job, names), names.path(job)
         try:
@@ -201,12 +205,12 @@ class Sidecars(ClipFiles):
                 path.unlink(missing_ok=True)
             elif state != "free" and not self._fresh:
                 self._left[path] = state
-            elif state != "free" and (moved := set_aside(path)):
+            elif state != "free" and (moved := back_up(path)):
                 self._moved.append(moved)
         except OSError as error:
-            raise unwritable(path, error, ONE_CLIP) from None
+            raise unwritable_error(path, error, ONE_CLIP) from None
 
-    def _write(self, job: Job, settings: str, several: Sequence[Names]) -> None:
+    def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write files that are not there once all parts of the clip are."""
         wanted = [names for names in several if names.path(job) not in self._left]
         stored = in_order(self.parts(job, settings)) if wanted else []
@@ -214,10 +218,10 @@ class Sidecars(ClipFiles):
             return
         records = [one.record() for one in stored]
         for names in wanted:
-            content, path = document(records, names.form), names.path(job)
+            content, path = clip_document(records, names.form), names.path(job)
             if content is None:
                 continue
-            data = encoded(content)
+            data = encode_line(content)
             with self._keeping(job):
                 self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form)
             try:

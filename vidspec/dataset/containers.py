@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from vidspec.dataset.allowance import Allowance, FetchLimits
 from vidspec.dataset.inputs import EXTENSIONS
-from vidspec.dataset.job import Job, Source
+from vidspec.dataset.job import Job, MemberSource
 from vidspec.dataset.manifests import PATH_KEYS
-from vidspec.dataset.stores import attempt, copy, is_bug, is_url, opened
+from vidspec.dataset.stores import copy, is_bug, is_url, open_url, retry
 from vidspec.errors import UsageError, VideoError, VidspecError
 from vidspec.video.image import IMAGES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyarrow import DataType, Scalar, Schema
     from pyarrow.parquet import ParquetFile
 
-__all__ = ["Files", "members"]
+__all__ = ["ShardFiles", "shard_members"]
 
 #: Columns that a record's ``id`` is taken from.
 ID_KEYS = ("__key__", "key", "id")
@@ -50,7 +50,7 @@ TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<value
 _PASSED = 8
 
 
-def members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
+def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
     """The clips in a shard, as the shard itself is asked for, in its order.
 
     A clip that cannot be is one with an error. Of a shard that cannot be read to its end, the last one is the shard
@@ -77,7 +77,7 @@ def members(shard: Job, column: str | None = None, limits: FetchLimits | None = 
             _list_parquet(shard, column, limits, found)
 
     try:
-        attempt(shard.path, read)
+        retry(shard.path, read)
     except VideoError as error:
         if not found:
             raise
@@ -123,7 +123,7 @@ def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
     """
     chosen: dict[str, tarfile.TarInfo] = {}
     allowance = Allowance(shard.path, limits, whole=False)
-    with opened(shard.path, limits, allowance) as file:
+    with open_url(shard.path, limits, allowance) as file:
         headers = _Headers(file)
         try:
             _choose(shard.path, headers, chosen, allowance)
@@ -172,10 +172,12 @@ def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
     elif one.size < 0 or one.offset_data + one.size > size:
         error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
     if error is not None:
-        return replace(shard, path=path, source=Source(shard.path), shard=shard.path, error=error)
+        return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
     at = one.mtime * 1e9  # which may be anything, in PAX headers
     mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
-    return replace(shard, path=path, source=Source(shard.path, one.offset_data, one.size, mtime_ns), shard=shard.path)
+    return replace(
+        shard, path=path, source=MemberSource(shard.path, one.offset_data, one.size, mtime_ns), shard=shard.path
+    )
 
 
 def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: list[Job]) -> None:
@@ -186,7 +188,7 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
         UsageError: the column is not clear.
     """
     name = shard.path
-    with opened(name, limits) as file:
+    with open_url(name, limits) as file:
         size = file.seek(0, os.SEEK_END)
         table = _table(name, file)
         schema = table.schema_arrow
@@ -202,18 +204,18 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
                 identity = None if ids is None else known[ids]
                 own = None if identity is None else str(identity)
                 if paths is None:
-                    source = Source(name, row, size, None, column)
+                    source = MemberSource(name, row, size, None, column)
                     found.append(replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name))
                 elif (path := known[paths]) is not None and (path, own) not in seen:
                     seen.add((path, own))
                     path = limits.access.locate(name, path)
-                    fetched = Source(path) if is_url(path) else None
+                    fetched = MemberSource(path) if is_url(path) else None
                     found.append(replace(shard, path=path, id=own, source=fetched, shard=name))
             except (ValueError, ArithmeticError, VideoError) as error:  # a value that cannot be read, or not be meant
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):
                     error = VideoError(f"{path}: cannot be read: {error}", kind="damaged")
-                found.append(replace(shard, path=path, source=Source(name), shard=name, error=error))
+                found.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
 
 
 def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
@@ -272,7 +274,7 @@ def _column(name: str, schema: Schema, wanted: str | None) -> str:
     return column
 
 
-class Files:
+class ShardFiles:
     """Gives clips out of shards as local files, one at a time; may be used by several threads.
 
     Args:
@@ -288,7 +290,7 @@ class Files:
         self._passed: OrderedDict[int, bytes | None] = OrderedDict()
 
     @contextmanager
-    def local(self, path: str, source: Source | None) -> Iterator[str]:
+    def local(self, path: str, source: MemberSource | None) -> Iterator[str]:
         """A file with the clip while this lasts; errors in here that name it name the clip instead.
 
         Raises:
@@ -318,10 +320,10 @@ class Files:
         with self._lock:
             self._end()
 
-    def _content(self, source: Source) -> bytes:
+    def _content(self, source: MemberSource) -> bytes:
         """The bytes of a row."""
         with self._lock:
-            content = attempt(source.url, partial(self._value, source.url, source.column or "", source.start))
+            content = retry(source.url, partial(self._value, source.url, source.column or "", source.start))
         if len(content) > self._limits.most:
             raise Allowance(source.url, self._limits).exceeded()
         return content
@@ -358,7 +360,7 @@ class Files:
 def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
     """The bytes of a column from a row on; of the row groups before it nothing is read."""
     allowance = Allowance(url, limits)
-    with opened(url, limits, allowance) as file:
+    with open_url(url, limits, allowance) as file:
         table = _table(url, file)
         groups = list(range(table.num_row_groups))
         while groups and row >= (rows := table.metadata.row_group(groups[0]).num_rows):

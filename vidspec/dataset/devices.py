@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from vidspec.dataset.feed import cores
-from vidspec.dataset.pool import Group
-from vidspec.dataset.ray_engine import connected
+from vidspec.dataset.pool import DeviceGroup
+from vidspec.dataset.ray_engine import connect_ray
 from vidspec.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["device_groups"]
 
 def device_groups(
     replicas: str | None, profile: Profile, *, ray: bool = False, address: str | None = None
-) -> list[Group]:
+) -> list[DeviceGroup]:
     """One group of devices for each captioner.
 
     A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two), two where models that work at
@@ -49,16 +49,16 @@ def device_groups(
             limit = max(1, gpus // size)
             raise DeviceError(f"--replicas {count}{each}: there are {gpus} GPUs", hint=f"--replicas {limit}")
         if ray:
-            return [Group(gpus=size)] * count
+            return [DeviceGroup(gpus=size)] * count
         if count == 1:
-            return [Group()]
+            return [DeviceGroup()]
         names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         names = names if len(names) >= gpus else [str(number) for number in range(gpus)]
-        return [Group(visible=",".join(names[first : first + size])) for first in range(0, count * size, size)]
+        return [DeviceGroup(visible=",".join(names[first : first + size])) for first in range(0, count * size, size)]
     if ray:
-        return [Group(threads=profile.models.threads or 1)] * count
+        return [DeviceGroup(threads=profile.models.threads or 1)] * count
     threads = profile.models.threads or max(1, cores() // count)
-    return [Group(threads=threads)] * count
+    return [DeviceGroup(threads=threads)] * count
 
 
 def _group_size(profile: Profile, gpus: int, count: int) -> int:
@@ -84,4 +84,4 @@ def _gpus() -> int:
 
 
 def _ray_gpus(address: str | None) -> int:
-    return int(connected(address).cluster_resources().get("GPU", 0))
+    return int(connect_ray(address).cluster_resources().get("GPU", 0))

@@ -12,15 +12,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from vidspec.dataset.containers import Files
+from vidspec.dataset.containers import ShardFiles
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
-    from vidspec.dataset.reader import Reader
+    from vidspec.dataset.reader import ClipReader
     from vidspec.video.base import Clip
 
-__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count", "support_of"]
+__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "feed_support", "reader_count"]
 
 #: Does a captioner's preprocessing of a clip in advance; returns the bytes of memory that its result takes.
 Prepare: TypeAlias = "Callable[[Clip], int]"
@@ -32,7 +32,9 @@ MAX_BYTES = 1 << 30
 MAX_READERS = 8
 
 
-def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None, int | None]:
+def feed_support(
+    captioner: object, config: JobConfig
+) -> tuple[Prepare | None, Refuse | None, float | None, int | None]:
     """What a captioner may have for a :class:`Feed`: ``prepare``, ``refuse``, how much sound it takes, and its GPU."""
     prepare = None if config.baseline else getattr(captioner, "prepare", None)  # compared times must not lack it
     refuse, sound, gpu = (getattr(captioner, name, None) for name in ("refuse", "max_sound_s", "gpu"))
@@ -82,7 +84,7 @@ class Feed:
         self,
         jobs: Iterable[Job],
         config: JobConfig,
-        readers: Sequence[Reader],
+        readers: Sequence[ClipReader],
         prepare: Prepare | None = None,
         refuse: Refuse | None = None,
         max_audio_s: float | None = None,
@@ -93,7 +95,7 @@ class Feed:
         self.config, self.wake = config, WakeEvent()
         self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
-        self._readers, self._in_order, self._files = readers, len(readers) == 1, Files(config.fetch)
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, ShardFiles(config.fetch)
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that read or cut
@@ -132,13 +134,13 @@ class Feed:
             self._changed.notify_all()
             return self._ready.popleft() if self._ready else None
 
-    def seen(self, job: Job) -> None:
+    def mark_encoded(self, job: Job) -> None:
         """The models have seen a part that was taken; its frames, and what was made of them ahead, are gone."""
         with self._changed:
             self._bytes.pop((job.number, job.segment), None)
             self._changed.notify_all()
 
-    def finished(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """A part that was taken is captioned, or has failed; its memory is free."""
         with self._changed:
             self._bytes.pop((job.number, job.segment), None)
@@ -171,7 +173,7 @@ class Feed:
             return False
         return not self._bytes or self.nbytes + self._largest <= self._max_bytes
 
-    def _run(self, reader: Reader) -> None:
+    def _run(self, reader: ClipReader) -> None:
         try:
             while (job := self._next()) is not None:
                 segments: list[Job] = []
@@ -241,7 +243,7 @@ class Feed:
         else:
             self._unread.extend(segments)
 
-    def _cut(self, job: Job, reader: Reader, segment: float | str) -> list[Job]:
+    def _cut(self, job: Job, reader: ClipReader, segment: float | str) -> list[Job]:
         """The segments of a clip that are left."""
         with self._files.local(job.path, job.source) as file:
             found = reader.segments(file, segment, job.start, job.end)
@@ -251,11 +253,11 @@ class Feed:
             if number not in job.done
         ]
 
-    def _read(self, job: Job, reader: Reader) -> tuple[Job, int]:
+    def _read(self, job: Job, reader: ClipReader) -> tuple[Job, int]:
         """A job with its frames, or with the error that reading them gave; and the bytes that it takes."""
         check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         began = time.monotonic()
-        job = replace(job, planned=job.whole, timeout=self.config.timeout)
+        job = replace(job, planned=job.planned_job, timeout=self.config.timeout)
         try:
             with self._files.local(job.path, job.source) as file:
                 clip = reader.read(file, job.start, job.end, self._video, check)
@@ -275,8 +277,8 @@ class Feed:
 
 
 def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Clip:
-    from vidspec.dataset.reader import Reader
+    from vidspec.dataset.reader import ClipReader
 
-    files, reader = Files(config.fetch), Reader(config.timeout, config.stall)
+    files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
     with closing(files), closing(reader), files.local(job.path, job.source) as file:
         return reader.read(file, job.start, job.end, video)

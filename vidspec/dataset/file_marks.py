@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.escaping import json_text
-from vidspec.files import encoded
+from vidspec.files import encode_line
 
 __all__ = ["FileMark", "is_mark", "mark_line", "marked_folders", "parsed_mark"]
 
@@ -60,4 +60,4 @@ def parsed_mark(line: bytes) -> FileMark | None:
 def mark_line(mark: FileMark) -> bytes:
     """A mark as a line of a journal."""
     known = {key: value for key, value in mark._asdict().items() if key not in ("offset", "length")}
-    return encoded(json_text(known) + "\n")
+    return encode_line(json_text(known) + "\n")

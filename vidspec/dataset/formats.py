@@ -15,8 +15,8 @@ from datetime import timedelta
 from itertools import accumulate
 from typing import Literal, get_args
 
-from vidspec.escaping import cell, cue, json_text, one_line, shown
-from vidspec.events.record import Record
+from vidspec.escaping import cell, cue, escape_text, json_text, one_line
+from vidspec.events.record import RecordDict
 
 __all__ = [
     "CSV_COLUMNS",
@@ -25,14 +25,14 @@ __all__ = [
     "SUBTITLES",
     "SUFFIXES",
     "Format",
+    "clip_document",
     "clock",
-    "cues",
-    "document",
+    "file_content",
     "format_of",
-    "header",
-    "line",
-    "listing",
-    "span",
+    "header_line",
+    "record_line",
+    "subtitle_cues",
+    "time_range",
 ]
 
 Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt", "parquet"]
@@ -77,12 +77,12 @@ def format_of(path: str) -> Format | None:
     return next((form for form in FORMATS if SUFFIXES[form] == suffix), None)
 
 
-def header(form: Format) -> str | None:
+def header_line(form: Format) -> str | None:
     """The first line of a file of records, without its end; only CSV has one."""
     return ",".join(CSV_COLUMNS) if form == "csv" else None
 
 
-def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) -> str | None:
+def record_line(record: RecordDict, form: Format, *, several: bool, raw_csv: bool = False) -> str | None:
     """One record of several as it is written, without the final newline; None if nothing is (a failed clip as text).
 
     As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose line
@@ -103,10 +103,10 @@ def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) 
     timed = f"{_interval(record)}\t" if part and not record.get("question") else ""
     if several:
         return f"{one_line(record['path'])}\t{timed}{_flat(_marked(record))}"
-    return f"{timed}{_flat(_marked(record))}" if part else shown(_marked(record))
+    return f"{timed}{_flat(_marked(record))}" if part else escape_text(_marked(record))
 
 
-def document(records: Sequence[Record], form: Format) -> str | None:
+def clip_document(records: Sequence[RecordDict], form: Format) -> str | None:
     """All records of one clip, in the order of its segments, as one file's content; None if it has no caption."""
     captioned = [record for record in records if record["caption"] is not None]
     if not captioned:
@@ -119,23 +119,23 @@ def document(records: Sequence[Record], form: Format) -> str | None:
         return _vtt(captioned)
     if form == "webdataset-txt":
         return " ".join(_flat(_marked(record)) for record in captioned) + "\n"
-    return listing(records, form, several=False)
+    return file_content(records, form, several=False)
 
 
-def listing(records: Iterable[Record], form: Format, *, several: bool, raw_csv: bool = False) -> str:
-    """Records as the content of one file, a :func:`line` each below the :func:`header`; subtitles as one document."""
+def file_content(records: Iterable[RecordDict], form: Format, *, several: bool, raw_csv: bool = False) -> str:
+    """Return records as the content of one file: header and lines, or one document of subtitles."""
     if form in SUBTITLES:
-        return document(list(records), form) or ""
-    lines = (line(record, form, several=several, raw_csv=raw_csv) for record in records)
-    return "".join(f"{one}\n" for one in (header(form), *lines) if one is not None)
+        return clip_document(list(records), form) or ""
+    lines = (record_line(record, form, several=several, raw_csv=raw_csv) for record in records)
+    return "".join(f"{one}\n" for one in (header_line(form), *lines) if one is not None)
 
 
-def _flat_record(record: Record) -> Record:
+def _flat_record(record: RecordDict) -> RecordDict:
     """The record with what its job says of the part, which a lean record says beside the job."""
     return {**record, **(record.get("job") or {})}
 
 
-def span(record: Record) -> tuple[float, float]:
+def time_range(record: RecordDict) -> tuple[float, float]:
     """From where to where the caption is about, in seconds of the video."""
     part = _flat_record(record)
     start = float(part.get("start") or 0.0)
@@ -153,16 +153,16 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}.{rest % 1000:03d}"
 
 
-def _segment(record: Record) -> int | None:
+def _segment(record: RecordDict) -> int | None:
     number: int | None = (record.get("job") or {}).get("segment")
     return number
 
 
-def _interval(record: Record) -> str:
-    return "-".join(clock(moment) for moment in span(record))
+def _interval(record: RecordDict) -> str:
+    return "-".join(clock(moment) for moment in time_range(record))
 
 
-def _marked(record: Record) -> str:
+def _marked(record: RecordDict) -> str:
     """The caption as text, with :data:`MARK` where it is the built-in models' and nobody named these."""
     unasked = record.get("demo") and not (record.get("job") or {}).get("models_named")
     return f"{MARK if unasked else ''}{record['caption']}"
@@ -172,8 +172,8 @@ def _flat(caption: str) -> str:
     return one_line(" ".join(caption.split()))
 
 
-def _row(record: Record, raw: bool) -> str:
-    start, end = span(record) if record["error"] is None else (None, None)
+def _row(record: RecordDict, raw: bool) -> str:
+    start, end = time_range(record) if record["error"] is None else (None, None)
     error = record["error"] or {}
     values = {
         "path": record["path"],
@@ -201,7 +201,7 @@ def _row(record: Record, raw: bool) -> str:
     return buffer.getvalue().removesuffix("\r\n")
 
 
-def cues(record: Record, text: str | None = None) -> list[tuple[int, int, str]]:
+def subtitle_cues(record: RecordDict, text: str | None = None) -> list[tuple[int, int, str]]:
     """A caption, or its marked ``text``, as a viewer can read it: two lines of 42 characters at a time, each as long as
     its share of the text.
 
@@ -209,7 +209,7 @@ def cues(record: Record, text: str | None = None) -> list[tuple[int, int, str]]:
         start and end in milliseconds, one cue beginning where the one before ends, and the text with its line break. A
         caption whose time is unknown, or too short for its parts, stays one cue.
     """
-    start, end = (round(moment * 1000) for moment in span(record))
+    start, end = (round(moment * 1000) for moment in time_range(record))
     lines = textwrap.wrap(_flat(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
     parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
     if end - start < len(parts):
@@ -219,27 +219,27 @@ def cues(record: Record, text: str | None = None) -> list[tuple[int, int, str]]:
 
 
 def _escaped(text: str) -> str:
-    """The lines of one of :func:`cues` as subtitles hold them; what is escaped has been wrapped before."""
+    """The lines of one of :func:`subtitle_cues` as subtitles hold them; what is escaped has been wrapped before."""
     return "\n".join(cue(one) for one in text.split("\n"))
 
 
-def _srt(records: Sequence[Record]) -> str:
+def _srt(records: Sequence[RecordDict]) -> str:
     import srt  # type: ignore[import-untyped]
 
     times = (
         (timedelta(milliseconds=start), timedelta(milliseconds=end), _escaped(text))
         for record in records
-        for start, end, text in cues(record, _marked(record))
+        for start, end, text in subtitle_cues(record, _marked(record))
     )
     return str(srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False))
 
 
-def _vtt(records: Sequence[Record]) -> str:
+def _vtt(records: Sequence[RecordDict]) -> str:
     import webvtt
 
     file = webvtt.WebVTT()
     if any(record.get("demo") for record in records):
         file.header_comments.append(DEMO)
-    for start, end, text in (one for record in records for one in cues(record)):
+    for start, end, text in (one for record in records for one in subtitle_cues(record)):
         file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escaped(text)))
     return str(file.content) + "\n"

@@ -18,7 +18,16 @@ from vidspec.dataset.stores import is_url
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
 
-__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "expanded", "is_shard", "leave_out_missing", "matches"]
+__all__ = [
+    "EXTENSIONS",
+    "InputListing",
+    "InputSources",
+    "collect_inputs",
+    "drop_missing",
+    "expand_braces",
+    "is_shard",
+    "matches_any",
+]
 
 #: Bytes of a list or a manifest: some ten million clips.
 MAX_LIST_BYTES = 1 << 30
@@ -31,7 +40,7 @@ EXTENSIONS = frozenset(
 SHARDS = (".tar", ".parquet")
 
 
-def expanded(name: str) -> list[str]:
+def expand_braces(name: str) -> list[str]:
     """The shards that a name with braces, ``{00..09}`` or ``{a,b}``, stands for; any other name stands for itself."""
     return bracex.expand(name) if is_shard(name) and not os.path.lexists(name) else [name]
 
@@ -42,7 +51,7 @@ def is_shard(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sources:
+class InputSources:
     """Where clips are looked for.
 
     Attributes:
@@ -50,7 +59,7 @@ class Sources:
             of shards are expanded.
         lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
-        include, exclude: globs over the paths in folders and lists; see :func:`matches`.
+        include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
         images: whether image files in folders and lists are taken too.
         extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
     """
@@ -65,7 +74,7 @@ class Sources:
 
 
 @dataclass
-class Found:
+class InputListing:
     """The entries in their order, and what was left out on the way to them.
 
     ``several`` says whether a list, a folder or more than one file was asked for, so that output names each clip.
@@ -79,7 +88,7 @@ class Found:
     several: bool = False
 
 
-def collect(sources: Sources) -> Found:
+def collect_inputs(sources: InputSources) -> InputListing:
     """All clips that ``sources`` name, folders in the order of their sorted paths.
 
     The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
@@ -87,7 +96,7 @@ def collect(sources: Sources) -> Found:
     Raises:
         UsageError: a list or manifest cannot be read, standard input is asked for twice, or a URL cannot be.
     """
-    found = Found()
+    found = InputListing()
     stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
@@ -105,7 +114,7 @@ def collect(sources: Sources) -> Found:
     return found
 
 
-def leave_out_missing(found: Found, named: Sequence[str]) -> None:
+def drop_missing(found: InputListing, named: Sequence[str]) -> None:
     """Leave out clips of lists and manifests that do not exist, and shards that are pipes, sockets or devices, and say
     so in ``found.unreadable``. What is behind URLs of shards is found out when these are opened.
 
@@ -134,8 +143,8 @@ def _is_special(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _jobs(sources: Sources, found: Found) -> Iterator[Job]:
-    for path in (one for name in sources.paths for one in expanded(name)):
+def _jobs(sources: InputSources, found: InputListing) -> Iterator[Job]:
+    for path in (one for name in sources.paths for one in expand_braces(name)):
         if path == "-":
             found.several = True
             yield from _listed(path, sources, found)
@@ -164,7 +173,7 @@ def _root(path: str) -> str:
     return "."
 
 
-def _listed(name: str, sources: Sources, found: Found) -> Iterator[Job]:
+def _listed(name: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
     data = _content(name)
     for line in data.split(b"\0" if b"\0" in data else b"\n"):
         path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
@@ -180,7 +189,7 @@ def _manifest(name: str) -> Iterator[Job]:
     yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
 
 
-def _below(folder: str, sources: Sources, found: Found) -> Iterator[Job]:
+def _below(folder: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
     """The videos in ``folder`` and below, hidden ones left out; links to folders are not followed."""
 
     paths: list[str] = []
@@ -192,7 +201,7 @@ def _below(folder: str, sources: Sources, found: Found) -> Iterator[Job]:
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(".") and not matches(_slashed(os.path.join(here, name), folder), sources.exclude)
+            if not name.startswith(".") and not matches_any(_slashed(os.path.join(here, name), folder), sources.exclude)
         ]
         paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
     for path in sorted(paths):
@@ -204,7 +213,7 @@ def _slashed(path: str, folder: str) -> str:
     return os.path.relpath(path, folder).replace(os.sep, "/")
 
 
-def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
+def _wanted(path: str, relative: str, sources: InputSources, found: InputListing) -> bool:
     """Whether a path of a folder or list is one of the clips; counts it where it is not."""
     allowed = EXTENSIONS if sources.extensions is None else sources.extensions
     if sources.images and allowed:
@@ -215,7 +224,7 @@ def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
         found.not_video += 1
         return False
     relative = relative.replace(os.sep, "/").lstrip("/")
-    if matches(relative, sources.exclude) or (sources.include and not matches(relative, sources.include)):
+    if matches_any(relative, sources.exclude) or (sources.include and not matches_any(relative, sources.include)):
         found.excluded += 1
         return False
     return True
@@ -225,7 +234,7 @@ def _content(name: str) -> bytes:
     return read_whole(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True)
 
 
-def matches(relative: str, patterns: Iterable[str]) -> bool:
+def matches_any(relative: str, patterns: Iterable[str]) -> bool:
     """Whether ``relative``, a path with ``/``, is meant by one of ``patterns``.
 
     A pattern without ``/`` is compared with every part of the path, so that ``tmp`` means a folder of that name and all

@@ -10,22 +10,22 @@ from typing import NamedTuple
 from vidspec.config.bounds import STALL
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.events.record import Caption
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
-__all__ = ["CONTEXT", "Job", "JobConfig", "Outcome", "Questions", "Source"]
+__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
 
 #: The prompt of a segment that quotes the caption of the one before.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
 
 
-class Questions(NamedTuple):
+class JobQuestions(NamedTuple):
     """Several questions about one clip: asked in turns, each after the answers before, or all at once."""
 
     texts: tuple[str, ...]
     in_turns: bool
 
 
-class Source(NamedTuple):
+class MemberSource(NamedTuple):
     """Where the bytes of a clip are that is no local file; plain values that travel to other processes.
 
     Attributes:
@@ -44,12 +44,12 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Job(Request):
+class Job(CaptionRequest):
     """A clip to caption, or one part of it: a segment, or one of several questions.
 
-    The inputs make it of a path, the plan numbers it, the feed adds frames and cuts it into segments, the run asks the
-    questions. Fields of :class:`~vidspec.models.request.Request` are those of the part; ``path`` is as the user named
-    it, ``prompt`` None for the run's, and ``spent`` begins with the seconds that reading took.
+    The inputs make it of a path, the plan numbers it, the feed adds frames and cuts it into segments, the run asks
+    the questions. The fields of ``CaptionRequest`` are those of the part; ``path`` is as the user named it,
+    ``prompt`` None for the run's, and ``spent`` begins with the seconds that reading took.
 
     Attributes:
         root: the folder that ``--output-dir`` mirrors from; the clip lies below it, or its name alone is used.
@@ -67,21 +67,21 @@ class Job(Request):
     """
 
     root: str = "."
-    questions: Questions | None = None
+    questions: JobQuestions | None = None
     id: str | int | None = None
     columns: Mapping[str, object] = field(default_factory=dict)
-    source: Source | None = None
+    source: MemberSource | None = None
     shard: str | None = None
     number: int = 1
     done: Mapping[int, str | None] = field(default_factory=dict)
-    alone: bool = False
+    run_alone: bool = False
     segment: int | None = None
     segments: int | None = None
     error: Exception | None = None
     planned: Job | None = None
 
     @property
-    def whole(self) -> Job:
+    def planned_job(self) -> Job:
         """The clip that this is a part of, as it was planned."""
         return self.planned or self
 
@@ -99,7 +99,7 @@ class Job(Request):
         return next((number for number in before if number not in self.done), None)
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         """Whether it is the last part of its clip."""
         if self.segment is None or self.segments is None:
             return True
@@ -134,7 +134,7 @@ class JobConfig:
 
     video: Mapping[str, object] = field(default_factory=dict)
     prompt: str = ""
-    questions: Questions | None = None
+    questions: JobQuestions | None = None
     segment: float | str | None = None
     context: bool = False
     baseline: bool = False
@@ -149,22 +149,22 @@ class JobConfig:
     single_line: bool = False
     models_named: bool = False
 
-    def questions_of(self, job: Job) -> Questions | None:
+    def questions_of(self, job: Job) -> JobQuestions | None:
         """The questions about a clip; None where there is one prompt."""
-        whole = job.whole
+        whole = job.planned_job
         return whole.questions if whole.questions or whole.prompt else self.questions
 
     def one_by_one(self, job: Job) -> bool:
         """Whether the parts of a clip are captioned one after the other."""
-        return self.context or job.alone
+        return self.context or job.run_alone
 
     def prompt_of(self, job: Job) -> str:
         """What a clip or its part is asked, without context."""
         questions = self.questions_of(job)
-        return questions.texts[job.segment or 0] if questions else job.whole.prompt or self.prompt
+        return questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
 
 
-class Outcome(NamedTuple):
+class JobResult(NamedTuple):
     """The record of a job, why it failed (a VidspecError, a bug, or None), and the job without its frames."""
 
     caption: Caption

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.dataset.file_marks import FileMark, mark_line, parsed_mark
-from vidspec.dataset.records import Content
+from vidspec.dataset.records import FileContent
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
-from vidspec.events.record import Record
-from vidspec.files import Lock, backup_of, encoded, set_aside, write_whole
+from vidspec.events.record import RecordDict
+from vidspec.files import FileLock, back_up, backup_of, encode_line, write_whole
 
-__all__ = ["Journal", "Stored", "gone", "is_at", "parsed", "unwritable"]
+__all__ = ["Journal", "JournalEntry", "is_same_file", "missing_file_error", "parse_record", "unwritable_error"]
 
 
-class Stored(NamedTuple):
+class JournalEntry(NamedTuple):
     """A record in a journal: where it lies in the file (bytes), and what it is about.
 
     ``segment`` of ``segments`` is None for a whole clip; ``failed`` is whether it is an error record.
@@ -43,10 +43,10 @@ class Stored(NamedTuple):
     settings: str = ""
     segment: int | None = None
     segments: int | None = None
-    content: Content = Content(None, None)
+    content: FileContent = FileContent(None, None)
     failed: bool = True
 
-    def record(self) -> Record:
+    def record(self) -> RecordDict:
         """The record itself.
 
         Raises:
@@ -98,7 +98,7 @@ class Journal:
         if self._set_aside:
             self._forget(self._marks)
 
-    def parts(self, clip: str, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
         """The records of a clip under these settings, by segment (None for the whole clip)."""
         return self._index.get(clip, {}).get(settings, {})
 
@@ -106,20 +106,20 @@ class Journal:
         """The settings under which there are records of a clip."""
         return self._index.get(clip, {}).keys()
 
-    def by_hash(self, sha256: str, settings: str) -> Stored | None:
+    def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
         """A caption of the same content under the same settings, whatever its file was called."""
         return self._hashes.get((sha256, settings))
 
-    def others(self, settings: Collection[str]) -> int:
+    def other_settings_count(self, settings: Collection[str]) -> int:
         """How many records were made under other settings than these."""
         named = (item for by_settings in self._index.values() for item in by_settings.items())
         return sum(len(parts) for other, parts in named if other not in settings)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[RecordDict]:
         """The records that count, in the order of the file; raises as :meth:`read` does."""
         return self.read([stored for stored in self._order if self._counts(stored)])
 
-    def read(self, wanted: Sequence[Stored]) -> Iterator[Record]:
+    def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
         """Some of the records.
 
         Raises:
@@ -131,15 +131,15 @@ class Journal:
             with self.path.open("rb") as file:
                 for stored in wanted:
                     file.seek(stored.offset)
-                    yield parsed(file.read(stored.length)) or {}
+                    yield parse_record(file.read(stored.length)) or {}
         except OSError as error:
             raise self._failure(error) from None
 
-    def records_after(self, mark: FileMark) -> Iterator[Record]:
+    def records_after(self, mark: FileMark) -> Iterator[RecordDict]:
         """Records that were added after a mark, also those that do not count any more."""
         return self.read([stored for stored in self._order if stored.offset > mark.offset and stored.clip])
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RecordDict) -> None:
         """Add a record with its ``job``; when this returns it is on the disk.
 
         Raises:
@@ -148,7 +148,7 @@ class Journal:
         """
         if self.look:
             return
-        line = encoded(json_text(record) + "\n")
+        line = encode_line(json_text(record) + "\n")
         self._write(line, sync=True)
         self._add(self._size, line, record)
         self._check()
@@ -204,12 +204,12 @@ class Journal:
         if self._file is None:
             return
         status = os.fstat(self._file)
-        if not is_at(self.path, status) or status.st_size != self._size:
+        if not is_same_file(self.path, status) or status.st_size != self._size:
             self._release_file()
-            self.gone = gone(self.shown)
+            self.gone = missing_file_error(self.shown)
             raise self.gone
 
-    def tidy(self, clips: Sequence[str]) -> None:
+    def compact(self, clips: Sequence[str]) -> None:
         """Leave one record for each clip, those of ``clips`` last and in this order; replaces the file whole.
 
         Records that a later one made void go, and marks of what no file holds any more; the other marks are last. What
@@ -225,7 +225,7 @@ class Journal:
         self._check()
         rank = {clip: place for place, clip in enumerate(clips)}
         kept = [stored for stored in self._order if self._counts(stored)]
-        lines: list[Stored | FileMark] = [
+        lines: list[JournalEntry | FileMark] = [
             *sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0)),
             *sorted(mark for marks in self._marks.values() for mark in marks),
         ]
@@ -286,7 +286,7 @@ class Journal:
                 if ended and self._add_mark(offset, line):
                     offset += len(line)
                     continue
-                record = parsed(line)
+                record = parse_record(line)
                 if record is None and not offset and (ended or not line.startswith(b"{")):
                     return False
                 if record is None and not ended:  # a crash tore it
@@ -301,7 +301,7 @@ class Journal:
                             end.write(b"\n")
                 if record is None:
                     bad.append(line)
-                    self._order.append(Stored(self, offset, len(line)))
+                    self._order.append(JournalEntry(self, offset, len(line)))
                 else:
                     self._add(offset, line, record)
                 offset += len(line)
@@ -312,12 +312,12 @@ class Journal:
             self.damaged = len(bad)
         return True
 
-    def _add(self, offset: int, line: bytes, record: Record) -> None:
+    def _add(self, offset: int, line: bytes, record: RecordDict) -> None:
         job = record["job"]
-        content = Content(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
+        content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
         part = job.get("segment"), job.get("segments")
         failed = record.get("error") is not None
-        stored = Stored(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
+        stored = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
         parts = self._index.setdefault(stored.clip, {}).setdefault(stored.settings, {})
         for key in [key for key, old in parts.items() if not _belong(old, stored)]:
             del parts[key]
@@ -337,13 +337,13 @@ class Journal:
         self._size = offset + len(line)
         return True
 
-    def _counts(self, stored: Stored) -> bool:
+    def _counts(self, stored: JournalEntry) -> bool:
         return self.parts(stored.clip, stored.settings).get(stored.segment) is stored
 
     def _opened(self) -> int:
         if self._file is None:
             if self._set_aside:
-                self.replaced = self._shown(set_aside(self.path))
+                self.replaced = self._shown(back_up(self.path))
                 self._set_aside = False
                 if self._marks:  # a run that is ended and gone on with still knows them
                     marks = [mark for several in self._marks.values() for mark in several]
@@ -364,24 +364,24 @@ class Journal:
 
     def _forget(self, marks: dict[str, list[FileMark]] | None = None) -> None:
         """Begin with no records, and with these marks."""
-        self._index: dict[str, dict[str, dict[int | None, Stored]]] = {}  # by clip, settings, segment
-        self._hashes: dict[tuple[str, str], Stored] = {}
-        self._order: list[Stored] = []
+        self._index: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}  # by clip, settings, segment
+        self._hashes: dict[tuple[str, str], JournalEntry] = {}
+        self._order: list[JournalEntry] = []
         self._marks = marks or {}  # the last two by file
         self._size = 0
 
     def _failure(self, error: OSError) -> OutputError:
         if self.look:
             return OutputError(f"{self.shown}: cannot be read: {error.strerror or error}")
-        return unwritable(self.shown, error)
+        return unwritable_error(self.shown, error)
 
 
-def unwritable(path: Path, error: OSError, kind: str | None = None) -> OutputError:
+def unwritable_error(path: Path, error: OSError, kind: str | None = None) -> OutputError:
     """What to say of a file that the system does not let us write."""
     return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
 
 
-def is_at(path: Path, status: os.stat_result) -> bool:
+def is_same_file(path: Path, status: os.stat_result) -> bool:
     """Whether ``path`` still leads to the file that this is the status of."""
     try:
         return os.path.samestat(path.stat(), status)
@@ -389,7 +389,7 @@ def is_at(path: Path, status: os.stat_result) -> bool:
         return False
 
 
-def gone(path: Path) -> OutputError:
+def missing_file_error(path: Path) -> OutputError:
     """What to say of a file that was taken away in the middle of a run."""
     return OutputError(
         f"{path}: was moved, replaced or deleted while the run was writing it",
@@ -398,7 +398,7 @@ def gone(path: Path) -> OutputError:
     )
 
 
-def parsed(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> RecordDict | None:
     """The record in ``line``; None if it is none."""
     try:
         value = json.loads(line)
@@ -411,7 +411,7 @@ def parsed(line: bytes) -> Record | None:
     return value if known else None
 
 
-def _belong(old: Stored, new: Stored) -> bool:
+def _belong(old: JournalEntry, new: JournalEntry) -> bool:
     """Whether ``old`` still stands beside ``new``: another segment of the same content and division."""
     return (
         old.segment is not None
@@ -420,9 +420,9 @@ def _belong(old: Stored, new: Stored) -> bool:
     )
 
 
-def _locked(path: Path, shown: Path) -> Lock:
+def _locked(path: Path, shown: Path) -> FileLock:
     try:
-        return Lock(path)
+        return FileLock(path)
     except TimeoutError:
         raise UsageError(
             f"{shown}: another run is writing it", hint="wait for it to end, or name another file"

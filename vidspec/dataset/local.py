@@ -6,40 +6,40 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from vidspec.dataset.feed import Feed, reader_count, support_of
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.reader import Reader
-from vidspec.dataset.run import run
-from vidspec.events.observer import Observer
+from vidspec.dataset.feed import Feed, feed_support, reader_count
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.reader import ClipReader
+from vidspec.dataset.run import caption_jobs
+from vidspec.events.observer import RunObserver
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
 
-__all__ = ["outcomes", "readers_for"]
+__all__ = ["caption_locally", "readers_for"]
 
 
-def readers_for(config: JobConfig, clips: int | None) -> list[Reader]:
+def readers_for(config: JobConfig, clips: int | None) -> list[ClipReader]:
     """As many readers as so many clips (None where that is not known) are worth, none of them started."""
-    return [Reader(config.timeout, config.stall) for _ in range(reader_count(config, clips))]
+    return [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config, clips))]
 
 
-def outcomes(
+def caption_locally(
     captioner: Captioner,
     jobs: Iterable[Job],
     config: JobConfig,
-    observer: Observer | None = None,
-    readers: Sequence[Reader] | None = None,
-) -> Iterator[Outcome]:
+    observer: RunObserver | None = None,
+    readers: Sequence[ClipReader] | None = None,
+) -> Iterator[JobResult]:
     """Caption ``jobs``, several at once; their frames are read by processes that can be killed.
 
     ``readers`` may have been started before; they are closed in the end.
     """
     few = isinstance(jobs, Sized) and len(jobs) < 2
-    prepare, refuse, max_audio_s, gpu = support_of(captioner, config)
+    prepare, refuse, max_audio_s, gpu = feed_support(captioner, config)
     if few and config.segment is None:
         prepare = None  # there is nothing to do it beside
     elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
         look_beside()
     readers = readers or readers_for(config, len(jobs) if isinstance(jobs, Sized) else None)
     with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s, gpu)) as feed:
-        yield from run(captioner, feed, config, observer)
+        yield from caption_jobs(captioner, feed, config, observer)

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from vidspec.dataset.bulk import Listener
-from vidspec.dataset.job import Outcome
+from vidspec.dataset.bulk import ResultListener
+from vidspec.dataset.job import JobResult
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text
 from vidspec.events.tally import Tally
-from vidspec.files import Kind, check_output, encoded
+from vidspec.files import FileKind, check_output, encode_line
 
 __all__ = ["LOG", "LogFile", "check_log"]
 
 #: The first fields of every line.
-LOG = Kind("log of vidspec", rb'\A\s*\{"time": "[-+:.T\d]+", "event": "')
+LOG = FileKind("log of vidspec", rb'\A\s*\{"time": "[-+:.T\d]+", "event": "')
 
 
 def check_log(path: Path, inputs: Iterable[str]) -> None:
@@ -29,7 +29,7 @@ def check_log(path: Path, inputs: Iterable[str]) -> None:
     check_output(path, inputs, "--log-file", None if loses_nothing else LOG)
 
 
-class LogFile(Listener):
+class LogFile(ResultListener):
     """Adds to the file at ``path``; every line has ``time`` (UTC) and ``event``.
 
     A line that cannot be written is left out and the run goes on: captions matter more than the log.
@@ -54,7 +54,7 @@ class LogFile(Listener):
         """The run begins."""
         self._write("start", profile=profile, options=options, **_counts(tally))
 
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+    def result(self, outcome: JobResult, tally: Tally) -> None:
         caption, job = outcome.caption, outcome.job
         self._write(
             "clip",
@@ -77,7 +77,7 @@ class LogFile(Listener):
 
     def _write(self, event: str, **fields: object) -> None:
         record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **fields}
-        line = encoded("\n" * self._torn + json_text(record, default=str) + "\n")
+        line = encode_line("\n" * self._torn + json_text(record, default=str) + "\n")
         written, why = 0, "the disk is full"
         try:
             written = self._file.write(line) or 0

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from vidspec.dataset.job import Job, Questions
-from vidspec.dataset.stores import joined
+from vidspec.dataset.job import Job, JobQuestions
+from vidspec.dataset.stores import join_url
 from vidspec.errors import UsageError
 
-__all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
+__all__ = ["SUFFIXES", "parse_manifest", "parse_seconds", "parse_time"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
 PATH_KEYS = ("path", "video", "file", "filename")
@@ -49,7 +49,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         texts = questions.texts if questions else ()
         if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *texts)))):
             raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
-        start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
+        start, end = (parse_time(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
             raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
         identity = row.get("id")
@@ -63,7 +63,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         except RecursionError:
             raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
         yield Job(
-            joined(folder, path),
+            join_url(folder, path),
             root=folder or ".",
             start=start,
             end=end,
@@ -74,7 +74,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         )
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` in seconds.
 
     Raises:
@@ -97,7 +97,7 @@ def _encodes(text: str, errors: str = "strict") -> bool:
         return False
 
 
-def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, Questions | None]:
+def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, JobQuestions | None]:
     """The prompt of a row, or its several questions."""
     prompt, turns = row.get("prompt"), row.get("turns")
     if turns is not None and prompt:
@@ -112,10 +112,10 @@ def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, Quest
         raise UsageError(f"{where}: prompt: the same is asked twice")
     if turns is None and len(texts) == 1:
         return texts[0], None
-    return None, Questions(tuple(texts), turns is not None)
+    return None, JobQuestions(tuple(texts), turns is not None)
 
 
-def moment(value: object, where: str) -> float | None:
+def parse_time(value: object, where: str) -> float | None:
     """What a manifest or ``--start`` says of a time, in seconds; None where it says nothing.
 
     Raises:
@@ -126,7 +126,7 @@ def moment(value: object, where: str) -> float | None:
     try:
         if not isinstance(value, str | int | float):
             raise ValueError
-        time = seconds(value) if isinstance(value, str) else float(value)
+        time = parse_seconds(value) if isinstance(value, str) else float(value)
     except (ValueError, OverflowError):
         raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
     if not (math.isfinite(time) and time >= 0):

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec.dataset.file_marks import is_mark
-from vidspec.dataset.formats import CSV_COLUMNS, Format, document, listing
-from vidspec.dataset.journal import parsed
-from vidspec.dataset.records import lean
+from vidspec.dataset.formats import CSV_COLUMNS, Format, clip_document, file_content
+from vidspec.dataset.journal import parse_record
+from vidspec.dataset.records import lean_record
 from vidspec.errors import UsageError
-from vidspec.events.record import Record
-from vidspec.files import Kind
+from vidspec.events.record import RecordDict
+from vidspec.files import FileKind
 
-__all__ = ["Merged", "kind_of", "merge", "rendered"]
+__all__ = ["MergedRecords", "kind_of", "merge_records", "render_records"]
 
 
 @dataclass
-class Merged:
+class MergedRecords:
     """Records in the order of their paths and times, and what was left out.
 
     ``duplicates`` were in several files, ``torn`` lines were cut off by a crash; ``failed`` records are among
     ``records``.
     """
 
-    records: list[Record] = field(default_factory=list)
+    records: list[RecordDict] = field(default_factory=list)
     duplicates: int = 0
     torn: int = 0
 
@@ -35,14 +35,14 @@ class Merged:
         return sum(record.get("error") is not None for record in self.records)
 
 
-def merge(paths: Iterable[Path]) -> Merged:
+def merge_records(paths: Iterable[Path]) -> MergedRecords:
     """The records of all ``paths``; of the same captioning the last one that did not fail, else the last.
 
     Raises:
         UsageError: a file cannot be read or holds something else than records.
     """
-    made = Merged()
-    best: dict[tuple[str, str, int | None], Record] = {}
+    made = MergedRecords()
+    best: dict[tuple[str, str, int | None], RecordDict] = {}
     for path in paths:
         for record in _records(path, made):
             job = record["job"]
@@ -58,16 +58,16 @@ def merge(paths: Iterable[Path]) -> Merged:
     return made
 
 
-def kind_of(form: Format) -> Kind:
+def kind_of(form: Format) -> FileKind:
     """What may be replaced by records in this format: earlier ones, where the format shows that they are ours."""
     if form in ("json", "jsonl"):
-        return Kind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
+        return FileKind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
     if form == "csv":
-        return Kind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
-    return Kind("empty file", rb"(?!)")
+        return FileKind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
+    return FileKind("empty file", rb"(?!)")
 
 
-def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) -> str:
+def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool = False) -> str:
     """All records as the content of one file.
 
     Raises:
@@ -76,21 +76,21 @@ def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) 
     if form in ("srt", "vtt", "webdataset-txt"):
         if len({record["job"]["clip"] for record in records}) > 1:
             raise UsageError(f"--format {form}: several clips need a file each")
-        return document(records, form) or ""
+        return clip_document(records, form) or ""
     if form == "json" and any("timings" not in record for record in records):
         raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
     if form == "jsonl":
-        records = [lean(record) for record in records]
-    return listing(records, form, several=True, raw_csv=raw_csv)
+        records = [lean_record(record) for record in records]
+    return file_content(records, form, several=True, raw_csv=raw_csv)
 
 
-def _records(path: Path, made: Merged) -> Iterable[Record]:
+def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
     try:
         if path.is_char_device():
             raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
-                record = parsed(text)
+                record = parse_record(text)
                 if record is not None:
                     yield record
                 elif is_mark(text):
@@ -114,6 +114,6 @@ def _whole(text: bytes) -> bool:
     return True
 
 
-def _place(record: Record) -> tuple[str, float, float, str]:
+def _place(record: RecordDict) -> tuple[str, float, float, str]:
     job = {**record, **record["job"]}
     return (record["path"], job.get("start") or 0.0, job.get("end") or float("inf"), job["settings"])

@@ -13,22 +13,22 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vidspec.dataset.formats import SUBTITLES, Format, document, header, line, listing
+from vidspec.dataset.formats import SUBTITLES, Format, clip_document, file_content, header_line, record_line
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, Stored, gone, is_at, unwritable
-from vidspec.dataset.records import clip_id, lean
+from vidspec.dataset.journal import Journal, JournalEntry, is_same_file, missing_file_error, unwritable_error
+from vidspec.dataset.records import clip_id, lean_record
 from vidspec.dataset.writers import Lines
 from vidspec.errors import OutputError, UsageError
-from vidspec.events.record import Record
-from vidspec.files import backup_of, encoded, set_aside, write_whole
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up, backup_of, encode_line, write_whole
 
 __all__ = [
     "ONE_CLIP",
-    "Journaled",
-    "OneFile",
+    "CombinedOutput",
+    "JournaledOutput",
     "Output",
-    "Several",
-    "Stream",
+    "SingleFileOutput",
+    "StreamOutput",
     "hidden_journal",
     "in_order",
     "journal_of",
@@ -45,11 +45,11 @@ class Output:
     A record is given with its clip, as the job that was planned.
     """
 
-    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         """Records of a clip under these settings, by segment."""
         return {}
 
-    def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
+    def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
         """An earlier caption of the same bytes under another name."""
         return None
 
@@ -68,14 +68,14 @@ class Output:
         """Whether nothing would come of captioning a clip: all its files are there, and are not to be replaced."""
         return False
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         """Keep a record; when this returns it cannot be lost.
 
         Raises:
             OutputError: it could not be kept; of kind :data:`ONE_CLIP` where others still can.
         """
 
-    def earlier(self, job: Job, settings: str) -> None:
+    def restore(self, job: Job, settings: str) -> None:
         """A clip that needs no captioning; its file is written again if it is gone."""
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
@@ -83,7 +83,7 @@ class Output:
         return []
 
 
-class Stream(Output):
+class StreamOutput(Output):
     """Lines on standard output (or into a pipe): nothing is remembered.
 
     Args:
@@ -104,9 +104,9 @@ class Stream(Output):
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
         self._begun = False
         self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
-        self._waiting: dict[str, list[Record]] = {}  # by clip
+        self._waiting: dict[str, list[RecordDict]] = {}  # by clip
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         clip = clip_id(job)
         self._waiting.setdefault(clip, []).append(record)
         if self._due is None:
@@ -130,21 +130,21 @@ class Stream(Output):
         last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
         if self.form in SUBTITLES and not last:
             return False
-        first = None if self._begun else header(self.form)
+        first = None if self._begun else header_line(self.form)
         self._begun = True
         records = self._waiting.pop(clip)
         if self.form in SUBTITLES:
-            texts = [(document(records, self.form) or "").removesuffix("\n") or None]
+            texts = [(clip_document(records, self.form) or "").removesuffix("\n") or None]
         else:
-            shown = map(lean, records) if self.form == "jsonl" else records
-            texts = [line(one, self.form, several=self.several, raw_csv=self.raw_csv) for one in shown]
+            shown = map(lean_record, records) if self.form == "jsonl" else records
+            texts = [record_line(one, self.form, several=self.several, raw_csv=self.raw_csv) for one in shown]
         for text in (first, *texts):
             if text is not None:
                 self.lines.write(text)
         return last
 
 
-class Journaled(Output):
+class JournaledOutput(Output):
     """What all outputs with a memory share; by itself it keeps records in journals alone.
 
     Args:
@@ -191,15 +191,15 @@ class Journaled(Output):
         """What to raise for an error of a journal."""
         return error
 
-    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         return self.journal(job).parts(clip_id(job), settings)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[RecordDict]:
         """All of the journals that were opened so far."""
         for journal in self._journals.values():
             yield from journal.records()
 
-    def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
+    def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
         return self.journal(job).by_hash(sha256, settings)
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
@@ -207,9 +207,9 @@ class Journaled(Output):
         return {}
 
     def others(self, settings: Collection[str]) -> int:
-        return sum(journal.others(settings) for journal in self._journals.values())
+        return sum(journal.other_settings_count(settings) for journal in self._journals.values())
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         with self._keeping(job):
             self.journal(job).append(record)
 
@@ -218,7 +218,7 @@ class Journaled(Output):
         try:
             for path, journal in self._journals.items():
                 if path not in self._lost:
-                    journal.tidy([clip_id(job) for job in jobs if self._journal_for(job) == path])
+                    journal.compact([clip_id(job) for job in jobs if self._journal_for(job) == path])
                 if journal.repaired:
                     notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")
                 if journal.damaged:
@@ -235,7 +235,7 @@ class Journaled(Output):
         return []
 
 
-class OneFile(Journaled):
+class SingleFileOutput(JournaledOutput):
     """One file for all clips.
 
     Raises:
@@ -301,17 +301,17 @@ class OneFile(Journaled):
             return {}
         return {self.path: f"replaced, kept as {backup_of(self.path)}"}
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         if self._look:
             return
         with self._keeping(job):
             if not self._own:
                 self._set_aside()  # before the record: a file beside a journal is always that journal's
-            super().add(job, lean(record) if self.form == "jsonl" else record)
+            super().add(job, lean_record(record) if self.form == "jsonl" else record)
             if not self._own:
                 self._append(record)
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: RecordDict) -> None:
         if self.form == "parquet":  # which ends in what its beginning depends on: at the end
             return
         if self._begun is None or self.form in SUBTITLES:
@@ -323,29 +323,29 @@ class OneFile(Journaled):
                 with open(self.path, "ab") as file:
                     file.write(text)
             except OSError as error:
-                raise unwritable(self.path, error) from None
+                raise unwritable_error(self.path, error) from None
             self._digest.update(text)
             self._size += len(text)
 
-    def _line(self, record: Record) -> bytes:
+    def _line(self, record: RecordDict) -> bytes:
         """A record as it is added to the file; nothing where its format is written whole."""
         if self.form == "parquet" or self.form in SUBTITLES:
             return b""
-        text = line(record, self.form, several=self.several, raw_csv=self.raw_csv)
-        return b"" if text is None else encoded(text + "\n")
+        text = record_line(record, self.form, several=self.several, raw_csv=self.raw_csv)
+        return b"" if text is None else encode_line(text + "\n")
 
     def _check(self) -> None:
         """Find out whether the file is still the one that this run began."""
-        if self._begun is not None and not is_at(self.path, self._begun):
-            raise gone(self.path)
+        if self._begun is not None and not is_same_file(self.path, self._begun):
+            raise missing_file_error(self.path)
 
     def _set_aside(self) -> None:
         """Keep a file that is to be replaced and is not ours."""
         if not self._ours:
             try:
-                self._moved = set_aside(self.path)
+                self._moved = back_up(self.path)
             except OSError as error:
-                raise unwritable(self.path, error) from None
+                raise unwritable_error(self.path, error) from None
         self._ours = True
 
     def _whole(self) -> None:
@@ -360,10 +360,10 @@ class OneFile(Journaled):
     def _content(self) -> bytes:
         """What the file is to hold by its journal."""
         if self.form == "parquet":
-            from vidspec.dataset.tables import table
+            from vidspec.dataset.tables import parquet_bytes
 
-            return table(self.records())
-        return encoded(listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
+            return parquet_bytes(self.records())
+        return encode_line(file_content(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
 
     def _mark(self) -> None:
         self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())
@@ -386,7 +386,7 @@ class OneFile(Journaled):
         return [f"{self.path}: the earlier file is now {self._moved}"] if self._moved else []
 
 
-class Several(Output):
+class CombinedOutput(Output):
     """Counts as done what every output with a memory has; what they remember, a stream among them is given again.
 
     Args:
@@ -396,10 +396,10 @@ class Several(Output):
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         self.outputs = outputs
-        self._kept = [one for one in outputs if not isinstance(one, Stream)]
-        self._streams = [one for one in outputs if isinstance(one, Stream)]
+        self._kept = [one for one in outputs if not isinstance(one, StreamOutput)]
+        self._streams = [one for one in outputs if isinstance(one, StreamOutput)]
 
-    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         first, *others = [one.parts(job, settings) for one in self._kept] or [{}]
         return {
             key: stored
@@ -407,7 +407,7 @@ class Several(Output):
             if all(key in other and other[key].content.same(stored.content) for other in others)
         }
 
-    def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
+    def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
         # What one wrote may be less than another needs: only outputs that are alike could share it.
         return self._kept[0].same_content(job, sha256, settings) if len(self._kept) == 1 else None
 
@@ -421,14 +421,14 @@ class Several(Output):
     def leaves(self, job: Job) -> bool:
         return bool(self.outputs) and all([one.leaves(job) for one in self.outputs])
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         for one in self.outputs:
             one.add(job, record)
 
-    def earlier(self, job: Job, settings: str) -> None:
+    def restore(self, job: Job, settings: str) -> None:
         stored = in_order(self.parts(job, settings))
         for one in self._kept:
-            one.earlier(job, settings)
+            one.restore(job, settings)
         for stream in self._streams:
             for part in stored:
                 stream.add(job, part.record())
@@ -456,7 +456,7 @@ def journal_of(path: Path, form: Format) -> Path:
     return path if form in ("json", "jsonl") else hidden_journal(path)
 
 
-def in_order(parts: Mapping[int | None, Stored]) -> list[Stored]:
+def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:
     return sorted(parts.values(), key=lambda one: one.segment or 0)
 
 

@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, Stored
+from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
-from vidspec.dataset.records import clip_id, lean
-from vidspec.dataset.stores import is_url, joined, names_in, put
-from vidspec.dataset.tables import Part, part_at, records_of, table
+from vidspec.dataset.records import clip_id, lean_record
+from vidspec.dataset.stores import is_url, join_url, names_in, write_url
+from vidspec.dataset.tables import PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.errors import OutputError, UsageError
-from vidspec.events.record import Record
-from vidspec.files import set_aside
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up
 
-__all__ = ["Parts"]
+__all__ = ["PartOutput"]
 
 
-class Parts(Output):
+class PartOutput(Output):
     """Where records of shards go; used by the thread that plans shards and by the one that keeps records.
 
     Args:
@@ -60,10 +60,10 @@ class Parts(Output):
             for old, name in known.items():
                 self._journal(old).unlink(missing_ok=True)
                 if not is_url(name):
-                    set_aside(Path(name))
+                    back_up(Path(name))
             known = {}
-        self._earlier = {shard: part_at(name) for shard, name in known.items()}
-        self.finished: dict[str, Part] = {
+        self._earlier = {shard: read_part_summary(name) for shard, name in known.items()}
+        self.finished: dict[str, PartSummary] = {
             shard: part
             for shard, part in self._earlier.items()
             if not self._journal(shard).exists() and not (retry and part.failed)
@@ -71,7 +71,7 @@ class Parts(Output):
 
     def name(self, shard: str) -> str:
         """The part of a shard."""
-        return joined(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
+        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
 
     def begin(self, shard: str) -> None:
         """Open the journal of a shard, with what is to be kept of an earlier part.
@@ -93,7 +93,7 @@ class Parts(Output):
                 journal.append(record)
             elif (stored := known[job].get(record["job"].get("segment"))) is not None:
                 edited |= stored.record()["caption"] != record["caption"]
-        if edited and not is_url(name) and (moved := set_aside(Path(name))) is not None:
+        if edited and not is_url(name) and (moved := back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
     def expect(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
@@ -107,15 +107,15 @@ class Parts(Output):
             if not self._left[shard]:
                 self._finish(shard, settings)
 
-    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         return self._open[job.shard or ""].parts(clip_id(job), settings)
 
-    def add(self, job: Job, record: Record) -> None:
+    def add(self, job: Job, record: RecordDict) -> None:
         if job.shard is None:  # a shard that cannot be read is tried again by the next run
             return
         with self._lock:
             journal, left = self._open[job.shard], self._left[job.shard]
-            journal.append(lean(record))
+            journal.append(lean_record(record))
             about, clip = record["job"], clip_id(job)
             if len(journal.parts(clip, about["settings"])) >= about.get("segments", 1):
                 left.discard(clip)
@@ -133,8 +133,8 @@ class Parts(Output):
         del self._left[shard]
         journal, name = self._open.pop(shard), self.name(shard)
         try:
-            journal.tidy(self._clips.pop(shard))
-            put(name, table(one for one in journal.records() if one["job"]["settings"] == settings))
+            journal.compact(self._clips.pop(shard))
+            write_url(name, parquet_bytes(one for one in journal.records() if one["job"]["settings"] == settings))
             journal.path.unlink(missing_ok=True)
         except OutputError as error:
             hint = "give the same command again when it can be: nothing is captioned twice"

@@ -13,24 +13,34 @@ from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
-from vidspec.dataset.feed import Feed, reader_count, support_of
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.reader import Reader
-from vidspec.dataset.run import run
+from vidspec.dataset.feed import Feed, feed_support, reader_count
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.reader import ClipReader
+from vidspec.dataset.run import caption_jobs
 from vidspec.errors import GenerationError, ModelError, VidspecError
-from vidspec.events.record import failed
+from vidspec.events.record import failed_caption
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
 
-__all__ = ["ATTEMPTS", "Ended", "Factory", "Group", "Message", "TaskQueue", "Workers", "distributed", "serve"]
+__all__ = [
+    "ATTEMPTS",
+    "CaptionerFactory",
+    "DeviceGroup",
+    "TaskQueue",
+    "WorkerExit",
+    "WorkerMessage",
+    "WorkerPool",
+    "run_on_workers",
+    "serve_jobs",
+]
 
 #: How often a clip is given to a process before it is blamed for the process's end.
 ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """What one captioner runs on.
 
     Attributes:
@@ -45,7 +55,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Factory:
+class CaptionerFactory:
     """Makes a captioner in another process; plain values that travel there.
 
     Attributes:
@@ -56,7 +66,7 @@ class Factory:
     profile: Mapping[str, object]
     maker: str = "vidspec.captioner:Captioner"
 
-    def make(self, group: Group) -> Captioner:
+    def make(self, group: DeviceGroup) -> Captioner:
         """The captioner for ``group``, its models loaded.
 
         Raises:
@@ -74,20 +84,20 @@ class Factory:
         return captioner
 
 
-class Ended(NamedTuple):
+class WorkerExit(NamedTuple):
     """That a worker's process has ended, and how."""
 
     why: str
 
 
 #: From a worker: it has room for a job, begins with one (or a part), has an outcome, or cannot go on.
-Message: TypeAlias = "Literal['more'] | Job | Outcome | Exception | Ended"
+WorkerMessage: TypeAlias = "Literal['more'] | Job | JobResult | Exception | WorkerExit"
 
 
-class Workers(Protocol):
-    """Processes that :func:`serve`, by number, and how messages travel."""
+class WorkerPool(Protocol):
+    """Processes that :func:`serve_jobs`, by number, and how messages travel."""
 
-    def start(self, group: Group) -> int:
+    def start(self, group: DeviceGroup) -> int:
         """Start another one."""
         ...
 
@@ -95,8 +105,8 @@ class Workers(Protocol):
         """Give a job to one that asked for it; nothing happens where it has died since."""
         ...
 
-    def receive(self) -> Iterable[tuple[int, Message]]:
-        """Wait for messages. :class:`Ended` comes after all others of its worker."""
+    def receive(self) -> Iterable[tuple[int, WorkerMessage]]:
+        """Wait for messages. :class:`WorkerExit` comes after all others of its worker."""
         ...
 
     def close(self, idle: Collection[int]) -> None:
@@ -104,7 +114,9 @@ class Workers(Protocol):
         ...
 
 
-def distributed(workers: Workers, factory: Factory, jobs: Iterable[Job], groups: Sequence[Group]) -> Iterator[Outcome]:
+def run_on_workers(
+    workers: WorkerPool, factory: CaptionerFactory, jobs: Iterable[Job], groups: Sequence[DeviceGroup]
+) -> Iterator[JobResult]:
     """Caption ``jobs`` by one worker for each of ``groups``; outcomes come as clips are finished, in any order.
 
     Each asks for the next job when it has room for it. One that dies is replaced, and what becomes of the clips it had
@@ -114,7 +126,7 @@ def distributed(workers: Workers, factory: Factory, jobs: Iterable[Job], groups:
         VidspecError: a worker cannot load its models.
     """
     queue = TaskQueue(jobs, str(factory.profile.get("name")))
-    running: dict[int, Group] = {}
+    running: dict[int, DeviceGroup] = {}
     ready: set[int] = set()
     idle: dict[int, None] = {}  # in the order in which they asked
     try:
@@ -130,33 +142,33 @@ def distributed(workers: Workers, factory: Factory, jobs: Iterable[Job], groups:
             for worker, message in workers.receive():
                 if isinstance(message, Exception):
                     raise message
-                if isinstance(message, Ended):
+                if isinstance(message, WorkerExit):
                     if worker not in ready:
                         raise ModelError(f"a captioner's process ended while it loaded its models ({message.why})")
                     idle.pop(worker, None)
-                    yield from queue.died(worker, message.why)
+                    yield from queue.fail_worker(worker, message.why)
                     group = running.pop(worker)
                     if not queue.over:
                         running[workers.start(group)] = group
                     continue
                 ready.add(worker)
-                if isinstance(message, Outcome):
-                    queue.done(worker, message)
+                if isinstance(message, JobResult):
+                    queue.mark_done(worker, message)
                     yield message
                 elif isinstance(message, Job):
-                    queue.begun(worker, message)
+                    queue.mark_begun(worker, message)
                 else:
                     idle[worker] = None
     finally:
         workers.close(idle if queue.over else ())
 
 
-def serve(
-    factory: Factory,
+def serve_jobs(
+    factory: CaptionerFactory,
     config: JobConfig,
-    group: Group,
+    group: DeviceGroup,
     receive: Callable[[], Job | None],
-    send: Callable[[Message], None],
+    send: Callable[[WorkerMessage], None],
 ) -> None:
     """What a worker does: it loads a captioner and captions the jobs that it receives, until that is None.
 
@@ -177,21 +189,21 @@ def serve(
 
     try:
         captioner = factory.make(group)
-        readers = [Reader(config.timeout, config.stall) for _ in range(reader_count(config))]
-        with closing(Feed(jobs(), config, readers, *support_of(captioner, config))) as feed:
-            for outcome in run(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
+        readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
+        with closing(Feed(jobs(), config, readers, *feed_support(captioner, config))) as feed:
+            for outcome in caption_jobs(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
                 send(_portable(outcome))
     except Exception as error:
         send(error)
 
 
-def _portable(outcome: Outcome) -> Outcome:
+def _portable(outcome: JobResult) -> JobResult:
     """``outcome`` without what cannot or need not leave a process: the trace, foreign exceptions."""
     error = outcome.error
     if error is not None and not isinstance(error, VidspecError):
         traceback.print_exception(error, file=sys.stderr)
         error = VidspecError(f"{type(error).__name__}: {error}", kind="internal")
-    return Outcome(replace(outcome.caption, trace=None), error, outcome.job)
+    return JobResult(replace(outcome.caption, trace=None), error, outcome.job)
 
 
 @dataclass
@@ -238,7 +250,7 @@ class TaskQueue:
     def take(self, worker: Hashable) -> Job | None:
         """A job for a worker that has room; None if there is none for it now."""
         assigned = self._assigned.setdefault(worker, _Assigned())
-        if any(job.alone for job in assigned.jobs.values()):
+        if any(job.run_alone for job in assigned.jobs.values()):
             return None
         if self._waiting:
             job = self._waiting.popleft()
@@ -271,20 +283,20 @@ class TaskQueue:
             self._drawn = job is None or next(self._numbers) == self.count
         return job
 
-    def begun(self, worker: Hashable, job: Job) -> None:
+    def mark_begun(self, worker: Hashable, job: Job) -> None:
         """A worker begins to caption a job, or a part of one."""
         self._assigned[worker].begun[job.number, job.segment] = job
 
-    def done(self, worker: Hashable, outcome: Outcome) -> None:
+    def mark_done(self, worker: Hashable, outcome: JobResult) -> None:
         """A job, or a part, is captioned, or has failed by itself."""
         assigned, job = self._assigned[worker], outcome.job
         assigned.begun.pop((job.number, job.segment), None)
-        if job.last:
+        if job.is_last:
             del assigned.jobs[job.number]
         else:
             assigned.jobs[job.number] = _without(assigned.jobs[job.number], job, outcome.caption.caption)
 
-    def died(self, worker: Hashable, why: str) -> list[Outcome]:
+    def fail_worker(self, worker: Hashable, why: str) -> list[JobResult]:
         """A worker has ended; the outcomes of those that have failed by that."""
         assigned = self._assigned.pop(worker, _Assigned())
         suspects = list(assigned.begun.values()) or list(assigned.jobs.values())
@@ -295,18 +307,18 @@ class TaskQueue:
             if number not in suspected or self._ends[number] < ATTEMPTS:
                 self._again(job)
             elif len(suspects) > 1:
-                self._again(replace(job, alone=True))
+                self._again(replace(job, run_alone=True))
             else:
                 (part,) = suspects
                 error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
-                failures.append(Outcome(failed(part.path, error, profile=self.profile), error, part))
-                if not part.last:
+                failures.append(JobResult(failed_caption(part.path, error, profile=self.profile), error, part))
+                if not part.is_last:
                     self._ends[number] = 0
                     self._again(_without(job, part, None))
         return failures
 
     def _again(self, job: Job) -> None:
-        (self._alone if job.alone else self._waiting).appendleft(job)
+        (self._alone if job.run_alone else self._waiting).appendleft(job)
 
 
 def _without(job: Job, part: Job, caption: str | None) -> Job:

@@ -8,8 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.pool import Ended, Factory, Group, Message, distributed, serve
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 from vidspec.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.util.queue import Queue
 
-__all__ = ["connected", "ray_outcomes"]
+__all__ = ["connect_ray", "ray_outcomes"]
 
 
-def connected(address: str | None = None) -> ModuleType:
+def connect_ray(address: str | None = None) -> ModuleType:
     """Ray itself, connected: to ``address``, or to a new cluster on this machine that ends with this process.
 
     Raises:
@@ -40,19 +40,24 @@ def connected(address: str | None = None) -> ModuleType:
 
 
 def ray_outcomes(
-    factory: Factory, jobs: Iterable[Job], config: JobConfig, groups: Sequence[Group], *, address: str | None = None
-) -> Iterator[Outcome]:
-    """Caption ``jobs`` by one actor for each of ``groups``; see :func:`vidspec.dataset.pool.distributed`.
+    factory: CaptionerFactory,
+    jobs: Iterable[Job],
+    config: JobConfig,
+    groups: Sequence[DeviceGroup],
+    *,
+    address: str | None = None,
+) -> Iterator[JobResult]:
+    """Caption ``jobs`` by one actor for each of ``groups``; see :func:`vidspec.dataset.pool.run_on_workers`.
 
     Clips are read by the actors, by the paths they have here.
     """
-    return distributed(_Actors(connected(address), factory, config), factory, jobs, groups)
+    return run_on_workers(_Actors(connect_ray(address), factory, config), factory, jobs, groups)
 
 
 class _Actors:
     """Actors, each with a queue of its jobs, and one queue for the messages of all."""
 
-    def __init__(self, ray: ModuleType, factory: Factory, config: JobConfig) -> None:
+    def __init__(self, ray: ModuleType, factory: CaptionerFactory, config: JobConfig) -> None:
         self.ray, self.factory, self.config = ray, factory, config
         self._messages = self._queue()
         self._next = self._awaited()
@@ -65,14 +70,14 @@ class _Actors:
 
         return Queue(actor_options={"num_cpus": 0})
 
-    def _awaited(self) -> ObjectRef[tuple[int, Message]]:
+    def _awaited(self) -> ObjectRef[tuple[int, WorkerMessage]]:
         """The next message, which can be waited for together with the ends of actors."""
         queue = self._messages.actor
         assert not isinstance(queue, type)
-        next_message: ObjectRef[tuple[int, Message]] = queue.get.remote(None)
+        next_message: ObjectRef[tuple[int, WorkerMessage]] = queue.get.remote(None)
         return next_message
 
-    def start(self, group: Group) -> int:
+    def start(self, group: DeviceGroup) -> int:
         worker, jobs = len(self._actors), self._queue()
         actor = self.ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote()
         self._actors.append(actor)
@@ -83,7 +88,7 @@ class _Actors:
     def send(self, worker: int, job: Job) -> None:
         self._jobs[worker].put(job)
 
-    def receive(self) -> Iterator[tuple[int, Message]]:
+    def receive(self) -> Iterator[tuple[int, WorkerMessage]]:
         (ended,), _ = self.ray.wait([self._next, *self._running])
         if ended == self._next:
             yield self.ray.get(ended)
@@ -93,7 +98,7 @@ class _Actors:
         try:
             self.ray.get(ended)
         except self.ray.exceptions.RayActorError as error:
-            self._messages.put((worker, Ended(_first_line(error))))  # behind what it sent before
+            self._messages.put((worker, WorkerExit(_first_line(error))))  # behind what it sent before
 
     def close(self, idle: Collection[int]) -> None:
         for actor in [*self._actors, *(queue.actor for queue in [*self._jobs, self._messages])]:
@@ -104,10 +109,16 @@ class _Actor:
     """A captioner in an actor."""
 
     def work(
-        self, worker: int, factory: Factory, config: JobConfig, group: Group, jobs: Queue, messages: Queue
+        self,
+        worker: int,
+        factory: CaptionerFactory,
+        config: JobConfig,
+        group: DeviceGroup,
+        jobs: Queue,
+        messages: Queue,
     ) -> None:
         """Caption the jobs of a queue until its run ends."""
-        serve(factory, config, group, jobs.get, lambda message: messages.put((worker, message)))
+        serve_jobs(factory, config, group, jobs.get, lambda message: messages.put((worker, message)))
 
 
 def _first_line(error: BaseException) -> str:

@@ -55,7 +55,7 @@ def main() -> None:
     import vidspec.dataset.segments
     import vidspec.video.reading  # noqa: F401  what every request needs
 
-    memory.limit(MOST_MEMORY)
+    memory.limit_memory(MOST_MEMORY)
     answers.ready()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
@@ -128,7 +128,7 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
     import numpy as np
 
     from vidspec import video
-    from vidspec.dataset.segments import cut
+    from vidspec.dataset.segments import cut_clip
     from vidspec.errors import VidspecError
     from vidspec.video.reading import MOST_BYTES
 
@@ -153,7 +153,7 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
 
     try:
         if request.pop("op") == "segments":
-            header: dict[str, Any] = {"segments": cut(**request)}
+            header: dict[str, Any] = {"segments": cut_clip(**request)}
         else:
             check = planned if request.pop("check") else None
             into = allocate if hasattr(os, "memfd_create") else None

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vidspec.video.base import Clip
-    from vidspec.video.reading import Check
+    from vidspec.video.reading import CheckFrameCount
 
-__all__ = ["Reader"]
+__all__ = ["ClipReader"]
 
 #: How often the process is started for a clip: one that dies while it starts has not seen the clip.
 STARTS = 2
@@ -36,7 +36,7 @@ DYING = 5.0
 PIXEL_BYTES = 32
 
 
-class Budget:
+class MemoryBudget:
     """Memory that the readers of this process share for large pictures. One that needs more than all gets it alone."""
 
     def __init__(self, most: int) -> None:
@@ -64,10 +64,10 @@ class Budget:
                 self._changed.notify_all()
 
 
-_BUDGET = Budget(MOST_MEMORY)
+_BUDGET = MemoryBudget(MOST_MEMORY)
 
 
-class Reader:
+class ClipReader:
     """A process of its own that reads one clip at a time; started by :meth:`start`, or with the first clip.
 
     It may take only so much memory (see ``vidspec.dataset.read_worker``), and frames are scaled down to what
@@ -91,7 +91,12 @@ class Reader:
             self._start()
 
     def read(
-        self, path: str, start: float | None, end: float | None, video: Mapping[str, Any], check: Check | None = None
+        self,
+        path: str,
+        start: float | None,
+        end: float | None,
+        video: Mapping[str, Any],
+        check: CheckFrameCount | None = None,
     ) -> Clip:
         """What ``vidspec.video.read`` gives for these arguments.
 
@@ -103,7 +108,7 @@ class Reader:
 
         from vidspec.video import Clip, SourceFacts
 
-        with _Limit(self, path) as limit, _BUDGET.share() as take:
+        with _ReadDeadline(self, path) as limit, _BUDGET.share() as take:
             request = {"op": "read", "path": path, "start": start, "end": end, **video, "check": check is not None}
             header = self._request(request, limit)
             while "planned" in header or "pixels" in header:
@@ -128,8 +133,8 @@ class Reader:
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None
     ) -> list[tuple[float, float]]:
-        """What ``vidspec.dataset.segments.cut`` gives; raises as :meth:`read` does."""
-        with _Limit(self, path) as limit:
+        """What ``vidspec.dataset.segments.cut_clip`` gives; raises as :meth:`read` does."""
+        with _ReadDeadline(self, path) as limit:
             header = self._request(
                 {"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit
             )
@@ -144,7 +149,7 @@ class Reader:
         with self._starting:  # or a process that starts now would be nobody's
             self._kill()
 
-    def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _Limit) -> NDArray[np.uint8]:
+    def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _ReadDeadline) -> NDArray[np.uint8]:
         """The frames that the process has decoded: the very memory they are in, or a copy where that is not shared."""
         import numpy as np
 
@@ -160,7 +165,7 @@ class Reader:
         self._send({"op": "go"}, limit)
         return np.frombuffer(mapped, np.uint8).reshape(shape)
 
-    def _send(self, request: Mapping[str, Any], limit: _Limit) -> None:
+    def _send(self, request: Mapping[str, Any], limit: _ReadDeadline) -> None:
         process = self._started(limit.path)
         assert process.stdin is not None
         try:
@@ -169,7 +174,7 @@ class Reader:
         except OSError:
             raise limit.failure() from None
 
-    def _request(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
+    def _request(self, request: Mapping[str, Any], limit: _ReadDeadline) -> dict[str, Any]:
         self._send(request, limit)
         while (header := self._header(limit)).get("alive"):
             pass
@@ -179,7 +184,7 @@ class Reader:
             raise getattr(errors, header["class"])(**header["error"])
         return header
 
-    def _header(self, limit: _Limit) -> dict[str, Any]:
+    def _header(self, limit: _ReadDeadline) -> dict[str, Any]:
         length = bytearray(8)
         self._fill(memoryview(length), limit)
         text = bytearray(int.from_bytes(length, "big"))
@@ -187,7 +192,7 @@ class Reader:
         header: dict[str, Any] = json.loads(text)
         return header
 
-    def _fill(self, buffer: memoryview, limit: _Limit) -> None:
+    def _fill(self, buffer: memoryview, limit: _ReadDeadline) -> None:
         source: Any = self._process and self._process.stdout
         at = 0
         with limit.listening() as heard:
@@ -246,10 +251,10 @@ class Reader:
         return code
 
 
-class _Limit:
+class _ReadDeadline:
     """Watches one request: ends the process when it takes too long or hangs, and tells why no answer came."""
 
-    def __init__(self, reader: Reader, path: str) -> None:
+    def __init__(self, reader: ClipReader, path: str) -> None:
         self.reader, self.path = reader, path
         self._left = math.inf if reader.timeout is None else reader.timeout
         self._began = 0.0
@@ -257,7 +262,7 @@ class _Limit:
         self._broken: VideoError | None = None
         self._done = threading.Event()
 
-    def __enter__(self) -> _Limit:
+    def __enter__(self) -> _ReadDeadline:
         self._run()
         return self
 

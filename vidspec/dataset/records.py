@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vidspec.dataset.job import Job, JobConfig, Outcome, Questions, Source
-from vidspec.dataset.rendering import rendered
-from vidspec.events.record import Record
+from vidspec.dataset.job import Job, JobConfig, JobQuestions, JobResult, MemberSource
+from vidspec.dataset.rendering import render_caption
+from vidspec.events.record import RecordDict
 
 __all__ = [
     "LEAN_KEYS",
     "LIFTED",
-    "Content",
-    "Settings",
+    "FileContent",
+    "SettingsDigest",
     "clip_id",
     "content_of",
-    "lean",
+    "lean_record",
+    "raw_caption",
     "record_of",
-    "words_of",
 ]
 
 #: The keys of a line of ``--format jsonl``: nothing that was measured, so that the same captions are the same bytes.
@@ -61,43 +61,43 @@ NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packe
 CHUNK = 1 << 20
 
 
-class Content(NamedTuple):
+class FileContent(NamedTuple):
     """A file's content, cheaply (size in bytes and time of change in ns) or surely (SHA-256); None where unknown."""
 
     size: int | None
     mtime_ns: int | None
     sha256: str | None = None
 
-    def same(self, other: Content) -> bool:
+    def same(self, other: FileContent) -> bool:
         """Whether both are the same content: by their hashes if both have one, else by size and time."""
         if self.sha256 is not None and other.sha256 is not None:
             return self.sha256 == other.sha256
         return self[:2] == other[:2]
 
 
-def content_of(path: str, source: Source | None = None, *, checksum: bool = False) -> Content:
+def content_of(path: str, source: MemberSource | None = None, *, checksum: bool = False) -> FileContent:
     """The content of the file at ``path``; unknown if it cannot be read (its error comes with its captioning).
 
     Of a clip in a shard it is what the shard says of it.
     """
     if source is not None:
-        return Content(source.size, source.mtime_ns)
+        return FileContent(source.size, source.mtime_ns)
     try:
         info = os.stat(path)
         if not checksum or not Path(path).is_file():
-            return Content(info.st_size, info.st_mtime_ns)
+            return FileContent(info.st_size, info.st_mtime_ns)
         digest = hashlib.sha256()
         with open(path, "rb") as file:
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
-        return Content(info.st_size, info.st_mtime_ns, digest.hexdigest())
+        return FileContent(info.st_size, info.st_mtime_ns, digest.hexdigest())
     except OSError:
-        return Content(None, None)
+        return FileContent(None, None)
 
 
 def clip_id(job: Job) -> str:
     """16 hex digits for the clip of a job: its normalised path as named, what of it is captioned, and its id if any."""
-    clip = job.whole
+    clip = job.planned_job
     named = () if clip.id is None else (clip.id,)
     return _digest([os.path.normpath(clip.path), clip.start, clip.end, *named], 16)
 
@@ -107,7 +107,7 @@ def _digest(value: object, digits: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
-class Settings:
+class SettingsDigest:
     """Everything that may change a caption as a short name, for each prompt; another name is another captioning.
 
     Args:
@@ -124,7 +124,7 @@ class Settings:
             for key, value in profile.items()
             if key not in NOT_ANSWERS
         }
-        self._known: dict[tuple[str | None, Questions | None], str] = {}
+        self._known: dict[tuple[str | None, JobQuestions | None], str] = {}
 
     @property
     def name(self) -> str | None:
@@ -134,7 +134,7 @@ class Settings:
 
     def of(self, job: Job) -> str:
         """12 hex digits."""
-        config, prompt = self.config, job.whole.prompt
+        config, prompt = self.config, job.planned_job.prompt
         questions = config.questions_of(job)
         key = prompt, questions
         if key not in self._known:
@@ -149,12 +149,12 @@ class Settings:
         return self._known[key]
 
 
-def record_of(outcome: Outcome, settings: Settings, content: Content) -> Record:
+def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent) -> RecordDict:
     """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
     ``sha256, id, start, end, prompt, segment, segments, models_named, columns``."""
     job, config, caption = outcome.job, settings.config, outcome.caption
     if caption.caption is not None and (config.template is not None or config.single_line):
-        written = rendered(caption.caption, config.template, single_line=config.single_line)
+        written = render_caption(caption.caption, config.template, single_line=config.single_line)
         caption = replace(caption, caption=written, text=caption.caption)
     about = {
         "clip": clip_id(job),
@@ -172,13 +172,13 @@ def record_of(outcome: Outcome, settings: Settings, content: Content) -> Record:
     return {**caption.to_dict(), "job": {key: value for key, value in about.items() if value is not None}}
 
 
-def words_of(record: Record) -> str | None:
+def raw_caption(record: RecordDict) -> str | None:
     """The caption as the model wrote it; None if the clip failed."""
     text: str | None = record.get("text")
     return record.get("caption") if text is None else text
 
 
-def lean(record: Record) -> Record:
+def lean_record(record: RecordDict) -> RecordDict:
     """A record without what was measured, as ``--format jsonl`` writes it; one that is so stays as it is."""
     job = record["job"]
     flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}

@@ -7,7 +7,7 @@ from string import Formatter
 
 from vidspec.errors import UsageError
 
-__all__ = ["beginning", "check_template", "rendered", "whole_words"]
+__all__ = ["check_template", "render_caption", "rendered_beginning", "whole_words"]
 
 #: Behind a word, and behind each character of scripts without blanks between words.
 _WORD_ENDS = re.compile("(?<=\\S)(?=\\s)|(?<=[\u3001-\u30ff\u3400-\u9fff\uff01-\uff60])")
@@ -39,13 +39,13 @@ def whole_words(text: str) -> str:
     return text[: max((end.start() for end in _WORD_ENDS.finditer(text)), default=0)].lstrip()
 
 
-def beginning(words: str, template: str | None, *, single_line: bool) -> str:
-    """What :func:`rendered` begins with for a caption that begins with these whole words."""
+def rendered_beginning(words: str, template: str | None, *, single_line: bool) -> str:
+    """What :func:`render_caption` begins with for a caption that begins with these whole words."""
     head = "" if template is None else template.format(caption="\0").partition("\0")[0]
     return " ".join((head + words).split()) if single_line else head + words
 
 
-def rendered(caption: str, template: str | None, *, single_line: bool) -> str:
+def render_caption(caption: str, template: str | None, *, single_line: bool) -> str:
     """A caption in a template; with ``single_line`` any run of blanks and line breaks is one blank."""
     text = caption if template is None else template.format(caption=caption)
     return " ".join(text.split()) if single_line else text

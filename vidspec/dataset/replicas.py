@@ -12,28 +12,28 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.pool import Ended, Factory, Group, Message, distributed, serve
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
 __all__ = ["replica_outcomes"]
 
 
 def replica_outcomes(
-    factory: Factory, jobs: Iterable[Job], config: JobConfig, groups: Sequence[Group]
-) -> Iterator[Outcome]:
-    """Caption ``jobs`` by one process for each of ``groups``; see :func:`vidspec.dataset.pool.distributed`."""
-    return distributed(_Replicas(factory, config), factory, jobs, groups)
+    factory: CaptionerFactory, jobs: Iterable[Job], config: JobConfig, groups: Sequence[DeviceGroup]
+) -> Iterator[JobResult]:
+    """Caption ``jobs`` by one process for each of ``groups``; see :func:`vidspec.dataset.pool.run_on_workers`."""
+    return run_on_workers(_Replicas(factory, config), factory, jobs, groups)
 
 
 class _Replicas:
     """Processes, each behind a pipe."""
 
-    def __init__(self, factory: Factory, config: JobConfig) -> None:
+    def __init__(self, factory: CaptionerFactory, config: JobConfig) -> None:
         self.factory, self.config = factory, config
         self._running: dict[int, tuple[BaseProcess, Connection]] = {}
         self._started = 0
 
-    def start(self, group: Group) -> int:
+    def start(self, group: DeviceGroup) -> int:
         context = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and the threads of torch
         mine, theirs = context.Pipe()
         # No daemon: a captioner may have processes of its own. It ends when its pipe does.
@@ -48,7 +48,7 @@ class _Replicas:
         with suppress(OSError):  # it has died, which is received next
             self._running[worker][1].send(job)
 
-    def receive(self) -> Iterator[tuple[int, Message]]:
+    def receive(self) -> Iterator[tuple[int, WorkerMessage]]:
         ready = wait([pipe for _, pipe in self._running.values()])
         for worker, (process, pipe) in list(self._running.items()):
             if pipe not in ready:
@@ -59,7 +59,7 @@ class _Replicas:
                 process.join()
                 del self._running[worker]
                 code = process.exitcode
-                yield worker, Ended(signal.Signals(-code).name if code and code < 0 else f"exit code {code}")
+                yield worker, WorkerExit(signal.Signals(-code).name if code and code < 0 else f"exit code {code}")
 
     def close(self, idle: Collection[int]) -> None:
         for worker, (process, _) in self._running.items():
@@ -74,7 +74,7 @@ class _Replicas:
                 process.kill()
 
 
-def _work(pipe: Connection, factory: Factory, config: JobConfig, group: Group) -> None:
+def _work(pipe: Connection, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
     """The process of one captioner; it ends at once where there is nothing at the other end of its pipe."""
     for name in ("SIGINT", "SIGHUP"):  # a terminal's: the run decides when it ends
         if hasattr(signal, name):
@@ -82,7 +82,7 @@ def _work(pipe: Connection, factory: Factory, config: JobConfig, group: Group) -
     sending = threading.Lock()
     received: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
-    def send(message: Message) -> None:
+    def send(message: WorkerMessage) -> None:
         with sending:
             pipe.send(message)
 
@@ -95,4 +95,4 @@ def _work(pipe: Connection, factory: Factory, config: JobConfig, group: Group) -
         received.put(None)
 
     threading.Thread(target=receive, daemon=True).start()
-    serve(factory, config, group, received.get, send)
+    serve_jobs(factory, config, group, received.get, send)

@@ -7,30 +7,30 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vidspec.dataset.job import CONTEXT, Job, JobConfig, Outcome
-from vidspec.decoding.prompts import Prompts
+from vidspec.dataset.job import CONTEXT, Job, JobConfig, JobResult
+from vidspec.decoding.prompts import PromptQueue
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.compare import first_difference, speed_against
-from vidspec.events.events import Event, Finished, Load, Prefilled
-from vidspec.events.observer import Observer
-from vidspec.events.record import Caption, failed
+from vidspec.events.events import Event, Finished, LoopLoad, Prefilled
+from vidspec.events.observer import RunObserver
+from vidspec.events.record import Caption, failed_caption
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import Exchange, Question
+from vidspec.models.request import DialogueTurn, Question
 
 if TYPE_CHECKING:
-    from vidspec.captioner import Asked, Captioner
+    from vidspec.captioner import Captioner, CaptionOptions
     from vidspec.dataset.feed import Feed
 
-__all__ = ["exit_code", "run"]
+__all__ = ["caption_jobs", "exit_code"]
 
 
-def run(
+def caption_jobs(
     captioner: Captioner,
     source: Feed,
     config: JobConfig | None = None,
-    observer: Observer | None = None,
+    observer: RunObserver | None = None,
     on_begin: Callable[[Job], None] = lambda job: None,
-) -> Iterator[Outcome]:
+) -> Iterator[JobResult]:
     """Caption what comes from ``source``; yields one outcome each, as soon as it is known.
 
     The outcomes of one clip's parts come in their order. A failure of one clip, a bug included, is its outcome and
@@ -39,7 +39,7 @@ def run(
     config = config or JobConfig()
     if config.baseline:
         captioner.warm_up()  # or the first clip's speed-up would count what only the first use costs
-    jobs = _Jobs(captioner, source, config, observer or Observer(), on_begin)
+    jobs = _JobSource(captioner, source, config, observer or RunObserver(), on_begin)
     while not jobs.done:
         before = jobs.count
         events = captioner.serve(jobs, batch=config.batch, wake=source.wake)
@@ -62,7 +62,7 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
     return 3 if 3 in codes else 1 if codes else 0
 
 
-class _Parts:
+class _ClipParts:
     """The parts of one clip in their order: which can begin now, and which outcomes are due.
 
     A clip without parts is one part. Segments come from the feed one by one; questions are made here, of the whole clip
@@ -70,12 +70,12 @@ class _Parts:
     """
 
     def __init__(self, job: Job, config: JobConfig) -> None:
-        self.whole, self._config = job.whole, config  # not the job, whose frames would stay
+        self.whole, self._config = job.planned_job, config  # not the job, whose frames would stay
         self._questions = None if job.error is not None else config.questions_of(job)
-        self._prompts: Prompts[Job] | None = None
+        self._prompts: PromptQueue[Job] | None = None
         self._ready: deque[Job] = deque()
         self._later: dict[int | None, Job] = {}  # segments that wait, by the one that must be captioned before
-        self._early: dict[int | None, Outcome] = {}  # by the part that must be given before
+        self._early: dict[int | None, JobResult] = {}  # by the part that must be given before
         self._given: int | None = None
         self._caption: str | None = None  # of the part that was given last
 
@@ -94,7 +94,7 @@ class _Parts:
         if self._questions is not None and self._questions.in_turns:
             self._ready.append(self._first_turn(job))
         elif self._questions is not None:
-            self._prompts = Prompts(_prompts(job, self._questions.texts), apart=job.alone)
+            self._prompts = PromptQueue(_prompts(job, self._questions.texts), apart=job.run_alone)
         elif self._config.one_by_one(job) and job.previous != self._given:
             self._later[job.previous] = job
         else:
@@ -111,11 +111,11 @@ class _Parts:
         if self._prompts is not None:
             self._prompts.read(job.segment or 0)
 
-    def ended(self, outcome: Outcome, job: Job) -> list[Outcome]:
+    def ended(self, outcome: JobResult, job: Job) -> list[JobResult]:
         """The outcomes that are due now that one part has ended, in the order of the parts."""
         if self._prompts is not None:
             self._prompts.ended()
-        if self._questions is not None and self._questions.in_turns and not job.last:
+        if self._questions is not None and self._questions.in_turns and not job.is_last:
             self._ready.append(self._next_turn(job, outcome.caption.caption))
         due = []
         self._early[job.previous] = outcome
@@ -140,16 +140,16 @@ class _Parts:
         texts = self._questions.texts
         first = next(number for number in range(len(texts)) if number not in job.done)
         done = {number: job.done[number] for number in range(first)}
-        earlier = tuple(Exchange(texts[number], answer or "") for number, answer in done.items())
+        earlier = tuple(DialogueTurn(texts[number], answer or "") for number, answer in done.items())
         return self._turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
 
     def _next_turn(self, job: Job, answer: str | None) -> Job:
         assert job.cache is not None
         job.cache.end()
-        earlier = (*job.earlier, Exchange(job.prompt or "", answer or ""))
+        earlier = (*job.earlier, DialogueTurn(job.prompt or "", answer or ""))
         return self._turn(replace(job, spent=0.0), earlier, failed=answer is None)
 
-    def _turn(self, job: Job, earlier: tuple[Exchange, ...], *, failed: bool) -> Job:
+    def _turn(self, job: Job, earlier: tuple[DialogueTurn, ...], *, failed: bool) -> Job:
         """The turn behind ``earlier``; an error if one of those failed."""
         number = len(earlier)
         assert job.cache is not None and self._questions is not None
@@ -181,7 +181,7 @@ def _prompts(job: Job, texts: Sequence[str]) -> list[Job]:
     ]
 
 
-class _Jobs:
+class _JobSource:
     """The jobs of a run: what the captioner takes next, and what became of those it took.
 
     Attributes:
@@ -193,7 +193,7 @@ class _Jobs:
         captioner: Captioner,
         source: Feed,
         config: JobConfig,
-        observer: Observer,
+        observer: RunObserver,
         on_begin: Callable[[Job], None],
     ) -> None:
         self._captioner, self._source, self._config, self._observer = captioner, source, config, observer
@@ -201,7 +201,7 @@ class _Jobs:
         self.count = 0
         self._running: dict[int, Job] = {}
         self._unreadable: list[Job] = []
-        self._clips: dict[int, _Parts] = {}
+        self._clips: dict[int, _ClipParts] = {}
 
     @property
     def done(self) -> bool:
@@ -233,27 +233,27 @@ class _Jobs:
                 return job
         while (job := self._source.take()) is not None:
             if job.number not in self._clips:
-                self._clips[job.number] = _Parts(job, self._config)
+                self._clips[job.number] = _ClipParts(job, self._config)
             parts = self._clips[job.number]
             parts.add(job)
             if (part := parts.take()) is not None:
                 return part
         return None
 
-    def unreadable(self) -> Iterator[Outcome]:
+    def unreadable(self) -> Iterator[JobResult]:
         """The outcomes of what could not be read."""
         while self._unreadable:
             job = self._unreadable.pop(0)
             yield from self._ended(job, None, job.error)
 
-    def abandoned(self) -> Iterator[Outcome]:
+    def abandoned(self) -> Iterator[JobResult]:
         """The outcomes of what the captioner ended without."""
         for job in [self._running.pop(key) for key in list(self._running)]:
             yield from self._ended(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
 
-    def handle(self, key: Hashable, event: Event | Load | Exception) -> Iterator[Outcome]:
+    def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> Iterator[JobResult]:
         """One event of the captioner, and the outcomes that are due with it."""
-        if isinstance(event, Load):
+        if isinstance(event, LoopLoad):
             self._observer.load(event)
             return
         assert isinstance(key, int)
@@ -268,23 +268,23 @@ class _Jobs:
             self._clips[job.number].prefilled(job)
             if job.reread is not None:
                 self._running[key] = job.without_frames()
-                self._source.seen(job)
+                self._source.mark_encoded(job)
 
-    def _ended(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[Outcome]:
+    def _ended(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[JobResult]:
         outcome = self._outcome(job, caption, error)
         assert isinstance(job.key, int)
         self._observer.end(job.key, outcome.caption)
         parts = self._clips[job.number]
         if not parts.has_questions:
-            self._source.finished(job)
+            self._source.release(job)
         for due in parts.ended(outcome, job):
-            if due.job.last:
+            if due.job.is_last:
                 del self._clips[job.number]
                 if parts.has_questions:
-                    self._source.finished(parts.whole)
+                    self._source.release(parts.whole)
             yield due
 
-    def _outcome(self, job: Job, caption: Caption | None, error: Exception | None) -> Outcome:
+    def _outcome(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
         bare = job.without_frames()  # outcomes are kept, frames are not
         try:
             if error is not None:
@@ -292,19 +292,19 @@ class _Jobs:
             assert caption is not None
             if job.spent and "decode_video" not in caption.timings:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
-            return Outcome(_compared(self._captioner, caption, job, self._config), None, bare)
+            return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, bare)
         except Exception as error:
-            record = failed(job.path, _as_known(error), profile=self._captioner.profile.name)
+            record = failed_caption(job.path, _as_known(error), profile=self._captioner.profile.name)
             if caption is not None:  # it was captioned, then not confirmed: keep what was measured
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
-            return Outcome(record, error, bare)
+            return JobResult(record, error, bare)
 
 
-def _compared(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
+def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
     """A caption behind its comparison with plain decoding, where the run has one."""
     if not (config.baseline or config.verify):
         return caption
-    request: Asked = {"start": job.start, "end": job.end, "prompt": job.prompt, "clip": job.clip}
+    request: CaptionOptions = {"start": job.start, "end": job.end, "prompt": job.prompt, "clip": job.clip}
     if job.earlier:
         request["earlier"] = job.earlier
     plain = captioner.baseline(job.path, **request)

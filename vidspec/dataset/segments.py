@@ -7,10 +7,10 @@ import os
 from importlib import import_module
 from itertools import pairwise
 
-from vidspec.dataset.manifests import seconds
+from vidspec.dataset.manifests import parse_seconds
 from vidspec.errors import UsageError, VideoError
 
-__all__ = ["cut", "fixed", "parse_segment", "scenes"]
+__all__ = ["cut_clip", "fixed_segments", "parse_segment", "scene_segments"]
 
 #: A clip of more segments than this is an error in its timestamps, or in the length that was asked for.
 MAX_SEGMENTS = 100_000
@@ -30,7 +30,7 @@ def parse_segment(text: str | None) -> float | str | None:
     if text is None or text == "scenes":
         return text
     try:
-        length = seconds(text)
+        length = parse_seconds(text)
     except ValueError:
         length = 0.0
     if not (math.isfinite(length) and length >= MIN_SECONDS):
@@ -38,7 +38,7 @@ def parse_segment(text: str | None) -> float | str | None:
     return length
 
 
-def fixed(length: float, start: float, end: float) -> Segments:
+def fixed_segments(length: float, start: float, end: float) -> Segments:
     """Segments of ``length`` seconds from ``start`` to ``end``; a last piece under a tenth of it joins the one before.
 
     >>> fixed(5, 0, 12)
@@ -49,7 +49,7 @@ def fixed(length: float, start: float, end: float) -> Segments:
     return list(pairwise(edges))
 
 
-def scenes(path: str, start: float, end: float) -> Segments:
+def scene_segments(path: str, start: float, end: float) -> Segments:
     """The scenes of a clip between ``start`` and ``end`` (seconds); one if it has no cut.
 
     Scenes are found by PySceneDetect's ContentDetector with its own defaults.
@@ -88,7 +88,7 @@ def scenes(path: str, start: float, end: float) -> Segments:
     return list(pairwise(edges))
 
 
-def cut(path: str, segment: float | str, start: float | None, end: float | None) -> Segments:
+def cut_clip(path: str, segment: float | str, start: float | None, end: float | None) -> Segments:
     """The segments of the clip at ``path`` between ``start`` and ``end``, whole without them, in seconds.
 
     Raises:
@@ -109,5 +109,5 @@ def cut(path: str, segment: float | str, start: float | None, end: float | None)
             kind="range",
             hint="longer segments, or set end",
         )
-    found = scenes(path, first, last) if isinstance(segment, str) else fixed(segment, first, last)
+    found = scene_segments(path, first, last) if isinstance(segment, str) else fixed_segments(segment, first, last)
     return [(round(low, 3), round(high, 3)) for low, high in found]

@@ -12,7 +12,7 @@ from pathlib import Path
 from vidspec.dataset.job import Job
 from vidspec.errors import UsageError
 
-__all__ = ["Shard", "shard_of"]
+__all__ = ["Shard", "parse_shard"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Shard:
         """For names of files; empty for the only shard."""
         return f".{self.number}-of-{self.count}" if self.count > 1 else ""
 
-    def named(self, path: str) -> Path:
+    def fill_name(self, path: str) -> Path:
         """``path`` with ``{shard}`` filled in; all tasks of a job array have one command line, so there the label goes
         before the suffix if the path has no ``{shard}``."""
         if "{shard}" in path:
@@ -36,12 +36,12 @@ class Shard:
         whole = Path(path)
         return whole.with_name(f"{whole.stem}{self.label}{whole.suffix}") if self.automatic else whole
 
-    def mine(self, jobs: Iterable[Job]) -> list[Job]:
+    def select(self, jobs: Iterable[Job]) -> list[Job]:
         """The jobs of this shard. All parts of one file are in the same shard."""
         return [job for job in jobs if _place(job, self.count) == self.number]
 
 
-def shard_of(text: str | None, env: Mapping[str, str]) -> Shard | None:
+def parse_shard(text: str | None, env: Mapping[str, str]) -> Shard | None:
     """The shard that ``--shard I/N`` names, else that of a SLURM job array, else None.
 
     Raises:

@@ -12,13 +12,13 @@ from vidspec.dataset.job import Job
 from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError
 
-__all__ = ["FIELDS", "Names", "check_names"]
+__all__ = ["FIELDS", "SidecarNames", "check_sidecar_names"]
 
 #: What a template may hold.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
 
 
-class Names:
+class SidecarNames:
     """The path of each clip's file.
 
     Args:
@@ -68,7 +68,7 @@ class Names:
         return folder / self.template.format_map(values)
 
 
-def check_names(names: Sequence[Names], jobs: Iterable[Job]) -> None:
+def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> None:
     """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
 
     Raises:

@@ -26,7 +26,7 @@ from vidspec.files import write_whole
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["attempt", "copy", "is_bug", "is_url", "joined", "names_in", "opened", "put"]
+__all__ = ["copy", "is_bug", "is_url", "join_url", "names_in", "open_url", "retry", "write_url"]
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ CLOSING = 2.0
 BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 
 
-def joined(folder: str, name: str) -> str:
+def join_url(folder: str, name: str) -> str:
     """A name in a folder, which may be a URL; a name that stands for itself stays."""
     if is_url(folder) and not is_url(name):
         return f"{folder.rstrip('/')}/{name}"
@@ -48,8 +48,8 @@ def joined(folder: str, name: str) -> str:
 
 
 @contextmanager
-def opened(name: str, limits: FetchLimits | None = None, allowance: Allowance | None = None) -> Iterator[BinaryIO]:
-    """A file that can be read from any place, closed on leaving. Raises what the store raises: for :func:`attempt`.
+def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance | None = None) -> Iterator[BinaryIO]:
+    """A file that can be read from any place, closed on leaving. Raises what the store raises: for :func:`retry`.
 
     Args:
         name: the file.
@@ -100,7 +100,7 @@ class _Pieces(io.RawIOBase):
             return 0
         self._allowance.take(end - self._at)
         piece = partial(_piece, self._store, self._path, self._at, end)
-        content = attempt(self._name, partial(self._allowance.call, piece))
+        content = retry(self._name, partial(self._allowance.call, piece))
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
@@ -140,23 +140,23 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: F
     limits = limits or FetchLimits()
     allowance = Allowance(name, limits)
     if size is None:
-        attempt(name, partial(_copy_whole, name, to, limits, allowance))
+        retry(name, partial(_copy_whole, name, to, limits, allowance))
         return
     allowance.take(size)
     if not is_url(name):
-        attempt(name, partial(_copy_local, name, to, start, size, allowance))
+        retry(name, partial(_copy_local, name, to, start, size, allowance))
         return
     store, path = _store(name, limits.access)
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
-            got = attempt(name, partial(allowance.call, partial(_piece, store, path, first, end)))
+            got = retry(name, partial(allowance.call, partial(_piece, store, path, first, end)))
             if file.write(got) < end - first:
                 raise _ends_within(name)
 
 
 def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance) -> None:
-    with opened(name) as source, to.open("wb") as file:
+    with open_url(name) as source, to.open("wb") as file:
         source.seek(start)
         while size and allowance.seconds:
             content = source.read(min(size, CHUNK))
@@ -200,10 +200,10 @@ def names_in(folder: str) -> set[str]:
         except FileNotFoundError:
             return set()
 
-    return attempt(folder, listed)
+    return retry(folder, listed)
 
 
-def put(name: str, content: bytes) -> None:
+def write_url(name: str, content: bytes) -> None:
     """Write a file at once: it is there whole or not at all.
 
     Raises:
@@ -215,14 +215,14 @@ def put(name: str, content: bytes) -> None:
     store, path = _store(name)
     part = path if name.split("://")[0] in BUCKETS else f"{path}.part"
     try:
-        attempt(name, partial(store.pipe_file, part, content))
+        retry(name, partial(store.pipe_file, part, content))
         if part != path:
-            attempt(name, partial(store.mv, part, path))
+            retry(name, partial(store.mv, part, path))
     except VideoError as error:
         raise OutputError(error.message.replace("be read", "be written"), hint=error.hint) from None
 
 
-def attempt(name: str, call: Callable[[], T]) -> T:
+def retry(name: str, call: Callable[[], T]) -> T:
     """What ``call`` gives; where ``name`` is a URL it is called again after a failure, up to four times.
 
     Raises:

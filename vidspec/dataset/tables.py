@@ -8,22 +8,22 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from vidspec.dataset.records import LEAN_KEYS, LIFTED, lean
+from vidspec.dataset.records import LEAN_KEYS, LIFTED, lean_record
 from vidspec.dataset.schema import record_schema
-from vidspec.dataset.stores import attempt, opened
+from vidspec.dataset.stores import open_url, retry
 from vidspec.errors import UsageError
-from vidspec.events.record import Record
+from vidspec.events.record import RecordDict
 
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema
 
-__all__ = ["Part", "part_at", "records_of", "table"]
+__all__ = ["PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
 
 #: The key of a file's metadata that tells a file of ours.
 _KEY = b"vidspec"
 
 
-class Part(NamedTuple):
+class PartSummary(NamedTuple):
     """What a finished file says of itself: its clips, how many of them failed, and the settings they were made with."""
 
     clips: int
@@ -31,12 +31,12 @@ class Part(NamedTuple):
     settings: tuple[str, ...]
 
 
-def table(records: Iterable[Record]) -> bytes:
+def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
     """The content of a file; the same records are the same bytes."""
     import pyarrow
     from pyarrow import parquet
 
-    rows = [lean(record) for record in records]
+    rows = [lean_record(record) for record in records]
     failed = {row["job"]["clip"] for row in rows if row["error"] is not None}
     settings = sorted({row["job"]["settings"] for row in rows})
     about = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
@@ -60,7 +60,7 @@ def _encodable(value: Any) -> Any:
     return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def part_at(name: str) -> Part:
+def read_part_summary(name: str) -> PartSummary:
     """What the file says of itself.
 
     Raises:
@@ -70,8 +70,8 @@ def part_at(name: str) -> Part:
     import pyarrow
     from pyarrow import parquet
 
-    def read() -> Part:
-        with opened(name) as file:
+    def read() -> PartSummary:
+        with open_url(name) as file:
             try:
                 found = (parquet.read_metadata(file).metadata or {}).get(_KEY)
             except pyarrow.ArrowInvalid:
@@ -79,12 +79,12 @@ def part_at(name: str) -> Part:
         if found is None:
             raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
         about = json.loads(found)
-        return Part(about["clips"], about["failed"], tuple(about["settings"]))
+        return PartSummary(about["clips"], about["failed"], tuple(about["settings"]))
 
-    return attempt(name, read)
+    return retry(name, read)
 
 
-def records_of(name: str) -> list[Record]:
+def records_of(name: str) -> list[RecordDict]:
     """The records of a file of ours, as they were given.
 
     Raises:
@@ -92,11 +92,11 @@ def records_of(name: str) -> list[Record]:
     """
     from pyarrow import parquet
 
-    def read() -> list[Record]:
-        with opened(name) as file:
-            return cast("list[Record]", parquet.read_table(file).to_pylist())
+    def read() -> list[RecordDict]:
+        with open_url(name) as file:
+            return cast("list[RecordDict]", parquet.read_table(file).to_pylist())
 
-    rows = attempt(name, read)
+    rows = retry(name, read)
     for row in rows:
         row["columns"] = json.loads(row["columns"]) if row["columns"] else None
         row["job"] = {key: value for key, value in row["job"].items() if value is not None}
@@ -107,14 +107,14 @@ def records_of(name: str) -> list[Record]:
 def _schema() -> Schema:
     import pyarrow
 
-    known = cast("Record", record_schema()["properties"])
+    known = cast("RecordDict", record_schema()["properties"])
     of_job = known["job"]["properties"]
     own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in LIFTED}}
     known = {**known, **{key: of_job[key] for key in LIFTED}, "job": own}
     return pyarrow.schema([(key, _kind(known[key])) for key in LEAN_KEYS])
 
 
-def _kind(about: Record) -> DataType:
+def _kind(about: RecordDict) -> DataType:
     """The Arrow type of values that a JSON schema describes; text for what has no fixed form."""
     import pyarrow
 

@@ -11,25 +11,25 @@ from collections.abc import Sequence
 import torch
 
 from vidspec.captioner import Captioner
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import first_difference
 from vidspec.events.trace import Trace
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
-__all__ = ["EPSILON", "gap", "is_near_tie"]
+__all__ = ["EPSILON", "is_near_tie", "logit_gap"]
 
 #: Gaps up to this share of the largest logit are near-ties: four to eight steps of bfloat16's 8 bits.
 EPSILON = 2**-5
 
 
-def is_near_tie(captioner: Captioner, request: Request, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two captions that differ are both correct; in float32 none are. Arguments as in :func:`gap`."""
-    return captioner.target.model.dtype is not torch.float32 and gap(captioner, request, one, other) <= EPSILON
+def is_near_tie(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two captions that differ are both correct; in float32 none are. Arguments as in :func:`logit_gap`."""
+    return captioner.target.model.dtype is not torch.float32 and logit_gap(captioner, request, one, other) <= EPSILON
 
 
 @torch.inference_mode()
-def gap(captioner: Captioner, request: Request, one: Sequence[int], other: Sequence[int]) -> float:
+def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> float:
     """How far apart the target's logits are where two of its captions part, computed afresh behind what they share.
 
     Args:
@@ -48,8 +48,8 @@ def gap(captioner: Captioner, request: Request, one: Sequence[int], other: Seque
         return float("inf")
     engine, generate = captioner.target, captioner.profile.generate
     prompt, system = request.prompt or generate.prompt, request.system or generate.system
-    whole = Request(request.path, request.shown, prompt, system, earlier=request.earlier)
-    prefix = alone(captioner.setup.read(whole, Trace()))
+    whole = CaptionRequest(request.path, request.frames, prompt, system, earlier=request.earlier)
+    prefix = run_to_completion(captioner.setup.read(whole, Trace()))
     read = engine.prefill(prefix, len(one))
     logits = read.logits
     for token in one[:shared]:
@@ -57,6 +57,6 @@ def gap(captioner: Captioner, request: Request, one: Sequence[int], other: Seque
     scores, history = logits.float(), captioner.setup.history(prefix)
     size = float(scores.abs().max())
     if history is not None:
-        scores = history.after([one[:shared]])(scores[None])[0]
+        scores = history.changes_for_paths([one[:shared]])(scores[None])[0]
     lower = min(float(scores[one[shared]]), float(scores[other[shared]]))
     return (float(scores.max()) - lower) / size

@@ -1,6 +1,6 @@
 """A profile as a contender of ``vidspec bench throughput``, in a process of its own.
 
-``python -m vidspec.dataset.timed JSON`` answers what a :class:`~vidspec.events.answering.Worker` asks. Clips go the
+``python -m vidspec.dataset.timed JSON`` answers what a :class:`~vidspec.events.answering.JsonWorker` asks. Clips go the
 whole way of ``vidspec caption``: read ahead, captioned, and each record kept in a file.
 """
 
@@ -19,25 +19,25 @@ from typing import TypedDict
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.dataset.bulk import Executor, Listener, execute, plan
+from vidspec.dataset.bulk import Executor, ResultListener, plan_run, run_plan
 from vidspec.dataset.feed import reader_count
-from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.local import outcomes
-from vidspec.dataset.outputs import OneFile
-from vidspec.dataset.reader import Reader
-from vidspec.dataset.records import Settings
-from vidspec.draft_length.steady import Steady
+from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.local import caption_locally
+from vidspec.dataset.outputs import SingleFileOutput
+from vidspec.dataset.reader import ClipReader
+from vidspec.dataset.records import SettingsDigest
+from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
-from vidspec.events.answering import answer
-from vidspec.events.events import Finished, Load, Round
-from vidspec.events.observer import Observer
+from vidspec.events.answering import serve_functions
+from vidspec.events.events import Finished, LoopLoad, Round
+from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
-__all__ = ["Ours", "folder", "how_of", "main"]
+__all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 
 
-class Measured(TypedDict):
+class TimedRun(TypedDict):
     """``seconds`` from the first file opened to the last record written, token ids and errors by clip, and how many
     ``rows`` the target's windows had."""
 
@@ -48,14 +48,14 @@ class Measured(TypedDict):
 
 
 @dataclass
-class Results(Listener):
+class TimedResults(ResultListener):
     """Token ids and failures by clip; ``rows`` of the target's windows, of all clips together."""
 
     ids: dict[str, list[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     rows: int = 0
 
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+    def result(self, outcome: JobResult, tally: Tally) -> None:
         if outcome.error is None:
             self.ids[outcome.job.path] = outcome.caption.token_ids
             counters = outcome.caption.counters
@@ -64,58 +64,61 @@ class Results(Listener):
             self.errors[outcome.job.path] = str(outcome.error)
 
 
-class Loads(Observer):
+class TargetPassCounter(RunObserver):
     """Counts the target's passes."""
 
     passes = 0
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoopLoad) -> None:
         self.passes = load.passes
 
 
 @dataclass
-class Ready:
+class ReadyClips:
     """Clips whose frames are in memory, as the captioner takes them."""
 
-    waiting: deque[Request]
+    waiting: deque[CaptionRequest]
 
     @property
     def over(self) -> bool:
         return not self.waiting
 
-    def take(self) -> Request | None:
+    def take(self) -> CaptionRequest | None:
         return self.waiting.popleft() if self.waiting else None
 
 
-class Ours:
+class ProfileContenderWorker:
     """A profile, by the label of a bench."""
 
     def __init__(self, profile: Profile) -> None:
         self.captioner = Captioner.from_profile(profile)
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
-        """Caption a folder of clips; see :func:`folder`."""
+        """Caption a folder of clips; see :func:`caption_folder`."""
         self.captioner.forget()  # what the run before said would be a draft
         config = how_of(self.captioner.profile, len(clips), batch)
-        loads, count = Loads(), reader_count(config, len(clips))
-        readers = [Reader(config.timeout, config.stall) for _ in range(count)]
+        loads, count = TargetPassCounter(), reader_count(config, len(clips))
+        readers = [ClipReader(config.timeout, config.stall) for _ in range(count)]
         for reader in readers:
             reader.start()
         for reader in readers:
             reader.read(clips[0], None, None, config.video)  # models are warm, and so are they
-        measured = folder(
-            lambda jobs: outcomes(self.captioner, jobs, config, loads, readers), clips, self.captioner.profile, config
+        measured = caption_folder(
+            lambda jobs: caption_locally(self.captioner, jobs, config, loads, readers),
+            clips,
+            self.captioner.profile,
+            config,
         )
         rows = measured["rows"] / loads.passes if loads.passes else None  # prompts left out
         return {**measured, "rows": rows, "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
         found = []
         for some in (clips[first : first + batch] for first in range(0, len(clips), batch)):
             read = [(path, self.captioner.read(path)) for path in some]
-            arrivals = Ready(deque(Request(path, clip, key=path) for path, clip in read))
-            counted = Steady(len(some))
+            arrivals = ReadyClips(deque(CaptionRequest(path, clip, key=path) for path, clip in read))
+            counted = SteadyRate(len(some))
             for key, event in self.captioner.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):
                     raise event
@@ -124,7 +127,7 @@ class Ours:
                 elif isinstance(event, Finished):
                     counted.finished(time.perf_counter())
             found.append(counted)
-        return Steady.together(found)
+        return SteadyRate.combine(found)
 
     def plain(self, clips: Sequence[str]) -> dict[str, list[int]]:
         """Token ids of plain decoding."""
@@ -141,17 +144,17 @@ def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
     return JobConfig(video.arguments, prompt, stall=video.stall, batch=batch, total=total)
 
 
-def folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> Measured:
+def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> TimedRun:
     """Caption clips into a file."""
-    results = Results()
+    results = TimedResults()
     with TemporaryDirectory() as place:
         jobs = [Job(clip) for clip in clips]
-        settings = Settings(profile.model_dump(), config)
-        output = OneFile(Path(place) / "captions.jsonl", "jsonl", several=True)
+        settings = SettingsDigest(profile.model_dump(), config)
+        output = SingleFileOutput(Path(place) / "captions.jsonl", "jsonl", several=True)
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
-            execute(plan(jobs, output, settings), engine, output, settings, tally, [results])
+            run_plan(plan_run(jobs, output, settings), engine, output, settings, tally, [results])
         finally:
             output.close(jobs, complete=True)
         seconds = time.perf_counter() - began
@@ -160,7 +163,7 @@ def folder(engine: Executor, clips: Sequence[str], profile: Profile, config: Job
 
 def main(about: str) -> None:
     """Answer questions. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
-    answer(lambda: Ours(labels.load(**json.loads(about))).functions)
+    serve_functions(lambda: ProfileContenderWorker(labels.load(**json.loads(about))).functions)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vidspec.files import Kind
+from vidspec.files import FileKind
 
-__all__ = ["TRACE", "joined"]
+__all__ = ["TRACE", "merge_traces"]
 
-#: How what :func:`joined` gives begins as JSON.
-TRACE = Kind("trace of vidspec", rb'\A\{"displayTimeUnit": "ms", "traceEvents": \[')
+#: How what :func:`merge_traces` gives begins as JSON.
+TRACE = FileKind("trace of vidspec", rb'\A\{"displayTimeUnit": "ms", "traceEvents": \[')
 
 #: Process numbers of one clip; further apart than any clip has workers.
 STRIDE = 1000
 
 
-def joined(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def merge_traces(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """``(path, Chrome trace)`` of each clip as one trace in which each clip has its own, named processes."""
     events: list[dict[str, Any]] = []
     for number, (path, trace) in enumerate(traces):

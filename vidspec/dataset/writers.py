@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from vidspec.dataset.journal import unwritable
+from vidspec.dataset.journal import unwritable_error
 from vidspec.errors import OutputError
-from vidspec.events.wrapping import WordWrap, columns
-from vidspec.files import encoded
+from vidspec.events.wrapping import WordWrap, terminal_columns
+from vidspec.files import encode_line
 
 __all__ = ["FileLines", "Lines", "StdoutLines"]
 
@@ -26,7 +26,7 @@ class StdoutLines:
         if sys.stdout is None:
             raise OutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
-        self._wrap = WordWrap(columns(self._stream)) if prose and self._stream.isatty() else None
+        self._wrap = WordWrap(terminal_columns(self._stream)) if prose and self._stream.isatty() else None
         self._begun = ""  # what has been written of the next line
 
     @property
@@ -57,7 +57,7 @@ class StdoutLines:
                 self._stream.write(text)
             else:
                 self._stream.flush()
-                buffer.write(encoded(text))
+                buffer.write(encode_line(text))
             self._stream.flush()
         except BrokenPipeError:
             raise  # the reader has enough: not an error
@@ -80,12 +80,12 @@ class FileLines:
         try:
             if self._file is None:
                 self._file = self.path.open("wb")
-            self._file.write(encoded(line + "\n"))
+            self._file.write(encode_line(line + "\n"))
             self._file.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise unwritable(self.path, error) from None
+            raise unwritable_error(self.path, error) from None
 
     def close(self) -> None:
         """Every line was flushed when it was written."""

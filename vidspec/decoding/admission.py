@@ -16,13 +16,13 @@ from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import free_memory
 from vidspec.engine.slab import Slab
 
-__all__ = ["SHARE", "Claim", "fits", "reserve"]
+__all__ = ["SHARE", "MemoryClaim", "has_room", "reserve_memory"]
 
 #: Of the memory that is free on a device, what further clips may take; passes need some too.
 SHARE = 0.8
 
 
-class Claim(NamedTuple):
+class MemoryClaim(NamedTuple):
     """What a clip takes of one model and its device.
 
     Attributes:
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
     beside: int = 0
 
 
-def fits(claims: Sequence[Claim]) -> bool:
+def has_room(claims: Sequence[MemoryClaim]) -> bool:
     """Whether there is room for all of these clips beside what is allocated now."""
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
@@ -49,24 +49,24 @@ def fits(claims: Sequence[Claim]) -> bool:
         towers[device] = max(towers[device], claim.tower)
     for slab, entries in _entries(claims).items():
         for device, share in slab.shares.items():
-            needed[device] += int(share * slab.wants(entries))
+            needed[device] += int(share * slab.growth_bytes(entries))
     free = {device: free_memory(device) for device in needed}
     return all(size is None or needed[device] + towers[device] <= SHARE * size for device, size in free.items())
 
 
-def reserve(claims: Sequence[Claim], clips: int) -> None:
+def reserve_memory(claims: Sequence[MemoryClaim], clips: int) -> None:
     """Allocate the slabs on devices for as many clips like this one as fit while one is read, ``clips`` at most.
 
     A slab that grows moves, which voids what was captured of passes; it still does where clips are longer.
     """
     if any(claim.model.device.type != "cpu" for claim in claims):
         read = [claim._replace(prompt=0) for claim in claims]
-        count = next((count for count in range(clips, 1, -1) if fits([*claims, *read * (count - 1)])), 0)
+        count = next((count for count in range(clips, 1, -1) if has_room([*claims, *read * (count - 1)])), 0)
         for slab, entries in _entries(claims).items():
             slab.reserve(entries * count)
 
 
-def _entries(claims: Iterable[Claim]) -> Counter[Slab]:
+def _entries(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
     found = Counter[Slab]()
     for claim in claims:
         found[claim.model.decoder.slab] += claim.entries

@@ -32,4 +32,4 @@ def plain_round(sequence: Sequence, begun: float) -> Steps[bool]:
     verify_s, elapsed = trace.lap("verify"), trace.elapsed() - begun
     texts, _ = sequence.texts([token])
     sequence.emit(Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=target.probabilities))
-    return sequence.limits.over(sequence.token_ids)
+    return sequence.limits.is_finished(sequence.token_ids)

@@ -9,29 +9,29 @@ from collections.abc import Sequence as Items
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from vidspec.decoding.loop import Passing
+from vidspec.decoding.loop import PassRecord
 from vidspec.draft_length.batch import BatchSize
-from vidspec.engine.device import half_the_cores
+from vidspec.engine.device import use_half_the_cores
 from vidspec.errors import VidspecError
-from vidspec.events.events import Event, Load
+from vidspec.events.events import Event, LoopLoad
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.decoding.admission import Claim
+    from vidspec.decoding.admission import MemoryClaim
     from vidspec.decoding.sequence import Sequence
-    from vidspec.draft_length.pace import Pace
+    from vidspec.draft_length.pace import WindowController
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.forward import Engine
     from vidspec.events.trace import Trace
     from vidspec.events.wake import WakeEvent
     from vidspec.models.base import VideoLanguageModel
-    from vidspec.models.request import Request
+    from vidspec.models.request import CaptionRequest
 
-__all__ = ["Arrivals", "Call", "News", "Serves", "SingleArrival"]
+__all__ = ["Arrivals", "CaptionerCall", "ServedCaptioner", "ServingEvents", "SingleArrival"]
 
 #: Events with the key of their clip, or the exception that ended it; the load, with None.
-News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, None]
+ServingEvents: TypeAlias = Generator[tuple[Hashable, Event | LoopLoad | Exception], None, None]
 
 
 class Arrivals(Protocol):
@@ -42,7 +42,7 @@ class Arrivals(Protocol):
         """Whether no more will come."""
         ...
 
-    def take(self) -> Request | None:
+    def take(self) -> CaptionRequest | None:
         """The next clip, None if there is none now; never waits. The wake event is set when one is added."""
         ...
 
@@ -50,7 +50,7 @@ class Arrivals(Protocol):
 class SingleArrival:
     """One clip; it is let go of when it is taken."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: CaptionRequest) -> None:
         self._left = [request]
 
     @property
@@ -58,12 +58,12 @@ class SingleArrival:
         """Whether it was taken."""
         return not self._left
 
-    def take(self) -> Request | None:
+    def take(self) -> CaptionRequest | None:
         """The clip, once."""
         return self._left.pop() if self._left else None
 
 
-class Serves(Protocol):
+class ServedCaptioner(Protocol):
     """The part of a captioner that serving uses; its methods are described there.
 
     Attributes:
@@ -77,14 +77,14 @@ class Serves(Protocol):
     @property
     def devices(self) -> tuple[torch.device, ...]: ...
     @property
-    def pace(self) -> Pace | None: ...
+    def pace(self) -> WindowController | None: ...
     @property
     def language_models(self) -> tuple[LanguageModel, ...]: ...
-    def needs(self, request: Request) -> Items[Claim]: ...
-    def start(self, request: Request, trace: Trace) -> Sequence: ...
+    def needs(self, request: CaptionRequest) -> Items[MemoryClaim]: ...
+    def start(self, request: CaptionRequest, trace: Trace) -> Sequence: ...
 
 
-class Call:
+class CaptionerCall:
     """One call of a captioner: its source of clips, those in flight, and events that it has not taken.
 
     Args:
@@ -106,7 +106,7 @@ class Call:
 
     def __init__(
         self,
-        captioner: Serves,
+        captioner: ServedCaptioner,
         arrivals: Arrivals,
         batch: int | None,
         wake: WakeEvent,
@@ -117,12 +117,12 @@ class Call:
         self.result_only = result_only
         self.models, self.slab = captioner.language_models, captioner.target.model.decoder.slab
         self.sequences: dict[Hashable, Sequence] = {}
-        self.waiting: deque[Request] = deque()
-        self.again: deque[Request] = deque()
-        self.news: deque[tuple[Hashable, Event | Load | Exception]] = deque()
+        self.waiting: deque[CaptionRequest] = deque()
+        self.again: deque[CaptionRequest] = deque()
+        self.news: deque[tuple[Hashable, Event | LoopLoad | Exception]] = deque()
         self.closed = False
         self.size = BatchSize()
-        self.last = Passing("target", 0, 0, 0, 0.0)
+        self.last = PassRecord("target", 0, 0, 0, 0.0)
         self.passes = self.accepted = 0
         self.reported, self.begun, self.reading_s = 0.0, time.monotonic(), 0.0
         self.threads, self.halved = ExitStack(), False
@@ -137,7 +137,7 @@ class Call:
         """Whether clips that it took have not ended."""
         return bool(self.sequences or self.waiting or self.again)
 
-    def needs(self, request: Request) -> Items[Claim]:
+    def needs(self, request: CaptionRequest) -> Items[MemoryClaim]:
         """The memory that a clip takes; nothing is known of one that cannot be decoded."""
         try:
             return self.captioner.needs(request) if request.clip is not None else ()
@@ -168,4 +168,4 @@ class Call:
         if self.captioner.has_feed and not self.halved:
             self.halved = True
             if self.captioner.target.model.device.type == "cpu":
-                self.threads.enter_context(half_the_cores())
+                self.threads.enter_context(use_half_the_cores())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.prefill import in_turns
+from vidspec.decoding.prefill import run_in_turns
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.workers.run import parallel
+from vidspec.decoding.workers.run import run_parallel
 from vidspec.engine.requests import Steps
 
 __all__ = ["decode"]
@@ -15,4 +15,4 @@ def decode(sequence: Sequence) -> Steps[None]:
 
     The first round is the prefill's own token.
     """
-    return in_turns(sequence) if sequence.setup.slot is None else parallel(sequence)
+    return run_in_turns(sequence) if sequence.setup.slot is None else run_parallel(sequence)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vidspec.errors import UsageError
 from vidspec.events.events import Finished
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import Exchange, Question, Request
+from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -35,14 +35,16 @@ class Dialogue:
         exchanges: questions and answers, without turns that failed or were abandoned.
     """
 
-    def __init__(self, stream: Callable[[Request], Generator[Event, None, None]], request: Request) -> None:
+    def __init__(
+        self, stream: Callable[[CaptionRequest], Generator[Event, None, None]], request: CaptionRequest
+    ) -> None:
         self._stream, self._request = stream, request
         self._cache = PrefixCache()
-        self._last: tuple[str, tuple[Exchange, ...]] | None = None  # what was asked, behind what
+        self._last: tuple[str, tuple[DialogueTurn, ...]] | None = None  # what was asked, behind what
         self._attempt = 0
         self._lock = threading.Lock()  # during a turn
         self._asker: int | None = None  # the thread whose turn it is
-        self.exchanges: tuple[Exchange, ...] = request.earlier
+        self.exchanges: tuple[DialogueTurn, ...] = request.earlier
 
     def ask(self, text: str) -> Caption:
         """The answer; see :meth:`stream`."""
@@ -94,7 +96,7 @@ class Dialogue:
             self._asker = None
             self._lock.release()
 
-    def _asked(self, text: str, earlier: tuple[Exchange, ...]) -> Iterator[Event]:
+    def _asked(self, text: str, earlier: tuple[DialogueTurn, ...]) -> Iterator[Event]:
         question = Question("turn", len(earlier))
         request = replace(self._request, prompt=text, earlier=earlier, question=question, cache=self._cache)
         request = replace(request, attempt=self._attempt)
@@ -103,5 +105,5 @@ class Dialogue:
             for event in events:
                 if isinstance(event, Finished):
                     self._cache.end()
-                    self.exchanges = (*earlier, Exchange(text, event.caption.caption or ""))
+                    self.exchanges = (*earlier, DialogueTurn(text, event.caption.caption or ""))
                 yield event

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Ended", "Limits", "loops"]
+__all__ = ["EndReason", "StoppingRules", "ends_in_loop"]
 
 #: With an end token; with the last token there was room for; saying the same words again and again; with a stop string.
-Ended: TypeAlias = Literal["eos", "length", "loop", "stop"]
+EndReason: TypeAlias = Literal["eos", "length", "loop", "stop"]
 #: A loop is a stretch of at most so many tokens, that often in a row, and so many tokens in all at the least: "very,
 #: very, very" is none, and a list whose lines differ in a word is none.
 PERIOD, TIMES, SHORTEST = 64, 4, 24
 
 
-def loops(token_ids: Sequence[int]) -> bool:
+def ends_in_loop(token_ids: Sequence[int]) -> bool:
     """Whether a text ends in a loop: its last tokens repeat one stretch.
 
     Depends on the last ``PERIOD * TIMES`` tokens alone.
@@ -32,7 +32,7 @@ def loops(token_ids: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoppingRules:
     """Where a text ends: at one of ``eos``, at ``max_new_tokens``, with ``stop_loops`` where it begins to loop, and
     where ``stopped`` finds that the last token completes a stop string.
     """
@@ -42,28 +42,28 @@ class Limits:
     stop_loops: bool = False
     stopped: Callable[[Sequence[int]], bool] | None = None
 
-    def over(self, token_ids: Sequence[int]) -> bool:
+    def is_finished(self, token_ids: Sequence[int]) -> bool:
         """Whether a text ends with its last token."""
         return (
             len(token_ids) >= self.max_new_tokens
             or token_ids[-1] in self.eos
-            or (self.stop_loops and loops(token_ids))
+            or (self.stop_loops and ends_in_loop(token_ids))
             or (self.stopped is not None and self.stopped(token_ids))
         )
 
-    def ended(self, token_ids: Sequence[int]) -> Ended:
+    def end_reason(self, token_ids: Sequence[int]) -> EndReason:
         """How a finished text ended; as a loop only without end token and stop string, cut there or not."""
         if token_ids[-1] in self.eos:
             return "eos"
         if self.stopped is not None and self.stopped(token_ids):
             return "stop"
-        return "loop" if loops(token_ids) else "length"
+        return "loop" if ends_in_loop(token_ids) else "length"
 
     def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
         """The new tokens that may be emitted after ``emitted``; True if the text ends with them."""
         reads, text = self.stop_loops or self.stopped is not None, list(emitted)
         for count, token in enumerate(token_ids, 1):
             text.append(token)
-            if token in self.eos or len(text) >= self.max_new_tokens or (reads and self.over(text)):
+            if token in self.eos or len(text) >= self.max_new_tokens or (reads and self.is_finished(text)):
                 return list(token_ids[:count]), True
         return list(token_ids), False

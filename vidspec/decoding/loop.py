@@ -17,13 +17,13 @@ from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Recei
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
-__all__ = ["Client", "Loop", "Passing"]
+__all__ = ["Loop", "LoopClient", "PassRecord"]
 
 #: Rows of prompts in a pass that other clips wait for.
 SHARED = 512
 
 
-class Passing(NamedTuple):
+class PassRecord(NamedTuple):
     """One pass: its clips, its rows, those of prompts among them, and its time.
 
     A chain that is continued in one go counts as the mean of its ``passes``; ``grows``: a tree grows with it.
@@ -38,7 +38,7 @@ class Passing(NamedTuple):
     grows: bool = False
 
 
-class Client:
+class LoopClient:
     """A decoding in the loop.
 
     Args:
@@ -76,12 +76,12 @@ class Loop:
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        passed: Callable[[Passing], None] = lambda passing: None,
+        passed: Callable[[PassRecord], None] = lambda passing: None,
         wake: WakeEvent | None = None,
         synchronise: Callable[[], None] = lambda: None,
     ) -> None:
         self.now, self.passed, self.wake, self.synchronise = now, passed, wake or WakeEvent(), synchronise
-        self._clients: dict[Hashable, Client] = {}
+        self._clients: dict[Hashable, LoopClient] = {}
         self._encoded = False
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Loop:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._clients
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: LoopClient) -> None:
         """Take in a decoding, and run it to its first request.
 
         Raises:
@@ -113,15 +113,15 @@ class Loop:
         for key in list(self._clients):
             self.drop(key)
 
-    def turn(self, patience: float | None = None) -> list[Client]:
+    def turn(self, patience: float | None = None) -> list[LoopClient]:
         """One pass, or a wait if none is requested; the decodings that were resumed.
 
         Args:
             patience: seconds to wait at most; None for as long as there is nothing to do.
         """
         resumed = [self._resume(client, messages) for client, messages in self._received()]
-        waiting: dict[object, list[tuple[Client, Forward]]] = {}
-        encodes: list[tuple[Client, Encode]] = []
+        waiting: dict[object, list[tuple[LoopClient, Forward]]] = {}
+        encodes: list[tuple[LoopClient, Encode]] = []
         for client in self._clients.values():
             request = client.request
             if isinstance(request, Forward):
@@ -141,7 +141,7 @@ class Loop:
             self._wait(patience)
         return resumed
 
-    def _received(self) -> list[tuple[Client, list[Any]]]:
+    def _received(self) -> list[tuple[LoopClient, list[Any]]]:
         found = []
         for client in self._clients.values():
             if isinstance(client.request, Receive):
@@ -155,7 +155,7 @@ class Loop:
         until = min(deadlines) - time.monotonic()
         self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
-    def _encode(self, client: Client, request: Encode) -> Client:
+    def _encode(self, client: LoopClient, request: Encode) -> LoopClient:
         begun = self.now()
         try:
             request.run()
@@ -165,7 +165,7 @@ class Loop:
         request.seconds = self.now() - begun
         return self._resume(client, request.answer)
 
-    def _pass(self, requests: list[tuple[Client, Forward]]) -> list[tuple[Client, object]]:
+    def _pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """One pass over the rows that these clips request of one model, or their chains if they request only chains."""
         if requests[0][1].engine.alone:  # one sequence at a time: the one that has waited longest
             key = requests[0][0].key
@@ -175,12 +175,12 @@ class Loop:
         chains = [(one, request) for one, request in requests if isinstance(request, Chain) and request.history is None]
         return self._continue(chains) if len(chains) == len(requests) else self._run(requests)
 
-    def _run(self, requests: list[tuple[Client, Forward]]) -> list[tuple[Client, object]]:
+    def _run(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """One pass; the clips whose requests it completes, with the answers or errors."""
         engine = requests[0][1].engine
         shared = len(self._clients) > len(requests) or not all([request.divisible for _, request in requests])
         left = min(SHARED, engine.chunk) if shared else engine.chunk
-        parts: list[tuple[Client, Forward, list[Any]]] = []
+        parts: list[tuple[LoopClient, Forward, list[Any]]] = []
         prompts = 0
         for client, request in requests:
             if request.divisible and left <= 0:
@@ -205,11 +205,11 @@ class Loop:
             passed = None
         if passed is None:  # outside of the clause, whose error holds the tensors of the pass
             return [answer for client, request, _ in parts for answer in self._run([(client, request)])]
-        answered: list[tuple[Client, object]] = []
+        answered: list[tuple[LoopClient, object]] = []
         at = 0
         for client, request, adds in parts:
             try:
-                if request.took(passed[at : at + len(adds)]):
+                if request.add_result(passed[at : at + len(adds)]):
                     answered.append((client, request.answer))
             except Exception as error:  # of this clip: the pass is good for the others
                 answered.append((client, error))
@@ -218,10 +218,10 @@ class Loop:
         for _, request, _ in parts:
             request.seconds += seconds
         rows, grows = sum(map(len, batch)), any([request.grows for _, request, _ in parts])
-        self.passed(Passing(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
+        self.passed(PassRecord(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
-    def _continue(self, requests: list[tuple[Client, Chain]]) -> list[tuple[Client, object]]:
+    def _continue(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:
         """Draft the chains of all clips in one call."""
         chains = [chain for _, chain in requests]
         engine = chains[0].engine
@@ -239,10 +239,10 @@ class Loop:
         steps, share = max(gammas), sum(gammas) / max(gammas)
         for chain in chains:
             chain.seconds += seconds
-        self.passed(Passing(chains[0].lane, share, share, 0, seconds / steps, steps))
+        self.passed(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
         return [(client, [*chain.answer, *more]) for (client, chain), more in zip(requests, found, strict=True)]
 
-    def _resume(self, client: Client, answer: object = None) -> Client:
+    def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
         """Run a decoding to its next request, or to its end; an exception as ``answer`` is raised in it."""
         assert client.steps is not None
         if client.request is not None:

@@ -30,35 +30,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import (
     Abort,
-    Failed,
-    Kept,
+    KeptTokensMessage,
+    OutgoingMessage,
     PrefillDraft,
     PrefillTarget,
+    PromptRead,
     Propose,
     Proposed,
     Prune,
-    Ready,
-    Result,
     Rollback,
-    Send,
-    Verdict,
     Verify,
+    VerifyResult,
+    WorkerFailed,
+    WorkerResult,
 )
 from vidspec.errors import GenerationError
-from vidspec.events.events import Mode, Origin, Rejected, Round
+from vidspec.events.events import Mode, Origin, RejectedToken, Round
 from vidspec.registry import schedules
 
 if TYPE_CHECKING:
     from vidspec.draft_length.base import WindowSize
 
-__all__ = ["Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
+__all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "worker_error"]
 
 
 @dataclass(frozen=True)
-class Settings(Limits):
+class ParallelSettings(StoppingRules):
     """Settings of the schedule, and where the text ends.
 
     Attributes:
@@ -94,7 +94,7 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def failure(failed: Failed) -> GenerationError:
+def worker_error(failed: WorkerFailed) -> GenerationError:
     """The error (kind ``worker``) for a worker that cannot go on; its cause carries the worker's own traceback."""
     kind = WorkerLost if failed.lost else GenerationError
     error = kind(f"the {failed.worker} worker failed: {failed.error}", kind="worker")
@@ -112,7 +112,7 @@ class Scheduler:
         finished: whether it has ended; later results are ignored.
     """
 
-    def __init__(self, settings: Settings, gamma: WindowSize) -> None:
+    def __init__(self, settings: ParallelSettings, gamma: WindowSize) -> None:
         self.settings, self.gamma = settings, gamma
         self.emitted: list[int] = []
         self.finished = False
@@ -125,59 +125,59 @@ class Scheduler:
         self._mode: Mode = "prefill"
         self._open = True  # the target is at work; its prefill counts as a pass over nothing pending
         self._pending = 0
-        self._parked: Verdict | None = None  # waits for the draft's token that it is held against
+        self._parked: VerifyResult | None = None  # waits for the draft's token that it is held against
         self._goal = 0  # the length that the draft's text must reach before the next round
         self._until = 0  # of the last request to the draft
         self._round_gamma = gamma.gamma
         self._draft_s = 0.0
         self._aborted = 0
 
-    def start(self) -> list[Send]:
+    def start(self) -> list[OutgoingMessage]:
         """The first messages."""
         reads = self._read() if self.settings.overlap and self._kept_known else []
-        return [Send("target", PrefillTarget()), *reads]
+        return [OutgoingMessage("target", PrefillTarget()), *reads]
 
-    def receive(self, result: Result) -> tuple[list[Send], Round | None]:
+    def receive(self, result: WorkerResult) -> tuple[list[OutgoingMessage], Round | None]:
         """The messages, and perhaps a round, that follow from a worker's answer.
 
         Raises:
-            GenerationError: the worker failed, see :func:`failure`.
+            GenerationError: the worker failed, see :func:`worker_error`.
             RuntimeError: an answer that the protocol does not allow here.
         """
-        if isinstance(result, Failed):
-            raise failure(result)
+        if isinstance(result, WorkerFailed):
+            raise worker_error(result)
         if self.finished:
             return [], None
         if isinstance(result, Proposed):
             return self._proposed(result)
-        if isinstance(result, Verdict):
-            self.gamma.verified(result.rows, result.seconds)
+        if isinstance(result, VerifyResult):
+            self.gamma.add_target_pass(result.rows, result.seconds)
             return self._judged(result)
-        if isinstance(result, Kept):
+        if isinstance(result, KeptTokensMessage):
             if self.settings.late:
-                return [Send("draft", Prune(result.indices))], None
+                return [OutgoingMessage("draft", Prune(result.indices))], None
             self._kept, self._kept_known = result.indices, True
             return (self._read() if self.settings.overlap or self._mode != "prefill" else []), None
         return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
 
-    def _read(self) -> list[Send]:
+    def _read(self) -> list[OutgoingMessage]:
         """The draft's prefill and, while the target is still at its own, the start-up tokens."""
         self._draft = "reading"
-        sends = [Send("draft", PrefillDraft(self._kept, self.settings.eos))]
+        sends = [OutgoingMessage("draft", PrefillDraft(self._kept, self.settings.eos))]
         if self._mode == "prefill" and self.settings.overlap:
             startup = self.settings.rows if self.settings.startup is None else self.settings.startup
             sends += self._propose(min(startup, self.settings.max_new_tokens))
         return sends
 
-    def _target_ready(self, result: Ready) -> tuple[list[Send], Round | None]:
+    def _target_ready(self, result: PromptRead) -> tuple[list[OutgoingMessage], Round | None]:
         if result.token is None or self._mode != "prefill" or not self._open:
             raise RuntimeError(f"unexpected answer {result}")
-        sends, settled = self._judged(Verdict(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
+        sends, settled = self._judged(VerifyResult(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
         if self._draft == "absent" and self._kept_known and not self.finished:
             sends += self._read()
         return sends, settled
 
-    def _draft_ready(self) -> list[Send]:
+    def _draft_ready(self) -> list[OutgoingMessage]:
         if self._draft != "reading":
             raise RuntimeError("the draft read a prompt that nobody gave it")
         self._draft = "ready"
@@ -187,10 +187,10 @@ class Scheduler:
         self._mode = "pre"
         return [*self._restart(0, tuple(self.emitted)), *self._extend()]
 
-    def _proposed(self, result: Proposed) -> tuple[list[Send], Round | None]:
+    def _proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
         self._draft_s += result.seconds
         if result.seconds > 0:
-            self.gamma.drafted(result.seconds)
+            self.gamma.add_draft_pass(result.seconds)
         if result.epoch != self._epoch:
             self._aborted += 1
             return [], None
@@ -202,7 +202,7 @@ class Scheduler:
             return self._judged(verdict)
         return ([] if self._open else self._next()), None
 
-    def _judged(self, verdict: Verdict) -> tuple[list[Send], Round | None]:
+    def _judged(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
         """The target's answer to the open round; kept until the draft's token for the same position has arrived."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
@@ -241,34 +241,34 @@ class Scheduler:
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
-            rejected=(Rejected(verdict.accepted, self._ahead[verdict.accepted]),) if missed else (),
+            rejected=(RejectedToken(verdict.accepted, self._ahead[verdict.accepted]),) if missed else (),
             probabilities=verdict.probabilities[: len(tokens)],
         )
         self._draft_s, self._aborted = 0.0, 0
         return self._after(start, verdict, passed=passed, alone=alone), settled
 
-    def _after(self, start: int, verdict: Verdict, *, passed: bool, alone: bool) -> list[Send]:
+    def _after(self, start: int, verdict: VerifyResult, *, passed: bool, alone: bool) -> list[OutgoingMessage]:
         """Stop or continue the draft, or start it again after the target's own token."""
         if self.finished:
-            return [] if self._draft == "absent" else [Send("draft", Abort())]
+            return [] if self._draft == "absent" else [OutgoingMessage("draft", Abort())]
         if passed:
             del self._ahead[: verdict.accepted + 1]
             return self._next()
-        sends: list[Send] = []
+        sends: list[OutgoingMessage] = []
         if not alone:
             sends = self._restart(start + verdict.accepted, (verdict.token,))
         elif self._until:  # start-up tokens would come too late: the draft is told where to start when it is ready
-            sends, self._until = [Send("draft", Abort())], 0
+            sends, self._until = [OutgoingMessage("draft", Abort())], 0
         self._goal = 0
         return sends + self._next()
 
-    def _restart(self, keep: int, tokens: tuple[int, ...]) -> list[Send]:
+    def _restart(self, keep: int, tokens: tuple[int, ...]) -> list[OutgoingMessage]:
         self._epoch += 1
         self._ahead.clear()
         self._until = 0
-        return [Send("draft", Rollback(self._epoch, keep, tokens))]
+        return [OutgoingMessage("draft", Rollback(self._epoch, keep, tokens))]
 
-    def _next(self) -> list[Send]:
+    def _next(self) -> list[OutgoingMessage]:
         """Open the next round, unless the draft still owes a part of its window."""
         if self._known < self._goal and not self._spent:
             return []
@@ -280,20 +280,20 @@ class Scheduler:
         self._pending = len(window)
         self._mode = "post" if window else "pre"
         self._round_gamma = self.gamma.gamma
-        return [Send("target", Verify(self._round, len(self.emitted), tuple(window))), *self._extend()]
+        return [OutgoingMessage("target", Verify(self._round, len(self.emitted), tuple(window))), *self._extend()]
 
-    def _extend(self) -> list[Send]:
+    def _extend(self) -> list[OutgoingMessage]:
         """Request a window of new tokens after the pending ones."""
         if self._draft != "ready" or self._spent:
             return []
         self._goal = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
         return self._propose(self._goal)
 
-    def _propose(self, until: int) -> list[Send]:
+    def _propose(self, until: int) -> list[OutgoingMessage]:
         if until == self._until:
             return []
         self._until = until
-        return [Send("draft", Propose(self._epoch, until))]
+        return [OutgoingMessage("draft", Propose(self._epoch, until))]
 
     @property
     def _known(self) -> int:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import Limits
+from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.trace import Trace
@@ -52,7 +52,7 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     def enough(token_ids: Items[int]) -> bool:
         return len(token_ids) > UNTIMED + LEAST and plain.trace.elapsed() > max(SECONDS, SHARE * spent)
 
-    plain.limits = Limits(steps + 1, stopped=enough)
+    plain.limits = StoppingRules(steps + 1, stopped=enough)
     yield from autoregressive(plain)
     times = [after.elapsed - before.elapsed for before, after in pairwise(plain.rounds[UNTIMED:])]
     early, late = median(times[: len(times) // 2]), median(times[len(times) // 2 :])

@@ -13,28 +13,28 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import prefilled
 from vidspec.decoding.target import Target
 from vidspec.drafting.context import DraftContext
-from vidspec.engine.device import take_one_core
+from vidspec.engine.device import use_one_core
 from vidspec.engine.requests import Steps
-from vidspec.engine.rows import Prefill
+from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
-from vidspec.models.base import Prefix
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixHit
-from vidspec.pruning.base import ranked, taps_for
+from vidspec.pruning.base import attention_ranks, make_taps
 from vidspec.pruning.target.engine import kept_per_layer
 
-__all__ = ["in_turns"]
+__all__ = ["run_in_turns"]
 
 GREEDY = Sampling(0.0, 1.0)
 
 
-def in_turns(sequence: Sequence) -> Steps[None]:
+def run_in_turns(sequence: Sequence) -> Steps[None]:
     """The target reads, the draft reads, then the profile's schedule alternates between them."""
     setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     prefix = yield from setup.read(sequence.job, trace)
     hit = setup.find_prefix(cache, prefix)
-    taps = taps_for(setup.needs, prefix) if hit is None else None
+    taps = make_taps(setup.needs, prefix) if hit is None else None
     read, description = yield from _read_prompt(sequence, prefix, taps, hit)
     kept = setup.kept(prefix, taps, trace, cache=cache, hit=hit)
     sequence.rng = torch.Generator().manual_seed(sequence.seed)
@@ -43,7 +43,7 @@ def in_turns(sequence: Sequence) -> Steps[None]:
         context = _context(sequence, prefix, kept, read, taps, description)
         drafter = sequence.drafter = yield from setup.drafter.open(context)
         del context
-    signals = ranked(taps)
+    signals = attention_ranks(taps)
     del taps, hit  # what was observed can be as large as the prompt
     tapped, history = drafter.tapped if drafter is not None else (), setup.history(prefix)
     probs = sequence.job.return_probs
@@ -71,14 +71,14 @@ def in_turns(sequence: Sequence) -> Steps[None]:
             sequence.draft_forwards = drafter.forwards
     if cache is not None:
         spans = drafter.spans if drafter is not None else ()
-        cache.wrote([read.span, *spans], sequence.token_ids)
+        cache.add_text([read.span, *spans], sequence.token_ids)
 
 
 def _context(
     sequence: Sequence,
-    prefix: Prefix,
+    prefix: EmbeddedPrompt,
     kept: torch.Tensor,
-    read: Prefill,
+    read: PrefillResult,
     taps: Taps | None,
     description: str | None,
 ) -> DraftContext:
@@ -106,8 +106,8 @@ def _context(
 
 
 def _read_prompt(
-    sequence: Sequence, prefix: Prefix, taps: Taps | None, hit: PrefixHit | None
-) -> Steps[tuple[Prefill, str | None]]:
+    sequence: Sequence, prefix: EmbeddedPrompt, taps: Taps | None, hit: PrefixHit | None
+) -> Steps[tuple[PrefillResult, str | None]]:
     """The target's prompt, read, and the caption of an ensemble's context that wants one.
 
     The captioner needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
@@ -122,7 +122,7 @@ def _read_prompt(
             meanwhile.enter_context(captioner.sharing())
         elif captioner is not None:
             with trace.span("caption", "draft"):
-                description = yield from captioner.steps(sequence.job.shown)
+                description = yield from captioner.steps(sequence.job.frames)
         with trace.span("target_prefill"):
             read = yield from setup.prefill(prefix, taps, cache, hit)
         if task is not None:
@@ -134,8 +134,8 @@ def _read_prompt(
 
 def _described(sequence: Sequence, captioner: ImageCaptioner) -> str:
     """In another thread."""
-    take_one_core()
+    use_one_core()
     begun = sequence.trace.elapsed()
-    text = captioner(sequence.job.shown)
+    text = captioner(sequence.job.frames)
     sequence.trace.add("caption", "draft", begun, sequence.trace.elapsed())
     return text

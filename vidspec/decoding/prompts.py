@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
-__all__ = ["Prompts"]
+__all__ = ["PromptQueue"]
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=CaptionRequest)
 
 
-class Prompts(Generic[R]):
+class PromptQueue(Generic[R]):
     """Requests that differ in their prompts, in the order in which they can be begun.
 
     The first is alone until its prompts are read; then all others can be. If it fails before, the next one reads.

@@ -19,41 +19,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from vidspec.events.events import Loosened
+from vidspec.events.events import LooseToken
 
 __all__ = [
     "Abort",
     "DraftMessage",
-    "Failed",
-    "Kept",
-    "Message",
+    "KeptTokensMessage",
+    "OutgoingMessage",
     "PrefillDraft",
     "PrefillTarget",
+    "PromptRead",
     "Propose",
     "Proposed",
     "Prune",
-    "Ready",
-    "Result",
     "Rollback",
-    "Send",
     "TargetMessage",
-    "Verdict",
     "Verify",
-    "Worker",
+    "VerifyResult",
+    "WorkerFailed",
+    "WorkerName",
+    "WorkerOrder",
+    "WorkerResult",
 ]
 
-Worker: TypeAlias = Literal["target", "draft"]
+WorkerName: TypeAlias = Literal["target", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTarget:
-    """To the target: read the whole prompt. Answers: ``Ready`` with the first token; ``Kept`` where it is the target
-    whose signals choose them, as early as those signals exist."""
+    """To the target: read the whole prompt.
+
+    Answers: ``PromptRead`` with the first token; ``KeptTokensMessage``, as early as the signals exist, if the target's
+    signals choose the draft's tokens.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """To the target: verify ``window``, the draft's tokens for the positions from ``prefix`` on. Answer: ``Verdict``.
+    """To the target: verify ``window``, the draft's tokens from position ``prefix`` on. Answer: ``VerifyResult``.
 
     The pass has ``len(window) + 1`` rows: the last emitted token, which the cache does not hold yet, and the window.
     ``prefix`` is the number of emitted tokens; the worker must find its own text equally long, and afterwards keeps
@@ -67,7 +70,7 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDraft:
-    """To the draft: read the prompt with the visual tokens ``kept`` (None: all). Answer: ``Ready``.
+    """To the draft: read the prompt with the visual tokens ``kept`` (None: all). Answer: ``PromptRead``.
 
     ``eos``: a text ends with any of these; the draft proposes nothing after one.
     """
@@ -113,25 +116,25 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptTokensMessage:
     """From the target: sorted indices of the visual tokens that the draft may see."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PromptRead:
     """From either: the prompt is read, in ``seconds``. ``token``: the target's own first token, the draft has none, and
-    ``probabilities`` as in :class:`Verdict`."""
+    ``probabilities`` as in :class:`VerifyResult`."""
 
-    worker: Worker
+    worker: WorkerName
     seconds: float
     token: int | None = None
     probabilities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """From the target: the first ``accepted`` tokens of the window are accepted, and ``token`` is its own after them.
 
     ``seconds``: the time of the forward pass of ``rows`` rows. ``loosened``: accepted mismatches of a loose rule, by
@@ -143,7 +146,7 @@ class Verdict:
     token: int
     rows: int
     seconds: float
-    loosened: tuple[Loosened, ...] = ()
+    loosened: tuple[LooseToken, ...] = ()
     probabilities: tuple[float, ...] = ()
 
 
@@ -158,13 +161,13 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class WorkerFailed:
     """From either: it cannot continue. ``traceback`` is the worker's own, as text.
 
     ``lost``: it died or hangs, perhaps not because of the clip; another worker may repeat it.
     """
 
-    worker: Worker
+    worker: WorkerName
     error: str
     traceback: str = ""
     lost: bool = False
@@ -172,12 +175,12 @@ class Failed:
 
 TargetMessage: TypeAlias = PrefillTarget | Verify
 DraftMessage: TypeAlias = PrefillDraft | Prune | Propose | Rollback | Abort
-Message: TypeAlias = TargetMessage | DraftMessage
-Result: TypeAlias = Kept | Ready | Verdict | Proposed | Failed
+WorkerOrder: TypeAlias = TargetMessage | DraftMessage
+WorkerResult: TypeAlias = KeptTokensMessage | PromptRead | VerifyResult | Proposed | WorkerFailed
 
 
-class Send(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message and its recipient."""
 
-    worker: Worker
-    message: Message
+    worker: WorkerName
+    message: WorkerOrder

@@ -8,53 +8,53 @@ from typing import TYPE_CHECKING, cast
 
 from vidspec.embedded import ships
 from vidspec.events.compare import estimate_speedup
-from vidspec.events.counters import count, lengths, weights_by_context
+from vidspec.events.counters import count_rounds, lengths, weights_by_context
 from vidspec.events.events import Prefilled, Round
 from vidspec.events.record import (
     Caption,
-    Counts,
-    Ensemble,
-    Loose,
-    LooseToken,
-    Lossy,
-    Models,
-    Question,
+    CountsRecord,
+    EnsembleRecord,
+    LooseRecord,
+    LooseTokenRecord,
+    LossyRecord,
+    ModelsRecord,
+    QuestionRecord,
     Resting,
-    Schedule,
-    Video,
+    ScheduleRecord,
+    VideoRecord,
 )
 
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import Sequence
-    from vidspec.decoding.setup import Setup
+    from vidspec.decoding.setup import DecodingSetup
 
 __all__ = ["report"]
 
 
-def report(sequence: Sequence, models: Models) -> Caption:
+def report(sequence: Sequence, models: ModelsRecord) -> Caption:
     """The record of a captioned clip.
 
     Args:
         sequence: has emitted all its rounds.
         models: the record's entry on the models.
     """
-    setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.shown
+    setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.frames
     if read is None or sequence.text is None:
         raise AssertionError("a text begins with Prefilled")
-    counters, token_ids = count(rounds, sequence.draft_forwards), sequence.token_ids
+    counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
     decode = rounds[-1].elapsed
     return Caption(
         path=sequence.job.path,
         caption=sequence.text.finish(),
         token_ids=token_ids,
-        ended=sequence.limits.ended(token_ids),
+        ended=sequence.limits.end_reason(token_ids),
         lossless=setup.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
         seed=sequence.seed,
         models=models,
         video=cast(
-            "Video",
+            "VideoRecord",
             {
                 **asdict(clip.facts),
                 "damage": list(clip.facts.damage),
@@ -63,7 +63,7 @@ def report(sequence: Sequence, models: Models) -> Caption:
             },
         ),
         counters=cast(
-            "Counts",
+            "CountsRecord",
             {
                 **asdict(counters),
                 "accepted_lengths": list(counters.accepted_lengths),
@@ -94,7 +94,7 @@ def report(sequence: Sequence, models: Models) -> Caption:
     )
 
 
-def _question(sequence: Sequence) -> Question | None:
+def _question(sequence: Sequence) -> QuestionRecord | None:
     request, setup, cache = sequence.job, sequence.setup, sequence.job.cache
     if request.question is None or cache is None:
         return None
@@ -108,7 +108,7 @@ def _question(sequence: Sequence) -> Question | None:
     }
 
 
-def _schedule(sequence: Sequence) -> Schedule:
+def _schedule(sequence: Sequence) -> ScheduleRecord:
     gammas = [step.gamma for step in sequence.rounds if step.gamma]
     return {
         "kind": sequence.kind,
@@ -128,9 +128,9 @@ def _resting(sequence: Sequence) -> Resting | None:
     }
 
 
-def _loose(setup: Setup, rounds: Iterable[Round]) -> Loose:
+def _loose(setup: DecodingSetup, rounds: Iterable[Round]) -> LooseRecord:
     tokenizer = setup.target.model.tokenizer
-    tokens: list[LooseToken] = []
+    tokens: list[LooseTokenRecord] = []
     emitted = 0
     for step in rounds:
         for one in step.loosened:
@@ -151,7 +151,7 @@ def _loose(setup: Setup, rounds: Iterable[Round]) -> Loose:
     return {"share": len(tokens) / emitted, "tokens": tokens}
 
 
-def _lossy(setup: Setup, read: Prefilled) -> Lossy | None:
+def _lossy(setup: DecodingSetup, read: Prefilled) -> LossyRecord | None:
     if not setup.profile.prunes_the_target:
         return None
     kept = list(read.kept_per_layer)
@@ -163,7 +163,7 @@ def _lossy(setup: Setup, read: Prefilled) -> Lossy | None:
     }
 
 
-def _ensemble(setup: Setup, read: Prefilled, rounds: Iterable[Round]) -> Ensemble | None:
+def _ensemble(setup: DecodingSetup, read: Prefilled, rounds: Iterable[Round]) -> EnsembleRecord | None:
     if not read.contexts:
         return None
     return {

@@ -9,30 +9,30 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from vidspec.decoding.loop import Client
+from vidspec.decoding.loop import LoopClient
 from vidspec.engine.requests import Steps
-from vidspec.events.events import Event, Prefilled, Rejected, Round
+from vidspec.events.events import Event, Prefilled, RejectedToken, Round
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.acceptance.base import Acceptance
-    from vidspec.decoding.limits import Limits
-    from vidspec.decoding.setup import Setup
+    from vidspec.acceptance.base import AcceptanceRule
+    from vidspec.decoding.limits import StoppingRules
+    from vidspec.decoding.setup import DecodingSetup
     from vidspec.decoding.target import Target
-    from vidspec.draft_length.pace import Window
+    from vidspec.draft_length.pace import DraftWindow
     from vidspec.drafting.base import Drafter
     from vidspec.events.trace import Trace
     from vidspec.models.detokenizer import Detokenizer
-    from vidspec.models.request import Request
+    from vidspec.models.request import CaptionRequest
 
-__all__ = ["Schedule", "Sequence"]
+__all__ = ["ScheduleFunction", "Sequence"]
 
 #: What is timed before a text begins.
 READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
 
 
-class Sequence(Client):
+class Sequence(LoopClient):
     """One clip: its request, the state of its decoding, and its emitted events and tokens.
 
     Args:
@@ -55,20 +55,20 @@ class Sequence(Client):
         plain_step_s: seconds of a plain decoding step after its text; None where they were not timed.
     """
 
-    setup: Setup
+    setup: DecodingSetup
     target: Target
-    limits: Limits
+    limits: StoppingRules
     rng: torch.Generator
 
-    def __init__(self, job: Request, trace: Trace | None = None) -> None:
+    def __init__(self, job: CaptionRequest, trace: Trace | None = None) -> None:
         super().__init__(job.key, trace=trace)
         self.job = job
         self.events: deque[Event] = deque()
         self.text: Detokenizer | None = None
         self.drafter: Drafter | None = None
-        self.acceptance: Acceptance | None = None
+        self.acceptance: AcceptanceRule | None = None
         self.gamma = 0
-        self.window: Window | None = None
+        self.window: DraftWindow | None = None
         self.prefilled: Prefilled | None = None
         self.rounds: list[Round] = []
         self.token_ids: list[int] = []
@@ -78,7 +78,7 @@ class Sequence(Client):
         self.shared = False
         self.plain_step_s: float | None = None
 
-    def attempt(self, setup: Setup) -> None:
+    def attempt(self, setup: DecodingSetup) -> None:
         """Begin the text, or begin it anew with nothing emitted."""
         from vidspec.models.detokenizer import Detokenizer
 
@@ -105,17 +105,17 @@ class Sequence(Client):
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
 
     def texts(
-        self, token_ids: Items[int], rejected: Items[Rejected] = ()
-    ) -> tuple[tuple[str, ...], tuple[Rejected, ...]]:
+        self, token_ids: Items[int], rejected: Items[RejectedToken] = ()
+    ) -> tuple[tuple[str, ...], tuple[RejectedToken, ...]]:
         """Add the tokens of the next round to the text; what each adds, and ``rejected`` with what they would have
         added."""
         if self.text is None:
             return (), tuple(rejected)
-        texts, instead = list[str](), list[Rejected]()
+        texts, instead = list[str](), list[RejectedToken]()
         for at, token in enumerate(token_ids):
             for one in rejected:
                 if one.at == at:
-                    instead.append(Rejected(at, one.token, self.text.instead(one.token)))
+                    instead.append(RejectedToken(at, one.token, self.text.preview(one.token)))
             texts.append(self.text.add(token))
         return tuple(texts), tuple(instead)
 
@@ -140,8 +140,8 @@ class Sequence(Client):
         token = self.target.first()
         texts, _ = self.texts([token])
         self.emit(Round((token,), ("target",), 0, 0, 0.0, texts=texts, probabilities=self.target.probabilities))
-        return self.limits.over([token])
+        return self.limits.is_finished([token])
 
 
 #: Writes the text of a sequence whose prompts have been read: one round per verification, or per plain step.
-Schedule: TypeAlias = Callable[[Sequence], Steps[None]]
+ScheduleFunction: TypeAlias = Callable[[Sequence], Steps[None]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vidspec.decoding.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
-from vidspec.events.events import Origin, Rejected, Round
+from vidspec.events.events import Origin, RejectedToken, Round
 from vidspec.registry import schedules
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
         drafter.commit(verdict.path, verdict.token)
         trace.lap("rollback")
         if window is not None:
-            window.judged(len(draft.tokens), len(verdict.path))
+            window.update(len(draft.tokens), len(verdict.path))
         texts, instead = sequence.texts(tokens, rejected(verdict, draft, len(tokens)))
         sequence.emit(
             Round(
@@ -94,15 +94,15 @@ def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
     return tuple(names[:emitted])
 
 
-def rejected(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Rejected, ...]:
+def rejected(verdict: Verdict, draft: Draft, emitted: int) -> tuple[RejectedToken, ...]:
     """The rejected drafted tokens at the positions of the first ``emitted`` tokens of a verified window."""
     path = verdict.path
     if draft.is_chain:
         at = len(path)
-        return (Rejected(at, draft.tokens[at]),) if at < min(emitted, len(draft.tokens)) else ()
+        return (RejectedToken(at, draft.tokens[at]),) if at < min(emitted, len(draft.tokens)) else ()
     before = (-1, *path)[:emitted]
     return tuple(
-        Rejected(at, draft.tokens[node])
+        RejectedToken(at, draft.tokens[node])
         for at, parent in enumerate(before)
         for node in draft.children(parent)
         if node not in path

@@ -18,21 +18,21 @@ from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from vidspec import garbage
-from vidspec.decoding.admission import Claim, fits, reserve
-from vidspec.decoding.calls import Arrivals, Call, News, Serves
-from vidspec.decoding.loop import Loop, Passing
+from vidspec.decoding.admission import MemoryClaim, has_room, reserve_memory
+from vidspec.decoding.calls import Arrivals, CaptionerCall, ServedCaptioner, ServingEvents
+from vidspec.decoding.loop import Loop, PassRecord
 from vidspec.decoding.sequence import Sequence
 from vidspec.draft_length.batch import SIZES
 from vidspec.engine import exclusive
 from vidspec.engine.device import synchroniser
 from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import ClosedError, DeviceError, GenerationError
-from vidspec.events.events import Again, Finished, Load, Prefilled, Reading, Round
+from vidspec.events.events import Finished, LoopLoad, Prefilled, PrefillProgress, Restarted, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
-    from vidspec.models.request import Request
+    from vidspec.models.request import CaptionRequest
 
 __all__ = ["Serving"]
 
@@ -52,27 +52,27 @@ class Serving:
 
     def __init__(self, synchronise: Callable[[], None]) -> None:
         self.loop = Loop(passed=self._passed, synchronise=synchronise)
-        self._calls: list[Call] = []  # other threads only append
-        self._flights: dict[Hashable, tuple[Call, Sequence]] = {}
+        self._calls: list[CaptionerCall] = []  # other threads only append
+        self._flights: dict[Hashable, tuple[CaptionerCall, Sequence]] = {}
         self._staged: deque[Sequence] = deque()  # admitted; their first steps are due
-        self._claims: dict[Hashable, Items[Claim]] = {}  # of clips whose prompts have not been read
+        self._claims: dict[Hashable, Items[MemoryClaim]] = {}  # of clips whose prompts have not been read
         self._keys = count()
         self._ended = False
 
     def run(
         self,
-        captioner: Serves,
+        captioner: ServedCaptioner,
         arrivals: Arrivals,
         *,
         batch: int | None = None,
         wake: WakeEvent | None = None,
         trace: Trace | None = None,
         result_only: bool = False,
-    ) -> News:
-        """One call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`Call`."""
+    ) -> ServingEvents:
+        """One call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`CaptionerCall`."""
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
-        call = Call(captioner, arrivals, batch, wake or WakeEvent(), trace, result_only)
+        call = CaptionerCall(captioner, arrivals, batch, wake or WakeEvent(), trace, result_only)
         call.wake.relay = self.loop.wake
         self._calls.append(call)
         del captioner, trace
@@ -117,7 +117,7 @@ class Serving:
         finally:
             exclusive.release((self,))
 
-    def _advance(self, call: Call) -> None:
+    def _advance(self, call: CaptionerCall) -> None:
         """Run a turn, or wait until another thread's turn has brought news of this call.
 
         A call that wants its result alone runs turns until it has it: others are woken by news of theirs alone.
@@ -143,7 +143,7 @@ class Serving:
         if any(one.closed for one in self._calls):  # since then
             self._drop_unless_running()
 
-    def _turn(self, call: Call) -> None:
+    def _turn(self, call: CaptionerCall) -> None:
         """Admit a clip, or run a pass for the clips of all calls."""
         self._drop_closed()
         if self._ended:
@@ -181,19 +181,19 @@ class Serving:
             return True
         return False
 
-    def _has_room(self, call: Call, request: Request) -> bool:
+    def _has_room(self, call: CaptionerCall, request: CaptionRequest) -> bool:
         if not self._flights:
             if call.batch != 1:
-                reserve(call.needs(request), call.batch or SIZES[-1])
+                reserve_memory(call.needs(request), call.batch or SIZES[-1])
             return True
         if len(self._flights) >= max(SIZES[-1], call.limit):
             return False
         for key, (other, sequence) in self._flights.items():
             if sequence.prefilled is None and key not in self._claims:
                 self._claims[key] = other.needs(sequence.job)
-        return fits([*chain(*self._claims.values()), *call.needs(request)])
+        return has_room([*chain(*self._claims.values()), *call.needs(request)])
 
-    def _start(self, call: Call, requests: deque[Request]) -> None:
+    def _start(self, call: CaptionerCall, requests: deque[CaptionRequest]) -> None:
         """Begin the first of a call's requests; it is in flight before it is taken away from them."""
         garbage.collect_if_due(busy=bool(self._flights))
         request = requests[0]
@@ -232,7 +232,7 @@ class Serving:
         if sequence.shared and isinstance(error, GenerationError | DeviceError) and error.kind == "memory":
             call.again.append(sequence.job)
             if not call.result_only:
-                call.news.append((key, Again(error.message)))
+                call.news.append((key, Restarted(error.message)))
         elif error is not None:
             call.news.append((key, error))
         self._forget(sequence)
@@ -264,13 +264,13 @@ class Serving:
                     if not isinstance(prompt, PrefillPrompt) or prompt.lane != "target":
                         continue
                     if (span := prompt.reading.span) is not None:
-                        call.news.append((sequence.job.key, Reading(span.length, prompt.reading.prompt.length)))
+                        call.news.append((sequence.job.key, PrefillProgress(span.length, prompt.reading.prompt.length)))
                 call.news.append((None, self._load(call)))
 
-    def _load(self, call: Call) -> Load:
+    def _load(self, call: CaptionerCall) -> LoopLoad:
         """The number of clips, and the size of the last pass."""
         slab = call.slab
-        return Load(
+        return LoopLoad(
             clips=len(self.loop),
             waiting=len(call.waiting) + len(call.again),
             sequences=round(call.last.sequences),
@@ -283,14 +283,14 @@ class Serving:
             reading=call.reading_s / max(time.monotonic() - call.begun, 1e-9),
         )
 
-    def _passed(self, passing: Passing) -> None:
+    def _passed(self, passing: PassRecord) -> None:
         calls = [call for call in self._calls if call.sequences]
         if not passing.prompts:
             rows = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
             for call in calls:
-                call.size.passed(*rows, passing.passes)
+                call.size.add_pass(*rows, passing.passes)
             if calls and (pace := calls[0].captioner.pace) is not None:
-                pace.passed(*rows, passing.passes, passing.grows)
+                pace.add_pass(*rows, passing.passes, passing.grows)
         if passing.lane == "target":
             for call in calls:
                 call.passes, call.last = call.passes + 1, passing
@@ -308,7 +308,7 @@ class Serving:
             self._calls.remove(call)
             self._give_up(call)
 
-    def _give_up(self, call: Call, error: Exception | None = None) -> None:
+    def _give_up(self, call: CaptionerCall, error: Exception | None = None) -> None:
         """Abandon a call's clips; with an error, as what ends each."""
         keys = [sequence.job.key for sequence in call.sequences.values()]
         keys += [request.key for request in (*call.waiting, *call.again)]
@@ -319,11 +319,11 @@ class Serving:
         for sequence in list(call.sequences.values()):
             self._forget(sequence)
 
-    def _repeat_others(self, call: Call, error: BaseException) -> None:
+    def _repeat_others(self, call: CaptionerCall, error: BaseException) -> None:
         why = f"a pass was interrupted: {type(error).__name__}"
         for other, sequence in list(self._flights.values()):
             if other is not call:
                 other.again.append(sequence.job)
                 if not other.result_only:
-                    other.news.append((sequence.job.key, Again(why)))
+                    other.news.append((sequence.job.key, Restarted(why)))
                 self._forget(sequence)

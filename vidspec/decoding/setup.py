@@ -9,50 +9,50 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from vidspec.acceptance.base import Acceptance, Grounded
+from vidspec.acceptance.base import AcceptanceRule, GroundedRule
 from vidspec.acceptance.protect import protected_ids
 from vidspec.config.profiles import Profile
 from vidspec.config.tree import parse_tree
-from vidspec.decoding.limits import Limits
-from vidspec.draft_length.pace import Pace
+from vidspec.decoding.limits import StoppingRules
+from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import History, history_of
+from vidspec.engine.penalties import PenaltyHistory, make_history
 from vidspec.engine.recurrent import REACH
 from vidspec.engine.requests import Encode, PrefillPrompt, Steps
-from vidspec.engine.rows import Prefill
+from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError, ProfileError
 from vidspec.events.events import Prefilled
 from vidspec.events.trace import Trace
-from vidspec.models.base import Prefix, VideoLanguageModel
+from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
-from vidspec.models.prompt import read
-from vidspec.models.request import Request
-from vidspec.pruning.base import Pruner, signals_of
-from vidspec.pruning.placement import placed
+from vidspec.models.prompt import encode_prompt
+from vidspec.models.request import CaptionRequest
+from vidspec.pruning.base import Pruner, make_signals
+from vidspec.pruning.placement import token_places
 from vidspec.pruning.target.base import TargetPruner
-from vidspec.pruning.target.engine import LossyEngine
-from vidspec.registry import configured, lossy, pruners, rules, schedules
+from vidspec.pruning.target.engine import PrunedTargetEngine
+from vidspec.registry import build_part, lossy, pruners, rules, schedules
 
 if TYPE_CHECKING:
-    from vidspec.decoding.sequence import Schedule
-    from vidspec.decoding.workers.slot import DraftSlot
+    from vidspec.decoding.sequence import ScheduleFunction
+    from vidspec.decoding.workers.slot import DraftProcessSlot
 
-__all__ = ["ROWS", "STATES", "Setup", "prefilled"]
+__all__ = ["ROWS", "STATES", "DecodingSetup", "prefilled"]
 
 #: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
 ROWS = MOST
 
 
 @dataclass
-class Setup:
+class DecodingSetup:
     """The parts of one profile, with their models.
 
     Attributes:
@@ -75,15 +75,15 @@ class Setup:
     draft: Engine[VideoLanguageModel] | None
     describe: ImageCaptioner | None
     sampling: Sampling
-    acceptance: Acceptance | None
+    acceptance: AcceptanceRule | None
     drafter: DrafterKind | None
     pruner: Pruner | None
-    schedule: Schedule
+    schedule: ScheduleFunction
     needs: frozenset[str]
     window: int
-    pace: Pace | None = None
+    pace: WindowController | None = None
     head: Engine[Head] | None = None
-    slot: DraftSlot | None = None
+    slot: DraftProcessSlot | None = None
 
     @classmethod
     def of(
@@ -93,8 +93,8 @@ class Setup:
         draft: VideoLanguageModel | None,
         describe: ImageCaptioner | None,
         head: Head | None = None,
-        slot: DraftSlot | None = None,
-    ) -> Setup:
+        slot: DraftProcessSlot | None = None,
+    ) -> DecodingSetup:
         """Find the parts a profile names.
 
         Raises:
@@ -107,13 +107,17 @@ class Setup:
             raise ProfileError(
                 f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
             )
-        if profile.draft.precision in ("int8", "int4") and profile.drafts_with_the_target and target.fixed is not None:
+        if (
+            profile.draft.precision in ("int8", "int4")
+            and profile.drafts_with_the_target
+            and target.unquantisable_reason is not None
+        ):
             raise ProfileError(
-                f"draft.precision {profile.draft.precision}: {target.name}: {target.fixed}; "
+                f"draft.precision {profile.draft.precision}: {target.name}: {target.unquantisable_reason}; "
                 "nearest valid choice: as-target"
             )
         sampling = Sampling(**profile.generate.sampling)
-        acceptance: Acceptance | None = None
+        acceptance: AcceptanceRule | None = None
         drafter: DrafterKind | None = None
         pruner: Pruner | None = None
         needs: set[str] = set()
@@ -134,7 +138,7 @@ class Setup:
         if profile.prune.method != "none":
             prune = profile.prune
             known = {"depth": target.layers, "family": target.family}
-            pruner = cast(Pruner, configured(pruners.get(prune.method), prune, **known))
+            pruner = cast(Pruner, build_part(pruners.get(prune.method), prune, **known))
             needs |= pruner.needs
         return cls(
             profile,
@@ -145,10 +149,10 @@ class Setup:
             acceptance,
             drafter,
             pruner,
-            cast("Schedule", schedules.get(profile.schedule.kind)),
+            cast("ScheduleFunction", schedules.get(profile.schedule.kind)),
             frozenset(needs),
             _window(profile),
-            Pace() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
+            WindowController() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
         )
@@ -163,7 +167,7 @@ class Setup:
             return None
         precision = self.profile.draft.precision
         if precision == "int8" or precision == "int4":
-            return Engine(self.target.model.quantised(precision))
+            return Engine(self.target.model.quantised_copy(precision))
         return self.target
 
     @property
@@ -172,11 +176,11 @@ class Setup:
         return self.profile.lossless
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> StoppingRules:
         """Where the text ends."""
         generate, model = self.profile.generate, self.target.model
-        stopped = StopStrings(model.tokenizer, generate.stop).stopped if generate.stop else None
-        return Limits(generate.max_new_tokens, model.eos, generate.stop_loops, stopped)
+        stopped = StopStrings(model.tokenizer, generate.stop).has_stop if generate.stop else None
+        return StoppingRules(generate.max_new_tokens, model.eos, generate.stop_loops, stopped)
 
     @property
     def room(self) -> int:
@@ -197,17 +201,17 @@ class Setup:
         able = prune.positions == "original" and self.target.model.decoder.cached is None
         return able and not pruner.needs.isdisjoint(("attention", "visual_attention"))
 
-    def history(self, prefix: Prefix) -> History | None:
+    def history(self, prefix: EmbeddedPrompt) -> PenaltyHistory | None:
         """The history of a clip behind its prompt, for penalties; None where the profile has none."""
-        return history_of(self.profile.generate.penalties, prefix.token_ids)
+        return make_history(self.profile.generate.penalties, prefix.token_ids)
 
-    def read(self, request: Request, trace: Trace) -> Steps[Prefix]:
+    def read(self, request: CaptionRequest, trace: Trace) -> Steps[EmbeddedPrompt]:
         """The target's prompt.
 
         Raises:
             GenerationError: prompt and text would be longer than the model was made for.
         """
-        prefix = yield from read(self.target.model, request, trace, "target")
+        prefix = yield from encode_prompt(self.target.model, request, trace, "target")
         self.check(request.path, prefix.length)
         return prefix
 
@@ -227,7 +231,7 @@ class Setup:
                 hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
                 kind="context",
             )
-        needed = model.decoder.slab.wants(prompt + self.room) + model.decoder.state_bytes
+        needed = model.decoder.slab.growth_bytes(prompt + self.room) + model.decoder.state_bytes
         if free is not None and needed > free:
             raise GenerationError(
                 f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
@@ -236,7 +240,7 @@ class Setup:
                 kind="memory",
             )
 
-    def find_prefix(self, cache: PrefixCache | None, prefix: Prefix) -> PrefixHit | None:
+    def find_prefix(self, cache: PrefixCache | None, prefix: EmbeddedPrompt) -> PrefixHit | None:
         """The cached part of the target's prompt from earlier turns of a dialogue; None if all of it is read again.
 
         All is read again if a drafter or a pruner that has not chosen yet needs signals of the target's prefill, or if
@@ -247,15 +251,15 @@ class Setup:
         pruner, chosen = self.pruner, cache.kept[0] if cache.kept is not None else None
         if self.needs - (pruner.needs if pruner is not None else frozenset()) or chosen is not pruner:
             return None
-        if isinstance(self.acceptance, Grounded) and cache.states is None:
+        if isinstance(self.acceptance, GroundedRule) and cache.states is None:
             return None
         hit = cache.find(self.target.model, prefix)
         whole = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
         return hit if whole else None
 
     def prefill(
-        self, prefix: Prefix, taps: Taps | None, cache: PrefixCache | None = None, hit: PrefixHit | None = None
-    ) -> Steps[Prefill]:
+        self, prefix: EmbeddedPrompt, taps: Taps | None, cache: PrefixCache | None = None, hit: PrefixHit | None = None
+    ) -> Steps[PrefillResult]:
         """The target's passes over its prompt; states that the acceptance rule needs are kept.
 
         Args:
@@ -264,7 +268,7 @@ class Setup:
             cache: of a dialogue: keeps the sequence for later turns.
             hit: the cached part.
         """
-        states = isinstance(self.acceptance, Grounded)
+        states = isinstance(self.acceptance, GroundedRule)
         if self.target.alone:
             return (yield Encode(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
         read = yield PrefillPrompt(self.target, prefix, self.room, taps, states=states and hit is None, cached=hit)
@@ -277,7 +281,7 @@ class Setup:
 
     def kept(
         self,
-        prefix: Prefix,
+        prefix: EmbeddedPrompt,
         taps: Taps | None,
         trace: Trace,
         worker: str = "draft",
@@ -295,7 +299,7 @@ class Setup:
         else:
             prune = self.profile.prune
             with trace.span("prune", worker):
-                kept = self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
+                kept = self.pruner(make_signals(prefix, taps, prune.seed), prune.alpha)
         if cache is not None:
             cache.kept = self.pruner, kept
         return kept
@@ -303,7 +307,7 @@ class Setup:
 
 def prefilled(
     profile: Profile,
-    prefix: Prefix,
+    prefix: EmbeddedPrompt,
     kept: torch.Tensor,
     elapsed: float,
     description: str | None = None,
@@ -311,7 +315,7 @@ def prefilled(
     signals: tuple[tuple[str, bytes], ...] = (),
 ) -> Prefilled:
     """The event of two prompts that have been read."""
-    grid, cells = placed(prefix.visual)
+    grid, cells = token_places(prefix.visual)
     drafts = profile.draft.kind != "none"
     return Prefilled(
         prompt_tokens=prefix.length,
@@ -335,15 +339,15 @@ def prefilled(
 def _engine(profile: Profile, target: VideoLanguageModel) -> Engine[VideoLanguageModel]:
     if not profile.prunes_the_target:
         return Engine(target)
-    method = configured(lossy.get(profile.lossy.method), profile.lossy)
-    return LossyEngine(target, cast(TargetPruner, method))
+    method = build_part(lossy.get(profile.lossy.method), profile.lossy)
+    return PrunedTargetEngine(target, cast(TargetPruner, method))
 
 
-def _acceptance(profile: Profile, target: VideoLanguageModel, sampling: Sampling) -> Acceptance:
+def _acceptance(profile: Profile, target: VideoLanguageModel, sampling: Sampling) -> AcceptanceRule:
     accept = profile.accept
     protected = protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset()
-    rule = configured(rules.get(accept.rule), accept, sampling=sampling, eos=target.eos, protected=protected)
-    return cast(Acceptance, rule)
+    rule = build_part(rules.get(accept.rule), accept, sampling=sampling, eos=target.eos, protected=protected)
+    return cast(AcceptanceRule, rule)
 
 
 def _window(profile: Profile) -> int:
@@ -364,7 +368,7 @@ def _context(model: VideoLanguageModel) -> int | None:
     return limit
 
 
-def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:
+def _per_frame(prefix: EmbeddedPrompt, kept: torch.Tensor) -> tuple[int, ...]:
     frame = prefix.visual.frame.cpu()[kept.cpu()]
     return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vidspec.drafting.base import Draft
-from vidspec.engine.choices import read_back
+from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.requests import Forward, Steps
-from vidspec.engine.rows import Passed, Prefill, Rows
-from vidspec.engine.sampling import Draw, Uniforms
+from vidspec.engine.rows import PassResult, PrefillResult, Rows
+from vidspec.engine.sampling import DrawRule, UniformNumbers
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.engine.forward import Engine
-    from vidspec.engine.penalties import History
+    from vidspec.engine.penalties import PenaltyHistory
     from vidspec.engine.sampling import Sampling
 
 __all__ = ["NOTHING", "Target"]
@@ -46,16 +46,16 @@ class Target:
     def __init__(
         self,
         engine: Engine,
-        prefill: Prefill,
+        prefill: PrefillResult,
         sampling: Sampling,
         rng: torch.Generator,
         tapped: tuple[int, ...] = (),
         *,
         return_probs: bool = False,
-        history: History | None = None,
+        history: PenaltyHistory | None = None,
     ) -> None:
         self.engine, self.prefill, self.sampling, self.tapped = engine, prefill, sampling, tapped
-        self._uniforms = Uniforms(rng)
+        self._uniforms = UniformNumbers(rng)
         self.return_probs = return_probs
         self.span = prefill.span
         self.history = history
@@ -67,8 +67,10 @@ class Target:
     def first(self) -> int:
         """The token of the prefill's last logits."""
         logits = self.prefill.logits[None]
-        processor = self.history.after([()]) if self.history is not None else None
-        (read,) = read_back([Rows(self.span, draw=self._draw(NOTHING), processor=processor)], [Passed(logits, logits)])
+        processor = self.history.changes_for_paths([()]) if self.history is not None else None
+        (read,) = read_back_tokens(
+            [Rows(self.span, draw=self._draw(NOTHING), processor=processor)], [PassResult(logits, logits)]
+        )
         self._judged = read.logits if self.return_probs else None
         self._emitted((), read.chosen[0])
         return self._last
@@ -79,12 +81,12 @@ class Target:
         self.commit((), passed.chosen[0])
         return self._last
 
-    def verify(self, draft: Draft) -> Steps[Passed]:
+    def verify(self, draft: Draft) -> Steps[PassResult]:
         """One pass over the last emitted token and a window after it: row 0, then a row for each drafted token."""
         self._base, self._draft = self.span.length, draft
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
-        processor = self.history.after([(), *draft.paths]) if self.history is not None else None
+        processor = self.history.changes_for_paths([(), *draft.paths]) if self.history is not None else None
         draw = self._draw(draft)
         rows = Rows(self.span, tokens, parents, tapped=self.tapped, draw=draw, processor=processor)
         (passed,) = yield Forward(self.engine, [rows])
@@ -92,12 +94,12 @@ class Target:
             self._judged = passed.logits
         return passed  # type: ignore[no-any-return]
 
-    def _draw(self, draft: Draft) -> Draw | None:
+    def _draw(self, draft: Draft) -> DrawRule | None:
         """How the tokens behind a window are drawn: of nodes at one depth, of which one is emitted, by one number."""
         if not self.sampling.temperature:
             return None
         ahead = self._uniforms.ahead(1 + max(draft.depths, default=0))
-        return Draw(self.sampling, (ahead[0], *(ahead[depth] for depth in draft.depths)), draft.probs)
+        return DrawRule(self.sampling, (ahead[0], *(ahead[depth] for depth in draft.depths)), draft.probs)
 
     def commit(self, path: Sequence[int], token: int) -> None:
         """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.

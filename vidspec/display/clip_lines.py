@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vidspec.display.state import PanelState
 from vidspec.escaping import one_line
-from vidspec.events.tally import duration
+from vidspec.events.tally import format_duration
 
 __all__ = ["clip_lines", "headings"]
 
@@ -68,7 +68,7 @@ def _line(state: PanelState, now: float, width: int, ascii_only: bool) -> Text:
         "phase": phase,
         "tokens": str(state.emitted) if state.rounds else "",
         "accepted": f"{state.accepted / state.drafted:.0%}" if state.drafted else "",
-        "time": duration(max(0.0, now - state.began)),
+        "time": format_duration(max(0.0, now - state.began)),
     }
     line = Text(_padded(_end(_name(state.path), name, ascii_only), name))
     for column in columns:

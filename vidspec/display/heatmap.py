@@ -20,7 +20,18 @@ from vidspec.pruning.position_bias import rasters
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["EDGE", "LONGEST", "Cells", "Layer", "cells_of", "frame_map", "heatmap", "sparkline", "veil", "weight_lines"]
+__all__ = [
+    "EDGE",
+    "LONGEST",
+    "Cells",
+    "FrameRaster",
+    "cells_of",
+    "frame_map",
+    "heatmap",
+    "sparkline",
+    "veil",
+    "weight_lines",
+]
 
 #: The line between what the draft sees and what not, and the veil over the latter: red, green, blue.
 EDGE, GREY = (255, 176, 32), (96, 100, 112)
@@ -35,7 +46,7 @@ MAX_ROWS = 4
 
 
 @dataclass(frozen=True)
-class Layer:
+class FrameRaster:
     """A raster of tokens that shows the whole frame: its first row in the grid, its rows and its columns."""
 
     first: int
@@ -64,15 +75,15 @@ class Cells:
 
     kept: NDArray[np.bool_]
     there: NDArray[np.bool_]
-    layers: tuple[Layer, ...]
+    layers: tuple[FrameRaster, ...]
     ranks: tuple[NDArray[np.uint8], ...]
 
-    def of(self, frame: int, layer: Layer) -> NDArray[np.bool_]:
+    def of(self, frame: int, layer: FrameRaster) -> NDArray[np.bool_]:
         """(rows, columns) which tokens of one frame the draft sees."""
         shown: NDArray[np.bool_] = self.kept[frame][layer.place]
         return shown
 
-    def levels(self, frame: int, layer: Layer) -> list[NDArray[np.uint8]]:
+    def levels(self, frame: int, layer: FrameRaster) -> list[NDArray[np.uint8]]:
         """Of each signal (rows, columns) its ranks over one frame."""
         return [ranks[frame][layer.place] for ranks in self.ranks]
 
@@ -107,7 +118,7 @@ def cells_of(seen: Prefilled) -> Cells:
     for _, by_token in seen.signals:
         ranks.append(np.zeros(seen.grid, np.uint8))
         ranks[-1].reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
-    layers = tuple(Layer(*one) for one in rasters(seen.grid, seen.views))
+    layers = tuple(FrameRaster(*one) for one in rasters(seen.grid, seen.views))
     return Cells(placed(cells[np.asarray(seen.kept, np.int64)]), placed(cells), layers, tuple(ranks))
 
 

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 
 from vidspec.config.schema import Profile
-from vidspec.display.state import Watching
+from vidspec.display.state import ClipStates
 from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.events.events import Opened, Prefilled
 from vidspec.events.record import Caption
@@ -44,7 +44,7 @@ def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
         check_output(name, inputs, "--heatmap", PICTURE)
 
 
-class HeatmapFiles(Watching):
+class HeatmapFiles(ClipStates):
     """Draws one picture for each clip that was captioned.
 
     Args:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from vidspec.events.events import Round
 
-__all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "Glyphs", "lanes"]
+__all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "LaneGlyphs", "draw_lanes"]
 
 #: How many rounds are shown at most.
 ROUNDS = 12
@@ -20,7 +20,7 @@ LANE = len("target ")
 
 
 @dataclass(frozen=True)
-class Glyphs:
+class LaneGlyphs:
     """What the lanes are drawn with."""
 
     accepted: str = "■"
@@ -30,12 +30,12 @@ class Glyphs:
     waiting: str = "·"
 
     @classmethod
-    def ascii(cls) -> Glyphs:
+    def ascii(cls) -> LaneGlyphs:
         """For terminals that cannot show others."""
         return cls("#", "x", "-", "|", ".")
 
 
-def lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:
+def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:
     """Two lines, ``target`` and ``draft``, over the last rounds, and one that says how to read them.
 
     A round lasts from the last one's end to its own. The target's pass fills the beginning of it, red where it ended
@@ -54,7 +54,7 @@ def lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> l
     columns = width - LANE
     if columns < 1 or span <= 0:
         return []
-    glyphs = Glyphs.ascii() if ascii_only else Glyphs()
+    glyphs = LaneGlyphs.ascii() if ascii_only else LaneGlyphs()
     target, draft = Text("target "), Text("draft  ")
     place = 0
     for before, one in zip(rounds[first - 1 :], rounds[first:], strict=False):
@@ -75,7 +75,7 @@ def lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> l
     return [target, draft, _reading(glyphs, span)]
 
 
-def _reading(glyphs: Glyphs, span: float) -> Text:
+def _reading(glyphs: LaneGlyphs, span: float) -> Text:
     return Text.assemble(
         (f"{glyphs.edge}{glyphs.line} pass", ACCEPTED),
         "  ",

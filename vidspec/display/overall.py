@@ -13,13 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from vidspec.display.clip_lines import clip_lines, headings
-from vidspec.display.panel import LivePanel, flowed, render
+from vidspec.display.panel import LivePanel, flow_columns, render_clip
 from vidspec.display.state import PanelState
-from vidspec.events.events import Load
+from vidspec.events.events import LoopLoad
 from vidspec.events.record import Caption
-from vidspec.events.tally import Tally, duration
+from vidspec.events.tally import Tally, format_duration
 
-__all__ = ["BulkPanel", "bar", "overall"]
+__all__ = ["RunPanel", "progress_bar", "render_run"]
 
 #: Lines that a clip's panel takes at least.
 MINI = 10
@@ -31,10 +31,10 @@ READING = 0.1
 RECENT = 16
 
 
-def overall(
+def render_run(
     tally: Tally,
     states: Sequence[PanelState],
-    loads: Sequence[Load] = (),
+    loads: Sequence[LoopLoad] = (),
     *,
     now: float,
     width: int,
@@ -43,7 +43,7 @@ def overall(
     ascii_only: bool = False,
     verbose: bool = False,
 ) -> RenderableType:
-    """What :class:`BulkPanel` draws, one line less than ``height`` at most; pure but for the clock of ``tally``.
+    """What :class:`RunPanel` draws, one line less than ``height`` at most; pure but for the clock of ``tally``.
 
     Where a line for each clip and a panel have room, the first clip has a panel; then, if it is alone, no line.
 
@@ -60,18 +60,20 @@ def overall(
     """
     roomy = height >= ROOMY
     facts = _facts(tally, loads, width, ascii_only, verbose)[: None if roomy else 2]
-    parts: list[RenderableType] = [bar(tally, width), *facts]
+    parts: list[RenderableType] = [progress_bar(tally, width), *facts]
     left = height - 1 - len(parts)
     alone = max(max_in_flight, len(states)) == 1
     table = 0 if alone else max(max_in_flight, len(states)) + roomy
     if states and roomy and left - table >= MINI:
         shown, left = states[0], left - table
         lines = [] if alone else _table(states, now, width, table, roomy, ascii_only)
-        return Group(*parts, *lines, render(shown, width=width, height=left, ascii_only=ascii_only, verbose=verbose))
+        return Group(
+            *parts, *lines, render_clip(shown, width=width, height=left, ascii_only=ascii_only, verbose=verbose)
+        )
     return Group(*parts, *_table(states, now, width, left, roomy, ascii_only))
 
 
-def bar(tally: Tally, width: int) -> RenderableType:
+def progress_bar(tally: Tally, width: int) -> RenderableType:
     """How much of the run is done, in ``width`` columns."""
     # A bar ends no line of its own; padding makes it one.
     return Padding(ProgressBar(total=max(1, tally.total), completed=tally.done, width=width))
@@ -86,11 +88,11 @@ def _table(
     return above + clip_lines(states, now=now, width=width, lines=lines - headed, ascii_only=ascii_only)
 
 
-def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
+def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
     """The figures of a run, the most important first, on as many lines as they need."""
     load = loads[-1] if loads else None
     facts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed"]
-    facts.append(f"{duration(tally.eta)} left" if tally.eta is not None else "")
+    facts.append(f"{format_duration(tally.eta)} left" if tally.eta is not None else "")
     facts += [f"{tally.clips_per_s:.2f} clips/s", f"{tally.tokens_per_s:.1f} tokens/s"]
     if load is not None:
         facts.append(f"{load.clips} of {load.batch} in flight")
@@ -103,7 +105,7 @@ def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool, ve
         facts.append(_memory(load.kv_used, load.kv_capacity) if verbose else "")
     if tally.earlier or tally.earlier_failed:
         facts.append(f"{tally.earlier + tally.earlier_failed} done before")
-    lines = flowed([Text(fact) for fact in facts if fact], width).split("\n")
+    lines = flow_columns([Text(fact) for fact in facts if fact], width).split("\n")
     for line in lines:
         line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
         if tally.failed:
@@ -117,14 +119,14 @@ def _memory(used: int, capacity: int) -> str:
     return f"KV {used / unit:.1f} of {capacity / unit:.1f} {name}" if capacity else ""
 
 
-class BulkPanel(LivePanel):
+class RunPanel(LivePanel):
     """Draws a whole run: what its tally counts, and the clips in flight.
 
     Args:
         console: on standard error.
         tally: counts the run; read, never changed.
         profile: the name shown with the counters.
-        verbose: see :func:`overall`.
+        verbose: see :func:`render_run`.
         shared: whether captions go to the same terminal. Then it is gone from a clip's end until the next
             event, so that the caption can be written.
     """
@@ -137,14 +139,14 @@ class BulkPanel(LivePanel):
     ) -> None:
         super().__init__(console, profile=profile, verbose=verbose)
         self.tally, self.shared = tally, shared
-        self.loads: deque[Load] = deque(maxlen=RECENT)
+        self.loads: deque[LoopLoad] = deque(maxlen=RECENT)
         self.max_in_flight = 0
 
     def begin(self, number: int, path: str, total: int) -> None:
         super().begin(number, path, total)
         self.max_in_flight = max(self.max_in_flight, len(self.states))
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoopLoad) -> None:
         self.loads.append(load)
 
     def end(self, number: int, caption: Caption) -> None:
@@ -154,7 +156,7 @@ class BulkPanel(LivePanel):
 
     def drawn(self) -> RenderableType:
         size = self.console.size
-        return overall(
+        return render_run(
             self.tally,
             [replace(state) for state in list(self.states.values())],
             list(self.loads),

@@ -12,16 +12,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from vidspec.display.heatmap import frame_map, heatmap, weight_lines
-from vidspec.display.lanes import lanes
-from vidspec.display.state import PanelState, Watching
-from vidspec.escaping import one_line, shown
+from vidspec.display.lanes import draw_lanes
+from vidspec.display.state import ClipStates, PanelState
+from vidspec.escaping import escape_text, one_line
 from vidspec.events.events import Event, Finished, Origin
 from vidspec.events.record import Caption
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["STYLES", "LivePanel", "PanelState", "flowed", "render"]
+__all__ = ["STYLES", "LivePanel", "PanelState", "flow_columns", "render_clip"]
 
 #: Colour and attribute of each origin; the attributes differ as well, so that the five stay apart under NO_COLOR.
 STYLES: dict[Origin, str] = {
@@ -47,7 +47,7 @@ LANED = 14
 DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black on yellow")
 
 
-def render(
+def render_clip(
     state: PanelState,
     *,
     width: int = 80,
@@ -65,7 +65,7 @@ def render(
         verbose: whether figures go by the names that docs/metrics.md gives them.
     """
     inner = max(1, width - 4)
-    below: list[Text] = [flowed([Text(fact) for fact in _facts(state, verbose)], inner)]
+    below: list[Text] = [flow_columns([Text(fact) for fact in _facts(state, verbose)], inner)]
     if state.prefilled is not None and state.prefilled.kept_per_frame:
         seen = state.prefilled
         below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
@@ -73,13 +73,13 @@ def render(
         if one_raster and len(seen.kept) < seen.visual_tokens and (height is None or height >= DETAILED):
             below.append(frame_map(seen, inner, ascii_only=ascii_only))
     if state.side_by_side and (height is None or height >= LANED):
-        drawn = [line for line in lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
+        drawn = [line for line in draw_lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
         below += [Text("\n").join(drawn)] if drawn else []
     if state.weights:
-        below.append(flowed(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
+        below.append(flow_columns(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
     parts: list[RenderableType] = []
     if caption:
-        below.insert(0, flowed(_legend(state), inner))
+        below.insert(0, flow_columns(_legend(state), inner))
         taken = sum(len(_wrapped(text, inner)) for text in below) + 3
         parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
@@ -93,7 +93,7 @@ def render(
 def _streamed(state: PanelState) -> Text:
     text = Text()
     for piece, origin in state.pieces:
-        text.append(shown(piece), style=STYLES[origin])
+        text.append(escape_text(piece), style=STYLES[origin])
     if not text:
         text.append(f"{state.stage} ...", style="dim")
     return text
@@ -132,7 +132,7 @@ def _facts(state: PanelState, verbose: bool) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def flowed(parts: list[Text], width: int) -> Text:
+def flow_columns(parts: list[Text], width: int) -> Text:
     """``parts`` side by side, on as many lines as they need, none broken that fits into ``width``."""
     flowed, column = Text(), 0
     for part in parts:
@@ -158,7 +158,7 @@ def _tail(text: Text, width: int, lines: int | None) -> Text:
     return Text("\n").join(wrapped[-lines:])
 
 
-class LivePanel(Watching):
+class LivePanel(ClipStates):
     """Draws a clip on ``console`` while it is captioned and leaves its last state above what follows.
 
     Of several segments in flight the one that was begun first is drawn, and in the end each of them once.
@@ -168,7 +168,7 @@ class LivePanel(Watching):
         path: of the clip that is read first.
         profile: the name shown with the counters.
         keep_caption: whether the last state still shows the caption, or leaves that to standard output.
-        verbose: see :func:`render`.
+        verbose: see :func:`render_clip`.
     """
 
     frames_per_s = 8
@@ -238,7 +238,7 @@ class LivePanel(Watching):
         """What is on the terminal now."""
         size = self.console.size
         state = replace(self.state)  # whose rounds are not taken back while they are drawn
-        return render(
+        return render_clip(
             state,
             width=size.width,
             height=None if state.caption else size.height,

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 
 from vidspec.events.counters import tau, weights_by_context
-from vidspec.events.events import Again, Event, Finished, Opened, Origin, Prefilled, Reading, Round
-from vidspec.events.observer import Observer
+from vidspec.events.events import Event, Finished, Opened, Origin, Prefilled, PrefillProgress, Restarted, Round
+from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
-from vidspec.events.tally import duration
+from vidspec.events.tally import format_duration
 
-__all__ = ["PanelState", "Watching"]
+__all__ = ["ClipStates", "PanelState"]
 
 #: Seconds from which on it is shown how long a clip has been in flight without text.
 FEW = 3.0
@@ -28,7 +28,7 @@ class PanelState:
     profile: str = ""
     began: float = 0.0
     opened: Opened | None = None
-    reading: Reading | None = None
+    reading: PrefillProgress | None = None
     prefilled: Prefilled | None = None
     rounds: list[Round] = field(default_factory=list)
     caption: Caption | None = None
@@ -37,9 +37,9 @@ class PanelState:
         """Take in one event of this clip."""
         if isinstance(event, Opened):
             self.opened = event
-        elif isinstance(event, Reading):
+        elif isinstance(event, PrefillProgress):
             self.reading = event
-        elif isinstance(event, Again):
+        elif isinstance(event, Restarted):
             self.reading, self.prefilled, self.rounds = None, None, []
         elif isinstance(event, Prefilled):
             self.prefilled = event
@@ -62,7 +62,7 @@ class PanelState:
         """The phase, how far it is, and the seconds since the clip was begun if they are more than a few."""
         far = f", {self.reading.tokens} of {self.reading.prompt_tokens} prompt tokens" if self.reading else ""
         seconds = time.monotonic() - self.began if self.began else 0.0
-        return f"{self.phase}{far}" + (f", {duration(seconds)}" if seconds > FEW else "")
+        return f"{self.phase}{far}" + (f", {format_duration(seconds)}" if seconds > FEW else "")
 
     @property
     def pieces(self) -> list[tuple[str, Origin]]:
@@ -133,7 +133,7 @@ class PanelState:
         return (estimate, False) if estimate is not None else None
 
 
-class Watching(Observer):
+class ClipStates(RunObserver):
     """Keeps a state for each clip in flight.
 
     Attributes:

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import sub
 
-from vidspec.draft_length.passes import Curve
+from vidspec.draft_length.passes import TimeCurve
 from vidspec.draft_length.speed import chain_tokens
 
-__all__ = ["allot", "round_seconds", "tokens_per_second"]
+__all__ = ["allot_windows", "round_seconds", "tokens_per_second"]
 
 
-def allot(
+def allot_windows(
     betas: Sequence[float],
     draft: Sequence[float],
-    verify: Curve,
+    verify: TimeCurve,
     highest: int = 16,
     rate: float = 0.0,
 ) -> tuple[list[int], float]:

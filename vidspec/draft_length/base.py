@@ -15,10 +15,10 @@ class WindowSize(Protocol):
         """The window from the next round on, at least 1."""
         ...
 
-    def drafted(self, seconds: float) -> None:
+    def add_draft_pass(self, seconds: float) -> None:
         """A draft forward pass on one token took ``seconds``."""
         ...
 
-    def verified(self, rows: int, seconds: float) -> None:
+    def add_target_pass(self, rows: int, seconds: float) -> None:
         """A target forward pass on ``rows`` tokens took ``seconds``."""
         ...

@@ -31,7 +31,7 @@ class BatchSize:
         self._rounds = self._clips = self._rows = self._drafts = 0.0
         self._drafting = self._full = 0
 
-    def passed(self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1) -> None:
+    def add_pass(self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1) -> None:
         """Add a pass without prompts, or ``passes`` of a chain, of which ``seconds`` is the mean.
 
         Args:

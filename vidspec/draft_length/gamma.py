@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Literal
 
-__all__ = ["AutoGamma", "FixedGamma", "settled", "window_for"]
+__all__ = ["AutoGamma", "FixedGamma", "settled_window", "window_for"]
 
 Rounding = Literal["down", "up"]
 
@@ -36,7 +36,7 @@ def window_for(tp: float, tq: float, rounding: Rounding = "down", lowest: int = 
     return max(lowest, min(highest, math.ceil(ratio) if rounding == "up" else math.floor(ratio)))
 
 
-def settled(verify: Callable[[int], float], tq: float, rounding: Rounding = "down", highest: int = 32) -> int:
+def settled_window(verify: Callable[[int], float], tq: float, rounding: Rounding = "down", highest: int = 32) -> int:
     """The window that fills a target pass on that window, from below: where :class:`AutoGamma` settles.
 
     Args:
@@ -58,10 +58,10 @@ class FixedGamma:
             raise ValueError(f"gamma must be at least 1, not {gamma}")
         self.gamma = gamma
 
-    def drafted(self, seconds: float) -> None:
+    def add_draft_pass(self, seconds: float) -> None:
         """Nothing depends on it."""
 
-    def verified(self, rows: int, seconds: float) -> None:
+    def add_target_pass(self, rows: int, seconds: float) -> None:
         """Nothing depends on it."""
 
 
@@ -100,11 +100,11 @@ class AutoGamma:
         self._window: deque[float] = deque(maxlen=memory)
         self._settled = False
 
-    def drafted(self, seconds: float) -> None:
+    def add_draft_pass(self, seconds: float) -> None:
         """A draft forward pass on one token took ``seconds``."""
         self._draft.append(seconds)
 
-    def verified(self, rows: int, seconds: float) -> None:
+    def add_target_pass(self, rows: int, seconds: float) -> None:
         """A target forward pass on ``rows`` tokens took ``seconds``; the window may change."""
         (self._window if rows > 1 else self._single).append(seconds)
         passes = self._window or self._single

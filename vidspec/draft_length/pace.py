@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from vidspec.draft_length.allot import allot, round_seconds, tokens_per_second
-from vidspec.draft_length.passes import Curve, PassTimes
-from vidspec.draft_length.trees import Trees
+from vidspec.draft_length.allot import allot_windows, round_seconds, tokens_per_second
+from vidspec.draft_length.passes import PassTimes, TimeCurve
+from vidspec.draft_length.trees import TreeController
 
-__all__ = ["HIGHEST", "REST", "TRIAL", "Pace", "Window"]
+__all__ = ["HIGHEST", "REST", "TRIAL", "DraftWindow", "WindowController"]
 
 #: Rounds of plain decoding before a draft without gain is tried again, and the windows of these trials in turn. The
 #: rounds double with every trial in vain, so many times at most.
 REST, TRIAL, DOUBLINGS = 16, (2, 1), 5
 #: Trials, those of trees among them, may cost this share of the time; the more they cost, the more rounds lie between
 #: them.
-TRYING = 0.01
+TRIAL_SHARE = 0.01
 #: Passes of a rest whose times are taken, its last ones: the trial is compared with them.
 HEARD = 4
 #: Other windows than the chosen ones are measured if none of this many passes had about their width.
@@ -36,7 +36,7 @@ PRICED = 8
 PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 3.0, 16.0
 
 
-class _Acceptance:
+class AcceptanceEstimate:
     """The acceptance rate of drafted tokens, with less weight for older rounds."""
 
     def __init__(self, beta: float, tokens: float) -> None:
@@ -50,16 +50,16 @@ class _Acceptance:
     def beta(self) -> float:
         return self.passed / self.tokens
 
-    def judged(self, drafted: int, accepted: int, kept: float) -> None:
+    def update(self, drafted: int, accepted: int, kept: float) -> None:
         """Add a verified window; earlier ones are weighted by ``kept``."""
         self.passed = kept * self.passed + accepted
         self.failed = kept * self.failed + (accepted < drafted)
 
 
-class Window:
-    """One clip's window; see :meth:`Pace.window`."""
+class DraftWindow:
+    """One clip's window; see :meth:`WindowController.window`."""
 
-    def __init__(self, pace: Pace, start: int, seen: _Acceptance) -> None:
+    def __init__(self, pace: WindowController, start: int, seen: AcceptanceEstimate) -> None:
         self.start = start
         self._pace = pace
         self._seen = seen
@@ -92,7 +92,7 @@ class Window:
         self._pace._count()
         return True
 
-    def judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
+    def update(self, drafted: int, accepted: int, beside: int = 0) -> None:
         """Add a verified window of this clip.
 
         Args:
@@ -102,8 +102,8 @@ class Window:
         pace = self._pace
         if drafted:
             # What was seen before a rest is old by the rounds of the rest.
-            self._seen.judged(drafted, accepted, pace.fade ** min(1 + self._idle, REST // 2))
-            pace._seen.judged(drafted, accepted, pace.fade)
+            self._seen.update(drafted, accepted, pace.fade ** min(1 + self._idle, REST // 2))
+            pace._seen.update(drafted, accepted, pace.fade)
             self._idle = 0
         else:
             self._idle += 1
@@ -114,7 +114,7 @@ class Window:
         self._pace._close(self)
 
 
-class Pace:
+class WindowController:
     """Chooses the windows of all clips of one loop together.
 
     It is given every pass without prompts, and the outcome of every window. The first rounds try ``start`` and twice
@@ -137,8 +137,8 @@ class Pace:
 
     def __init__(self, *, highest: int = HIGHEST, slack: float = 0.02, fade: float = 0.98) -> None:
         self.highest, self.slack, self.fade = highest, slack, fade
-        self._windows: list[Window] = []
-        self._seen = _Acceptance(PRIOR, PRIOR_TOKENS)
+        self._windows: list[DraftWindow] = []
+        self._seen = AcceptanceEstimate(PRIOR, PRIOR_TOKENS)
         self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
         self._told = False
         self._rounds = 0
@@ -154,9 +154,9 @@ class Pace:
         self._rows_cost: list[float] = []
         self._pass_cost: float | None = None
         self._news = self._heard = self._changed = False
-        self.trees = Trees(self)
+        self.trees = TreeController(self)
 
-    def window(self, start: int = 5) -> Window:
+    def window(self, start: int = 5) -> DraftWindow:
         """The window of a clip whose prompt has been read; the clip counts until it is closed.
 
         Args:
@@ -164,12 +164,12 @@ class Pace:
         """
         if not 1 <= start <= self.highest:
             raise ValueError(f"the window must satisfy 1 <= start <= highest, not {start}, {self.highest}")
-        made = Window(self, start, _Acceptance(self._seen.beta, min(INHERITED, self._seen.tokens)))
+        made = DraftWindow(self, start, AcceptanceEstimate(self._seen.beta, min(INHERITED, self._seen.tokens)))
         self._windows.append(made)
         self._news = self._changed = True
         return made
 
-    def passed(
+    def add_pass(
         self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1, grows: bool = False
     ) -> None:
         """Add a pass without prompts.
@@ -206,17 +206,17 @@ class Pace:
                 self._verify.add(1, rows, verify(rows))
         for _ in range(3):
             self._draft.add(1, 1, tq)
-        self._seen = _Acceptance(beta, weight)
+        self._seen = AcceptanceEstimate(beta, weight)
         for window in self._windows:
-            window._seen = _Acceptance(beta, weight)
+            window._seen = AcceptanceEstimate(beta, weight)
         self._told = self._news = True
 
-    def _close(self, window: Window) -> None:
+    def _close(self, window: DraftWindow) -> None:
         if window in self._windows:
             self._windows.remove(window)
             self._news = self._changed = True
 
-    def prices(self, rows: int) -> list[float]:
+    def row_prices(self, rows: int) -> list[float]:
         """The cost of 0, 1, ... ``rows`` drafted rows of each clip, in tokens that all clips would emit in that time.
 
         At the recent rate, or that of chains if it is higher. Empty until it is known; may be longer.
@@ -305,7 +305,7 @@ class Pace:
         if self._draft:
             draft[1:] = map(self._draft.by_clips(), range(1, clips + 1))
         betas = [window.beta for window in windows]
-        chosen, rate = allot(betas, draft, verify, self.highest, self._rate)
+        chosen, rate = allot_windows(betas, draft, verify, self.highest, self._rate)
         present = [window._chosen for window in windows]
         now = tokens_per_second(betas, present, draft, verify)
         if not self._changed and chosen != present:
@@ -331,7 +331,7 @@ class Pace:
         """Whether the next trial is at most so many rounds ahead."""
         return self._due is not None and self._rounds >= self._due - ahead
 
-    def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: Curve) -> None:
+    def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: TimeCurve) -> None:
         """For one round, windows that were not chosen: a rested draft's, or ones with few measurements."""
         clips = len(chosen)
         if 0 not in chosen:
@@ -358,7 +358,7 @@ class Pace:
             for window, gamma in zip(self._windows, tried, strict=True):
                 window._next = gamma
 
-    def _loss(self, betas: list[float], tried: list[int], draft: list[float], verify: Curve) -> float:
+    def _loss(self, betas: list[float], tried: list[int], draft: list[float], verify: TimeCurve) -> float:
         """Seconds that a round with these windows loses to the chosen ones."""
         return round_seconds(tried, draft, verify) * (1 - tokens_per_second(betas, tried, draft, verify) / self._rate)
 
@@ -372,5 +372,5 @@ class Pace:
 
     def _rounds_for(self, loss: float, seconds: float) -> int:
         """Rounds of so many seconds of which a loss is the share that trials may cost."""
-        share = TRYING / 2 if self.trees.tried else TRYING
+        share = TRIAL_SHARE / 2 if self.trees.tried else TRIAL_SHARE
         return math.ceil(loss / (share * seconds))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median_low
 
-__all__ = ["Curve", "PassTimes", "pass_times"]
+__all__ = ["PassTimes", "TimeCurve", "pass_times"]
 
 #: Before passes of other widths are measured, a row and a clip are assumed to add these shares of an empty pass.
 ROW, CLIP = 0.04, 0.06
@@ -25,7 +25,7 @@ AGAIN = 16
 ALIKE = 1.2
 
 
-class Curve:
+class TimeCurve:
     """Seconds of a pass as a function of its rows or clips: linear between points, with a given slope beyond them.
 
     Args:
@@ -68,7 +68,7 @@ class Curve:
         return ys[at - 1] + (ys[at] - ys[at - 1]) * (x - left) / (xs[at] - left)
 
 
-class _Width:
+class _WidthTimes:
     """Passes of nearly one width."""
 
     __slots__ = ("_rows", "_seconds", "clips", "fitted", "last", "rows", "seconds")
@@ -100,7 +100,7 @@ class PassTimes:
     """
 
     def __init__(self) -> None:
-        self._widths: dict[tuple[int, int], _Width] = {}
+        self._widths: dict[tuple[int, int], _WidthTimes] = {}
         self._heard = 0
         self._fitted = -1
         self._plane: tuple[float, float, float] | None = None
@@ -123,7 +123,7 @@ class PassTimes:
         if width is None:
             if len(self._widths) == WIDTHS:
                 del self._widths[min(self._widths, key=lambda one: self._widths[one].last)]
-            width = self._widths[key] = _Width(clips)
+            width = self._widths[key] = _WidthTimes(clips)
         width.add(rows, seconds, self._heard)
         if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self._heard - self._fitted >= AGAIN:
             self._fitted = -1
@@ -140,21 +140,21 @@ class PassTimes:
         near = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips and w.weight(self._heard) > 1)
         return int(max((w.rows / w.clips for w in near), default=1))
 
-    def by_rows(self, clips: int) -> Curve:
+    def by_rows(self, clips: int) -> TimeCurve:
         """Seconds by rows, with so many clips in the pass."""
         base, row, clip = self._fit()
         base += clip * clips
         near = (w for w in self._widths.values() if 8 * abs(w.clips - clips) <= clips)
         return self._bent([(w.rows * clips / w.clips, w) for w in near], base, row)
 
-    def by_clips(self) -> Curve:
+    def by_clips(self) -> TimeCurve:
         """Seconds by clips, with a single row of each."""
         base, row, clip = self._fit()
         single = (w for w in self._widths.values() if 4 * (w.rows - w.clips) <= w.clips)
         return self._bent([(w.clips, w) for w in single], base, row + clip)
 
     # A width counts by its ratio to the plane, so that neighbours can stand for each other.
-    def _bent(self, near: list[tuple[float, _Width]], base: float, slope: float) -> Curve:
+    def _bent(self, near: list[tuple[float, _WidthTimes]], base: float, slope: float) -> TimeCurve:
         points: dict[float, tuple[float, float, float]] = {}
         for x, width in near:
             weight = width.weight(self._heard)
@@ -163,7 +163,7 @@ class PassTimes:
                 ratio = min(1.5, max(0.67, ratio))
             if x not in points or weight > points[x][2]:
                 points[x] = x, (base + slope * x) * ratio ** (weight / (weight + 0.5)), weight
-        return Curve(list(points.values()) or [(1, base + slope, 1.0)], slope)
+        return TimeCurve(list(points.values()) or [(1, base + slope, 1.0)], slope)
 
     def _of(self, clips: float, rows: float) -> float:
         base, row, clip = self._plane or (0.0, 0.0, 0.0)
@@ -229,7 +229,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     return found
 
 
-def pass_times(points: list[tuple[int, float]]) -> Curve:
+def pass_times(points: list[tuple[int, float]]) -> TimeCurve:
     """T_p(rows) through measured ``(rows, time)`` points: linear between them, extrapolated by the last line.
 
     Raises:
@@ -243,4 +243,4 @@ def pass_times(points: list[tuple[int, float]]) -> Curve:
     (n0, t0), (n1, t1) = ordered[-2] if len(ordered) > 1 else (0, ordered[-1][1]), ordered[-1]
     if ordered[0][0] > 1:  # fewer rows than were measured take as long
         ordered.insert(0, (1, ordered[0][1]))
-    return Curve([(rows, time, 1.0) for rows, time in ordered], max(0.0, (t1 - t0) / (n1 - n0)))
+    return TimeCurve([(rows, time, 1.0) for rows, time in ordered], max(0.0, (t1 - t0) / (n1 - n0)))

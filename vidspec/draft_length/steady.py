@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Steady"]
+__all__ = ["SteadyRate"]
 
 
 @dataclass
-class Steady:
+class SteadyRate:
     """Counts tokens from the first token of the last clip to the end of the first clip.
 
     Attributes:
@@ -46,7 +46,7 @@ class Steady:
         return self.ended - self.began if self.began is not None and self.ended is not None else 0.0
 
     @staticmethod
-    def together(groups: Iterable[Steady]) -> dict[str, float]:
+    def combine(groups: Iterable[SteadyRate]) -> dict[str, float]:
         """Tokens and seconds of several, as JSON values."""
         counted = [one for one in groups if one.seconds > 0]
         return {"tokens": sum(one.tokens for one in counted), "seconds": sum(one.seconds for one in counted)}

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from vidspec.draft_length.speed import chain_tokens
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.pace import Pace, Window
+    from vidspec.draft_length.pace import DraftWindow, WindowController
 
-__all__ = ["CHAIN", "DEEPEST", "MOST", "WIDEST", "Budget", "Calibration", "Growth", "Trees"]
+__all__ = ["CHAIN", "DEEPEST", "MOST", "WIDEST", "DraftCalibration", "GrowingTree", "TreeBudget", "TreeController"]
 
 #: The most passes of the draft for one tree; its most nodes; the most rows of such a pass, and children of a node.
 DEEPEST, MOST, WIDEST = 16, 64, 8
@@ -40,7 +40,7 @@ WIDER = 1.5
 REST, DOUBLINGS = 16, 5
 
 
-class Budget(NamedTuple):
+class TreeBudget(NamedTuple):
     """The limits of one window.
 
     Attributes:
@@ -55,10 +55,10 @@ class Budget(NamedTuple):
 
 
 #: Of a window that is no tree.
-CHAIN = Budget(DEEPEST, 1, DEEPEST)
+CHAIN = TreeBudget(DEEPEST, 1, DEEPEST)
 
 
-class Calibration:
+class DraftCalibration:
     """The acceptance rate of drafted tokens by the draft's probability of them."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Calibration:
         at = bisect(EDGES, probability)
         return min(0.99, probability * self._kept[at] / self._promised[at])
 
-    def judged(self, probability: float, right: bool) -> None:
+    def update(self, probability: float, right: bool) -> None:
         """Add a verified token with the draft's ``probability``."""
         at = bisect(EDGES, probability)
         self._promised[at] = FADE * self._promised[at] + probability
         self._kept[at] = FADE * self._kept[at] + right
 
 
-class Growth:
+class GrowingTree:
     """One growing tree: nodes in the order in which they were added, children after their parents.
 
     Args:
@@ -98,7 +98,12 @@ class Growth:
     """
 
     def __init__(
-        self, calibration: Calibration, budget: Budget, prices: Sequence[float], levels: Sequence[float], beta: float
+        self,
+        calibration: DraftCalibration,
+        budget: TreeBudget,
+        prices: Sequence[float],
+        levels: Sequence[float],
+        beta: float,
     ) -> None:
         self.calibration, self.budget, self.prices, self.levels, self.beta = calibration, budget, prices, levels, beta
         self.parents: list[int] = []
@@ -109,7 +114,7 @@ class Growth:
         self.spent = levels[1]
         self._passes = 1
 
-    def expanded(self, node: int, probabilities: Sequence[float]) -> None:
+    def add_children(self, node: int, probabilities: Sequence[float]) -> None:
         """Add the draft's probabilities of the best tokens after ``node``, the best first."""
         first = len(self.parents)
         above, depth = (self.scores[node], self.depths[node]) if node >= 0 else (1.0, 0)
@@ -120,7 +125,7 @@ class Growth:
             self.depths.append(depth + 1)
         self.children[node] = range(first, len(self.parents))
 
-    def following(self) -> list[int]:
+    def next_nodes(self) -> list[int]:
         """Nodes that the next pass of the draft expands; none if no pass is worth its time."""
         depth, width, nodes = self.budget
         if self._passes == depth:
@@ -139,7 +144,7 @@ class Growth:
         self._passes += bool(chosen)
         return best[:chosen]
 
-    def kept(self) -> list[int]:
+    def best_nodes(self) -> list[int]:
         """The nodes to propose, at least one: the best, each with its parent."""
         order = sorted(range(len(self.scores)), key=lambda node: -self.scores[node])[: self.budget.nodes]
         gains = self._gains([self.scores[node] for node in order])
@@ -148,12 +153,12 @@ class Growth:
     @property
     def expected(self) -> float:
         """Accepted tokens of the kept nodes, by their scores."""
-        return math.fsum(self.scores[node] for node in self.kept())
+        return math.fsum(self.scores[node] for node in self.best_nodes())
 
     @property
     def cost(self) -> float:
         """That of the kept nodes' rows and of all passes, in tokens."""
-        return self.prices[len(self.kept())] + self.spent
+        return self.prices[len(self.best_nodes())] + self.spent
 
     def as_chain(self, gamma: int) -> float:
         """Expected accepted tokens of a chain of ``gamma`` in place of the tree."""
@@ -192,20 +197,20 @@ class _Standing:
         self.gain, self.weight = RECENT * self.gain + gain, RECENT * self.weight + 1
 
 
-class Trees:
+class TreeController:
     """Measurements of trees, for all clips of one pace.
 
     Args:
         pace: the cost of passes.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WindowController) -> None:
         self.pace = pace
-        self.calibration = Calibration()
+        self.calibration = DraftCalibration()
         self._standings: dict[int, _Standing] = {}
         self._own = 0.0
 
-    def took(self, seconds: float) -> None:
+    def add_host_time(self, seconds: float) -> None:
         """Add the host's time of a clip after each pass for its tree."""
         self._own = RECENT * self._own + (1 - RECENT) * seconds if self._own else seconds
 
@@ -223,7 +228,7 @@ class Trees:
         standing = self._standing
         return not standing.trees and self.pace.rounds < standing.due
 
-    def budget(self, window: Window, gamma: int) -> Budget:
+    def budget(self, window: DraftWindow, gamma: int) -> TreeBudget:
         """The limits of a clip's next window, at most ``gamma`` deep.
 
         A width of 1 means a chain, whose length the pace chooses.
@@ -248,27 +253,27 @@ class Trees:
         trying = standing.due <= now < standing.due + (1 if standing.trees else trials)
         return wide if standing.trees != trying else CHAIN
 
-    def affordable(self, gamma: int) -> Budget:
+    def affordable(self, gamma: int) -> TreeBudget:
         """The widest tree that could be worth its time; a chain until the cost of rows is known.
 
         All nodes together are worth less than one token for each of their levels, and the child of rank r is the right
         one in at most one case of r + 1. The cost of many more rows than were measured is unknown.
         """
-        depth, prices = min(gamma, DEEPEST), self.pace.prices(MOST)
+        depth, prices = min(gamma, DEEPEST), self.pace.row_prices(MOST)
         if not prices or depth < 1:
             return CHAIN
         most = min(MOST, math.ceil(WIDER * self.pace.widest))
         nodes = max(1, *(count for count in range(most + 1) if prices[count] < depth))
         row = min(prices[count] - prices[count - 1] for count in range(1, nodes + 1))
         width = max(rank + 1 for rank in range(WIDEST) if rank == 0 or row * (rank + 1) < 1)
-        return Budget(depth, min(width, nodes), nodes)
+        return TreeBudget(depth, min(width, nodes), nodes)
 
-    def growth(self, window: Window, budget: Budget) -> Growth:
+    def growth(self, window: DraftWindow, budget: TreeBudget) -> GrowingTree:
         """A tree of one clip."""
         levels = self.pace.prices_of_levels(WIDEST, self._own)
-        return Growth(self.calibration, budget, self.pace.prices(MOST), levels, window.beta)
+        return GrowingTree(self.calibration, budget, self.pace.row_prices(MOST), levels, window.beta)
 
-    def grown(self, growth: Growth, gamma: int, accepted: int) -> None:
+    def add_tree(self, growth: GrowingTree, gamma: int, accepted: int) -> None:
         """Add a verified tree: its gain over that of the clip's chain.
 
         Where a chain would rest only what was accepted counts: the probabilities of such a draft promise too much.

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 
-from vidspec.draft_length.pace import Pace, Window
-from vidspec.draft_length.trees import Budget, Growth
+from vidspec.draft_length.pace import DraftWindow, WindowController
+from vidspec.draft_length.trees import GrowingTree, TreeBudget
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.tree import TreeDrafter
@@ -33,13 +33,13 @@ class AdaptiveDrafter(TreeDrafter):
 
     def __init__(self, engine: Engine, span: KVSpan) -> None:
         super().__init__(engine, span, ())
-        self.set_pace(pace := Pace(), pace.window())  # until another is known
-        self._growth: Growth | None = None
+        self.set_pace(pace := WindowController(), pace.window())  # until another is known
+        self._growth: GrowingTree | None = None
         self._tokens: list[int] = []  # of all nodes that were offered
         self._kept: list[int] = []  # of those, the window
         self._chain = 0  # the length of the chain in its place
 
-    def set_pace(self, pace: Pace, window: Window) -> None:
+    def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
         self.trees, self.window = pace.trees, window
 
     def rest(self) -> bool:
@@ -63,7 +63,7 @@ class AdaptiveDrafter(TreeDrafter):
             self.declined += gamma > 0
         return self._draft
 
-    def _grown(self, budget: Budget) -> Steps[None]:
+    def _grown(self, budget: TreeBudget) -> Steps[None]:
         growth = self._growth = self.trees.growth(self.window, budget)
         self._tokens, self._entry = [], {}
         read: list[int] = []
@@ -72,11 +72,11 @@ class AdaptiveDrafter(TreeDrafter):
             best = yield from self._forward(frontier, read, self._tokens, growth.parents, budget.width)
             begun = time.perf_counter()
             for node, (tokens, probabilities) in zip(frontier, best, strict=True):
-                growth.expanded(node, probabilities)
+                growth.add_children(node, probabilities)
                 self._tokens += tokens
-            frontier = growth.following()
-            self.trees.took(time.perf_counter() - begun)
-        self._kept, self._chain = growth.kept(), self.window.chosen
+            frontier = growth.next_nodes()
+            self.trees.add_host_time(time.perf_counter() - begun)
+        self._kept, self._chain = growth.best_nodes(), self.window.chosen
         number = {-1: -1, **{node: index for index, node in enumerate(self._kept)}}
         self._entry = {number[node]: entry for node, entry in self._entry.items() if node in number}
         self._draft = Draft(
@@ -86,23 +86,23 @@ class AdaptiveDrafter(TreeDrafter):
 
     def commit(self, path: Sequence[int], token: int) -> None:
         if self._growth is None:
-            self.window.judged(len(self._draft.tokens), len(path))
+            self.window.update(len(self._draft.tokens), len(path))
         else:
             self._judged(self._growth, [self._kept[node] for node in path], token)
         super().commit(path, token)
 
-    def _judged(self, growth: Growth, path: Sequence[int], token: int) -> None:
+    def _judged(self, growth: GrowingTree, path: Sequence[int], token: int) -> None:
         """The target accepted ``path``, nodes in the order of growth, and continued with ``token``."""
-        self.trees.grown(growth, self._chain, len(path))
+        self.trees.add_tree(growth, self._chain, len(path))
         reached = (-1, *path)
         wanted = (*(self._tokens[node] for node in path), token)
         for node, right in zip(reached, wanted, strict=True):
             for child in growth.children.get(node, ()):
-                self.trees.calibration.judged(growth.probabilities[child], self._tokens[child] == right)
+                self.trees.calibration.update(growth.probabilities[child], self._tokens[child] == right)
         best: list[int] = []  # the chain in the tree
         kept, node = set(self._kept), -1
         while node in growth.children and growth.children[node][0] in kept:
             node = growth.children[node][0]
             best.append(node)
         along = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(best, path, strict=False)))
-        self.window.judged(len(best), along, len(path) - along)
+        self.window.update(len(best), along, len(path) - along)

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, cast
 
-from vidspec.registry import configured, drafters
+from vidspec.registry import build_part, drafters
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.config.sections import DraftSection
-    from vidspec.draft_length.pace import Pace, Window
+    from vidspec.draft_length.pace import DraftWindow, WindowController
     from vidspec.drafting.context import DraftContext
-    from vidspec.engine.penalties import History
+    from vidspec.engine.penalties import PenaltyHistory
     from vidspec.engine.requests import Steps
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
     from vidspec.engine.slab import KVSpan
-    from vidspec.models.base import Prefix, VideoLanguageModel
+    from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
 
 __all__ = [
     "Draft",
@@ -100,7 +100,7 @@ class Drafter(ABC):
     paces: bool = False
     learns: bool = False
     tapped: tuple[int, ...] = ()
-    history: History | None = None
+    history: PenaltyHistory | None = None
 
     @abstractmethod
     def begin(self, token: int) -> None:
@@ -129,13 +129,13 @@ class Drafter(ABC):
         for token in token_ids:
             self.commit((), token)
 
-    def set_pace(self, pace: Pace, window: Window) -> None:  # noqa: B027
+    def set_pace(self, pace: WindowController, window: DraftWindow) -> None:  # noqa: B027
         """Take the measured cost of passes, and the clip's window, to which every round is reported.
 
         Called before the text begins, if it ``paces``.
         """
 
-    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:  # noqa: B027
+    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:  # noqa: B027
         """The target's verdict on the last window, before its :meth:`commit`. Called if it ``learns``.
 
         Args:
@@ -184,7 +184,7 @@ class DrafterKind(ABC):
         """The work that does not depend on the pruner's choice. Called if it is ``remote``."""
         return clip.own()
 
-    def prefix(self, clip: DraftContext) -> Steps[Prefix]:
+    def prefix(self, clip: DraftContext) -> Steps[EmbeddedPrompt]:
         """The prompt that the draft model reads: its own, with the kept visual tokens. Called if it is ``remote``."""
         return clip.kept_of_own()
 
@@ -200,7 +200,7 @@ class DrafterKind(ABC):
 
 def drafter_of(section: DraftSection) -> DrafterKind:
     """The drafter that a profile's ``draft`` section names, with its options."""
-    return cast(DrafterKind, configured(drafters.get(section.kind), section))
+    return cast(DrafterKind, build_part(drafters.get(section.kind), section))
 
 
 class FreeDrafter(DrafterKind, Drafter):

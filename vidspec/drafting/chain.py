@@ -11,17 +11,17 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, Forward, Steps
 from vidspec.engine.rows import Rows
-from vidspec.engine.sampling import Draw, Sampling
+from vidspec.engine.sampling import DrawRule, Sampling
 from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
-    from vidspec.engine.penalties import History
+    from vidspec.engine.penalties import PenaltyHistory
 
 __all__ = ["ChainDrafter", "ChainWindows", "greedy_chain"]
 
 
 def greedy_chain(
-    engine: Engine, span: KVSpan, unread: Sequence[int], gamma: int, history: History | None
+    engine: Engine, span: KVSpan, unread: Sequence[int], gamma: int, history: PenaltyHistory | None
 ) -> Steps[list[int]]:
     """Continue a sequence by ``gamma`` tokens, at least one, in as many passes.
 
@@ -37,7 +37,7 @@ def greedy_chain(
     """
     if len(unread) <= 2:
         return (yield Chain(engine, span, unread, gamma, history=history))  # type: ignore[no-any-return]
-    processor = history.after([()]) if history is not None else None
+    processor = history.changes_for_paths([()]) if history is not None else None
     (passed,) = yield Forward(engine, [Rows(span, unread, processor=processor)], "draft")
     first = passed.chosen[-1]
     if gamma == 1:
@@ -63,7 +63,7 @@ class ChainWindows(Drafter):
         self._unread = [token]
 
     def commit(self, path: Sequence[int], token: int) -> None:
-        if self.spans[0].follow():  # the target's own entries, which hold all but the last token now
+        if self.spans[0].is_follower():  # the target's own entries, which hold all but the last token now
             self._unread, self._window = [token], ()
             return
         if not self._window:  # nothing was read either
@@ -103,8 +103,8 @@ class ChainDrafter(ChainWindows):
         else:
             fed = self._unread
             for uniform in torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist():
-                processor = self.history.after([tokens]) if self.history is not None else None
-                rows = Rows(self.span, fed, draw=Draw(self.sampling, (uniform,)), processor=processor)
+                processor = self.history.changes_for_paths([tokens]) if self.history is not None else None
+                rows = Rows(self.span, fed, draw=DrawRule(self.sampling, (uniform,)), processor=processor)
                 (passed,) = yield Forward(self.engine, [rows], "draft")
                 probs.append(passed.probs)
                 fed = passed.chosen[-1:]

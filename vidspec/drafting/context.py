@@ -15,12 +15,12 @@ from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import PrefillPrompt, Steps
-from vidspec.engine.rows import Prefill
+from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
-from vidspec.models.base import Prefix, VideoLanguageModel
-from vidspec.models.prompt import read
-from vidspec.models.request import Request
+from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.prompt import encode_prompt
+from vidspec.models.request import CaptionRequest
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
@@ -52,14 +52,14 @@ class DraftContext:
             over the target's slab.
         target, prefix, read_by_target, taps: the target's engine, its prompt, the prefill of that prompt, and signals
             observed during it, for drafters that share its weights; they may copy from the span, or write behind it as
-            a follower, see :meth:`~vidspec.engine.slab.KVSpan.follower`.
+            a follower, see :meth:`~vidspec.engine.slab.KVSpan.make_follower`.
         caption: a short caption of the video by another model, for TABED's context C.
         texts: token ids of the target's prompt with each of these texts in place of the video, for a target in another
             process.
     """
 
     profile: Profile
-    request: Request
+    request: CaptionRequest
     sampling: Sampling
     rng: torch.Generator
     room: int
@@ -70,12 +70,12 @@ class DraftContext:
     head: Engine[Head] | None = None
     self_draft: Engine[VideoLanguageModel] | None = None
     target: Engine[VideoLanguageModel] | None = None
-    prefix: Prefix | None = None
-    read_by_target: Prefill | None = None
+    prefix: EmbeddedPrompt | None = None
+    read_by_target: PrefillResult | None = None
     taps: Taps | None = None
     caption: str | None = None
     texts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    _own: Prefix | None = None
+    _own: EmbeddedPrompt | None = None
 
     def release(self) -> None:
         """Let go of the clip and its embeddings, once the prompt has been read; :meth:`rows` needs neither."""
@@ -87,15 +87,15 @@ class DraftContext:
             raise ValueError(f"draft.kind {self.profile.draft.kind} needs a draft model")
         return self.draft
 
-    def own(self, *, pooled: bool = False) -> Steps[Prefix]:
+    def own(self, *, pooled: bool = False) -> Steps[EmbeddedPrompt]:
         """The draft model's own prompt with all visual tokens, encoded once by its own vision tower."""
         if pooled:
-            return (yield from read(self.drafting().model, self.request, self.trace, "draft", pooled=True))
+            return (yield from encode_prompt(self.drafting().model, self.request, self.trace, "draft", pooled=True))
         if self._own is None:
-            self._own = yield from read(self.drafting().model, self.request, self.trace, "draft")
+            self._own = yield from encode_prompt(self.drafting().model, self.request, self.trace, "draft")
         return self._own
 
-    def kept_of_own(self) -> Steps[Prefix]:
+    def kept_of_own(self) -> Steps[EmbeddedPrompt]:
         """The draft model's own prompt with the kept visual tokens."""
         return self.pruned((yield from self.own()))
 
@@ -104,7 +104,7 @@ class DraftContext:
         """Ids of the text of the target's prompt, visual and audio tokens left out."""
         return () if self.prefix is None else self.prefix.text_ids
 
-    def text(self, instead: str) -> Prefix:
+    def text(self, instead: str) -> EmbeddedPrompt:
         """The target's prompt with a text in place of the video, for the draft model."""
         ids = self.texts.get(instead)
         if ids is None:
@@ -113,7 +113,7 @@ class DraftContext:
             ids = self.request.text_ids(self.target.model, instead)
         return self.drafting().model.text_prefix(ids)
 
-    def pruned(self, prefix: Prefix) -> Prefix:
+    def pruned(self, prefix: EmbeddedPrompt) -> EmbeddedPrompt:
         """``prefix`` with only the kept visual tokens.
 
         Raises:
@@ -123,7 +123,7 @@ class DraftContext:
             return prefix
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
 
-    def rows(self, prefix: Prefix) -> torch.Tensor:
+    def rows(self, prefix: EmbeddedPrompt) -> torch.Tensor:
         """Rows of ``prefix``, sorted, without the visual tokens that the drafter may not see.
 
         Raises:
@@ -138,17 +138,17 @@ class DraftContext:
             )
         return prefix.rows_kept(self.kept.to(prefix.embeds.device))
 
-    def read(self, engine: Engine, prefix: Prompt) -> Steps[Prefill]:
+    def read(self, engine: Engine, prefix: Prompt) -> Steps[PrefillResult]:
         """Prefill, timed as the draft's; a prefix cached by earlier turns of a dialogue is not read again.
 
         A head's prompt consists of the target's states, and is read whole.
         """
-        cache = None if engine.alone or not isinstance(prefix, Prefix) else self.request.cache
-        hit = cache.find(engine.model, cast(Prefix, prefix)) if cache is not None else None
+        cache = None if engine.alone or not isinstance(prefix, EmbeddedPrompt) else self.request.cache
+        hit = cache.find(engine.model, cast(EmbeddedPrompt, prefix)) if cache is not None else None
         with self.trace.span("draft_prefill", "draft"):
             found = yield PrefillPrompt(engine, prefix, self.room, lane="draft", cached=hit)
         if cache is not None:
-            cache.read(engine.model, cast(Prefix, prefix), found.span, hit)
+            cache.read(engine.model, cast(EmbeddedPrompt, prefix), found.span, hit)
         return found  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:

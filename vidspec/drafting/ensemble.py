@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from vidspec.config.bounds import MANY
 from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import Problem, drafters, key
+from vidspec.registry import OptionConflict, drafters, key
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
-    from vidspec.models.base import Prefix
+    from vidspec.models.base import EmbeddedPrompt
 
 __all__ = ["EnsembleDraft", "prefix_of"]
 
@@ -37,17 +37,17 @@ class EnsembleDraft(DrafterKind):
         self.weights, self.divergence, self.history = weights, divergence, history
         self.sees = "kept" if "video" in contexts else "all" if "pooled" in contexts else "nothing"
 
-    def check(self, profile: Profile) -> Iterator[Problem]:
+    def check(self, profile: Profile) -> Iterator[OptionConflict]:
         once = list(dict.fromkeys(self.contexts))
         if len(once) < len(self.contexts):
-            yield Problem("draft.contexts", "names a context twice", f"draft.contexts: [{', '.join(once)}]")
+            yield OptionConflict("draft.contexts", "names a context twice", f"draft.contexts: [{', '.join(once)}]")
         if (method := profile.prune.method) != "none" and "video" not in once:
             reason = f"{method} prunes the context video, which draft.contexts lacks"
-            yield Problem("prune.method", reason, "prune.method: none")
+            yield OptionConflict("prune.method", reason, "prune.method: none")
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
-        from vidspec.drafting.ensemble_weights import Evidence
+        from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
+        from vidspec.drafting.ensemble_weights import ContextErrors
 
         engine = clip.drafting()
         prefixes, spans = [], []
@@ -57,12 +57,12 @@ class EnsembleDraft(DrafterKind):
             read = yield from clip.read(engine, prefix)
             spans.append(read.span)
         if self.weights == "equal":
-            return Ensemble(engine, spans, clip.sampling, clip.rng)
-        evidence = Evidence(self.weights, len(prefixes), self.divergence, self.history)
-        return AdaptiveEnsemble(engine, spans, clip.sampling, clip.rng, evidence)
+            return EnsembleChain(engine, spans, clip.sampling, clip.rng)
+        evidence = ContextErrors(self.weights, len(prefixes), self.divergence, self.history)
+        return AdaptiveEnsembleChain(engine, spans, clip.sampling, clip.rng, evidence)
 
 
-def prefix_of(context: str, clip: DraftContext) -> Steps[Prefix]:
+def prefix_of(context: str, clip: DraftContext) -> Steps[EmbeddedPrompt]:
     """The draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
 
     Args:

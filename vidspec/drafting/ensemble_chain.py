@@ -9,17 +9,17 @@ import torch
 
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainWindows
-from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
+from vidspec.drafting.ensemble_weights import ContextErrors, equal_weights, mix_distributions
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, Steps
-from vidspec.engine.rows import Passed, Rows
-from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.sampling import Sampling, draw_token
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["AdaptiveEnsemble", "Ensemble"]
+__all__ = ["AdaptiveEnsembleChain", "EnsembleChain"]
 
 
-class Ensemble(ChainWindows):
+class EnsembleChain(ChainWindows):
     """A chain drawn from a mixture with equal weights (MT, MTCP).
 
     The mixed distributions have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts the mixture.
@@ -46,7 +46,7 @@ class Ensemble(ChainWindows):
         for place in range(gamma):
             processor = None
             if self.history is not None:
-                processor = self.history.after([tokens]) if place else self.history.before(fed)
+                processor = self.history.changes_for_paths([tokens]) if place else self.history.changes_for_unread(fed)
             rows = [Rows(span, fed, processor=processor) for span in self.spans]
             passed = yield Forward(self.engine, rows, "draft")
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
@@ -54,13 +54,13 @@ class Ensemble(ChainWindows):
             self._seen(each)
             if place == 0:
                 weights = self._weights()
-            mixed = mixture(weights, each[-1])
+            mixed = mix_distributions(weights, each[-1])
             if self.sampling.greedy:
                 token = int(mixed.argmax())
             else:
                 q = self.sampling.nucleus(mixed[None])[0]
                 probs.append(q)
-                token = draw(q, self.rng)
+                token = draw_token(q, self.rng)
             tokens.append(token)
             fed = [token]
         self._window = tuple(tokens)
@@ -72,14 +72,14 @@ class Ensemble(ChainWindows):
 
     def _weights(self) -> tuple[float, ...]:
         """Weights of the next window."""
-        return equal(self.contexts)
+        return equal_weights(self.contexts)
 
 
-class AdaptiveEnsemble(Ensemble):
+class AdaptiveEnsembleChain(EnsembleChain):
     """A chain whose weights follow each context's divergence from the target at verified positions (MT*, MTCP*).
 
     Args:
-        engine, spans, sampling, rng: as for :class:`Ensemble`.
+        engine, spans, sampling, rng: as for :class:`EnsembleChain`.
         evidence: the rule and its measurements.
     """
 
@@ -91,7 +91,7 @@ class AdaptiveEnsemble(Ensemble):
         spans: Sequence[KVSpan],
         sampling: Sampling,
         rng: torch.Generator,
-        evidence: Evidence,
+        evidence: ContextErrors,
     ) -> None:
         super().__init__(engine, spans, sampling, rng)
         self.evidence = evidence
@@ -99,7 +99,7 @@ class AdaptiveEnsemble(Ensemble):
         #: (V,) the target's distribution and the emitted token, at positions that no context has read yet.
         self._labels: list[tuple[torch.Tensor, int]] = []
 
-    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:
+    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
         device = self._rows[0].device if self._rows else passed.logits.device
         soft = self._soften.distribution(passed.logits[: len(path) + 1]).to(device)
         labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))

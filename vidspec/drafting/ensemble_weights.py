@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import torch
 
 __all__ = [
-    "Evidence",
-    "equal",
+    "ContextErrors",
+    "equal_weights",
     "grid_weights",
     "inverse_weights",
-    "kl",
-    "mixture",
+    "kl_divergence",
+    "mix_distributions",
     "simplex_grid",
     "softmax_weights",
-    "tvd",
+    "total_variation",
 ]
 
 #: Errors below this are rounding (nats, float32); contexts without error have equal weights.
@@ -28,7 +28,7 @@ FLOOR = 1e-6
 CHUNK = 32
 
 
-def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """D_KL(p || q) in nats, (n,), of p (V,) and q (n, V), float32, as in e_t of TABED 5.1.
 
     A q that is zero by rounding counts as the smallest float32. Negative results of rounding are 0.
@@ -37,7 +37,7 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p * (p.clamp(min=tiny).log() - q.clamp(min=tiny).log())).sum(-1).clamp(min=0)
 
 
-def tvd(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Total variation distance, half the sum of |p - q|: (n,) of p (V,) and q (n, V), float32."""
     return 0.5 * (p - q).abs().sum(-1)
 
@@ -80,7 +80,7 @@ def inverse_weights(errors: torch.Tensor) -> tuple[float, ...]:
     return tuple((inverse / inverse.sum()).tolist())
 
 
-class Evidence:
+class ContextErrors:
     """The errors of each candidate at the verified positions; a few numbers for each, no distributions.
 
     Decision: the positions of a verification pass count, those of correction and bonus included; the prefill's own
@@ -96,7 +96,7 @@ class Evidence:
     def __init__(self, rule: str, contexts: int, divergence: str = "kl", history: int | None = None) -> None:
         self.rule, self.contexts = rule, contexts
         self.candidates = simplex_grid(contexts) if rule == "grid" else torch.eye(contexts, dtype=torch.float64)
-        self._divergence = {"kl": kl, "tvd": tvd}[divergence]
+        self._divergence = {"kl": kl_divergence, "tvd": total_variation}[divergence]
         self._seen: deque[torch.Tensor] = deque(maxlen=history)
 
     def add(self, p: torch.Tensor, q: torch.Tensor, emitted: int) -> None:
@@ -118,18 +118,18 @@ class Evidence:
     def weights(self) -> tuple[float, ...]:
         """Weights by the rule, over the history; equal before the first position."""
         if not self._seen:
-            return equal(self.contexts)
+            return equal_weights(self.contexts)
         matches, errors = torch.stack(list(self._seen)).sum(0).unbind(-1)
         if self.rule == "grid":
             return grid_weights(self.candidates, matches, errors)
         return softmax_weights(errors) if self.rule == "softmax" else inverse_weights(errors)
 
 
-def equal(contexts: int) -> tuple[float, ...]:
+def equal_weights(contexts: int) -> tuple[float, ...]:
     """The same weight for each context (MT, MTCP; the first window of all)."""
     return (1 / contexts,) * contexts
 
 
-def mixture(weights: Sequence[float], q: torch.Tensor) -> torch.Tensor:
+def mix_distributions(weights: Sequence[float], q: torch.Tensor) -> torch.Tensor:
     """(V,) weighted mean of distributions q (m, V) float32 (W-AVG of TABED, Algorithm 1)."""
     return torch.tensor(weights, dtype=q.dtype, device=q.device) @ q

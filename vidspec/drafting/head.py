@@ -69,7 +69,7 @@ class HeadChain(Drafter):
             embeddings = head.embed(torch.tensor(fed))
             prompt, processor = head.fed(embeddings, states, positions), None
             if self.history is not None:
-                processor = self.history.after([tokens], head.tokens)
+                processor = self.history.changes_for_paths([tokens], head.tokens)
             rows = Rows(self.span, prompt=prompt, stretch=(0, len(fed)), tapped=(1,), processor=processor)
             (passed,) = yield Forward(self.engine, [rows], "draft")
             fed = [int(head.tokens[passed.chosen[-1]])]

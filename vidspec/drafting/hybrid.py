@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import Field
 
 from vidspec.drafting.base import Draft, Drafter, DrafterKind
-from vidspec.drafting.lookup import Lookup
+from vidspec.drafting.lookup import LookupDrafter
 from vidspec.drafting.suffix import MemoryPath, SuffixDraft
 from vidspec.errors import ProfileError
-from vidspec.registry import Problem, drafters, options_of, problems
+from vidspec.registry import OptionConflict, drafters, option_conflicts, options_of
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.config.schema import Profile
-    from vidspec.draft_length.pace import Pace, Window
+    from vidspec.draft_length.pace import DraftWindow, WindowController
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
     from vidspec.models.base import VideoLanguageModel
 
 
-class Hybrid(Drafter):
+class HybridDrafter(Drafter):
     """In each round the proposal with the higher expected gain: accepted tokens, less the cost of its passes in tokens.
 
     The lookup is rated by its scores, the model by its acceptance rate, both by the measured times of rows and of the
@@ -37,18 +37,18 @@ class Hybrid(Drafter):
     """
 
     paces = True
-    pace: Pace
-    window: Window
+    pace: WindowController
+    window: DraftWindow
     _states: torch.Tensor
 
-    def __init__(self, model: Drafter, lookup: Lookup, gamma: int | None) -> None:
+    def __init__(self, model: Drafter, lookup: LookupDrafter, gamma: int | None) -> None:
         self.model, self.lookup, self.gamma = model, lookup, gamma
         self._drafted: Draft | None = None  # by the model
         self._looked_up = False
         self.spans, self.learns, self.tapped = model.spans, model.learns, model.tapped
         self.forwards = model.forwards
 
-    def set_pace(self, pace: Pace, window: Window) -> None:
+    def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
         self.pace, self.window = pace, window
         self.lookup.set_pace(pace, window)
 
@@ -62,7 +62,7 @@ class Hybrid(Drafter):
 
         found = self.lookup.look(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
-        prices = self.pace.prices(window) or [0.0] * (window + 1)
+        prices = self.pace.row_prices(window) or [0.0] * (window + 1)
         gain = chain_tokens(self.window.beta, window) - 1 - prices[window] - self.pace.price_of_drafting(window)
         self._looked_up = bool(found.tokens) and found.gain >= gain
         if self._looked_up:
@@ -80,7 +80,7 @@ class Hybrid(Drafter):
                 self.follow(row, one)
             return
         drafted = cast(Draft, self._drafted)
-        self.window.judged(len(drafted.tokens), len(path))
+        self.window.update(len(drafted.tokens), len(path))
         self.lookup.wrote([*(drafted.tokens[node] for node in path), token])
         self.model.commit(path, token)
 
@@ -93,7 +93,7 @@ class Hybrid(Drafter):
             self.model.observe_states(self._states[row : row + 1])
         self.model.commit((), token)
 
-    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:
+    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
         """The model observes every token, including those from the lookup."""
         if not self._looked_up:
             self.model.observe(path, token, passed)
@@ -145,8 +145,8 @@ class HybridDraft(DrafterKind):
         self.contexts, self.gathers = self.inner.contexts, self.inner.gathers
         self.lookup = SuffixDraft(least, most, capacity, memory)
 
-    def check(self, profile: Profile) -> Iterable[Problem]:
-        return problems(self.inner, profile)
+    def check(self, profile: Profile) -> Iterable[OptionConflict]:
+        return option_conflicts(self.inner, profile)
 
     def prepare(self, target: VideoLanguageModel) -> None:
         self.inner.prepare(target)
@@ -163,6 +163,6 @@ class HybridDraft(DrafterKind):
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         model = yield from self.inner.open(clip)
-        lookup = cast(Lookup, (yield from self.lookup.open(clip)))
+        lookup = cast(LookupDrafter, (yield from self.lookup.open(clip)))
         gamma = clip.profile.draft.gamma
-        return Hybrid(model, lookup, None if gamma == "auto" else gamma)
+        return HybridDrafter(model, lookup, None if gamma == "auto" else gamma)

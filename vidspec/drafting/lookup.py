@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vidspec.config.tree import parse_tree
 from vidspec.drafting.base import Draft, FreeDrafter
-from vidspec.drafting.memory import BREAK, Match, Memory, Text, longest
+from vidspec.drafting.memory import BREAK, IndexedText, Match, TextMemory, longest_matches
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.pace import Pace, Window
+    from vidspec.draft_length.pace import DraftWindow, WindowController
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
 
-__all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
+__all__ = ["LONGEST", "LookupDrafter", "LookupProposal", "MatchAcceptance", "RowPrices"]
 
 #: Tokens of the longest proposal; the score below which none is proposed; the same while the cost of rows is unknown.
 LONGEST, LEAST, UNPRICED = 32, 0.02, 0.15
@@ -31,7 +31,7 @@ LONGEST, LEAST, UNPRICED = 32, 0.02, 0.15
 PRIOR, PRIOR_TOKENS, FADE = (0.2, 0.4, 0.7, 0.9, 0.95), 8.0, 0.998
 
 
-class Reliance:
+class MatchAcceptance:
     """The acceptance rate of the most frequent continuations by the length of the match, over all clips."""
 
     def __init__(self) -> None:
@@ -43,22 +43,22 @@ class Reliance:
         at = min(length.bit_length(), len(PRIOR)) - 1
         return min(0.99, self._kept[at] / self._promised[at])
 
-    def judged(self, length: int, share: float, right: bool) -> None:
+    def update(self, length: int, share: float, right: bool) -> None:
         """Add a proposal with ``share`` of the continuations of such a match, and whether one of them was right."""
         at = min(length.bit_length(), len(PRIOR)) - 1
         self._promised[at] = FADE * self._promised[at] + share
         self._kept[at] = FADE * self._kept[at] + right
 
 
-class Prices(Protocol):
+class RowPrices(Protocol):
     """The cost of rows."""
 
-    def prices(self, rows: int) -> Sequence[float]:
+    def row_prices(self, rows: int) -> Sequence[float]:
         """The cost of 0, 1, ... ``rows`` drafted rows, in tokens; empty until it is known."""
         ...
 
 
-class Found(NamedTuple):
+class LookupProposal(NamedTuple):
     """A proposal, the best scores first.
 
     Attributes:
@@ -75,10 +75,10 @@ class Found(NamedTuple):
     gain: float
 
 
-NOTHING = Found((), (), (), 0, 0.0)
+NOTHING = LookupProposal((), (), (), 0, 0.0)
 
 
-class Lookup(FreeDrafter):
+class LookupDrafter(FreeDrafter):
     """Searches its own text and prompt, and the texts of a memory if there is one.
 
     Args:
@@ -91,16 +91,16 @@ class Lookup(FreeDrafter):
 
     def __init__(self, least: int = 1, most: int = 16) -> None:
         self.least, self.most = least, max(least, most)
-        self.reliance = Reliance()
-        self.memory: Memory | None = None
-        self._turns: Window | None = None
+        self.reliance = MatchAcceptance()
+        self.memory: TextMemory | None = None
+        self._turns: DraftWindow | None = None
         self._found = NOTHING
 
     def opened(self, clip: DraftContext) -> None:
         draft = clip.profile.draft
         self.start(clip.room, len(parse_tree(draft.tree)) if draft.topology == "tree" else None)
 
-    def start(self, room: int, nodes: int | None = None, prices: Prices | None = None) -> None:
+    def start(self, room: int, nodes: int | None = None, prices: RowPrices | None = None) -> None:
         """Begin a text.
 
         Args:
@@ -109,10 +109,10 @@ class Lookup(FreeDrafter):
             prices: the cost of rows.
         """
         self._nodes, self._prices = nodes, prices
-        self._own = Text(len(self.prompt) + room, self.least, self.most)
+        self._own = IndexedText(len(self.prompt) + room, self.least, self.most)
         self._own.add([*self.prompt, BREAK])
 
-    def set_pace(self, pace: Pace, window: Window) -> None:
+    def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
         self._prices, self._turns = pace, window
 
     def guess(self, gamma: int) -> Sequence[int]:
@@ -134,7 +134,7 @@ class Lookup(FreeDrafter):
         self._found = self.look(gamma)
         return self.proposed(self._found)
 
-    def proposed(self, found: Found) -> Draft:
+    def proposed(self, found: LookupProposal) -> Draft:
         """The found proposal as a window to be verified."""
         self._found, self.window = found, found.tokens
         return Draft(found.tokens, found.parents)
@@ -142,33 +142,33 @@ class Lookup(FreeDrafter):
     def commit(self, path: Sequence[int], token: int) -> None:
         found, self._found = self._found, NOTHING
         if self._turns is not None:
-            self._turns.judged(0, len(path))  # nothing was drafted by a model
+            self._turns.update(0, len(path))  # nothing was drafted by a model
         node, depth = -1, 0
         for following in [*path, None]:
             share = sum(s for s, parent in zip(found.shares, found.parents, strict=True) if parent == node)
             if share:
-                self.reliance.judged(found.length + depth, share, following is not None)
+                self.reliance.update(found.length + depth, share, following is not None)
             if following is not None:
                 node, depth = following, depth + 1
         super().commit(path, token)
 
-    def look(self, gamma: int) -> Found:
+    def look(self, gamma: int) -> LookupProposal:
         """The proposal, at most ``gamma`` deep."""
         if gamma <= 0:
             return NOTHING
         end = self._own.tokens[-self.most :]
         found = self._own.find(end)
         if self.memory is not None:
-            found = longest([*found, *self.memory.find(end)])
+            found = longest_matches([*found, *self.memory.find(end)])
         if not found:
             return NOTHING
         most = min(gamma, LONGEST) if self._nodes is None else self._nodes
-        prices = self._prices.prices(most) if self._prices is not None else []
+        prices = self._prices.row_prices(most) if self._prices is not None else []
         grown = self._grown(found, min(gamma, LONGEST), most, prices)
         self.declined += not grown.tokens
         return grown
 
-    def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> Found:
+    def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> LookupProposal:
         """Continuations of ``matches``, the best first: as many as are worth their rows.
 
         Args:
@@ -211,4 +211,4 @@ class Lookup(FreeDrafter):
                 best, pays = net, len(tokens)
             if at < depth:
                 offer(len(tokens) - 1, at, -below, places)
-        return Found(tuple(tokens[:pays]), tuple(parents[:pays]), tuple(shares[:pays]), length, best)
+        return LookupProposal(tuple(tokens[:pays]), tuple(parents[:pays]), tuple(shares[:pays]), length, best)

@@ -19,7 +19,7 @@ from vidspec.errors import OutputError
 if TYPE_CHECKING:
     from vidspec.drafting.memory_file import MemoryFile
 
-__all__ = ["BREAK", "Match", "Memory", "Text", "longest"]
+__all__ = ["BREAK", "IndexedText", "Match", "TextMemory", "longest_matches"]
 
 #: Separates texts, so that no match continues into the next; no token has this id.
 BREAK = -1
@@ -47,7 +47,7 @@ class Match(NamedTuple):
     length: int
 
 
-class Text:
+class IndexedText:
     """Token ids that are appended, and found by the tokens before them.
 
     Args:
@@ -145,23 +145,23 @@ class Text:
                     found.append(Match(tokens, at, length))
                 at = before[at - 1]
             if found:
-                return longest(found)
+                return longest_matches(found)
         return []
 
 
-class Memory:
+class TextMemory:
     """Whole texts of all clips of a run; threads may share it. The oldest half is dropped at a time.
 
     Args:
         capacity: the most tokens, breaks included.
-        least, most: as of :class:`Text`.
+        least, most: as of :class:`IndexedText`.
         file: keeps texts between runs; its texts are added first.
     """
 
     def __init__(self, capacity: int, least: int = 1, most: int = 16, file: MemoryFile | None = None) -> None:
         self.capacity, self.file = capacity, file
         self._half, self._lengths = max(1, capacity // 2), (least, most)
-        self.texts = [Text(self._half, least, most)]  # the newer half, then the older
+        self.texts = [IndexedText(self._half, least, most)]  # the newer half, then the older
         self._unsaved: array[int] = array("i")
         self._saved = time.monotonic()
         self._lock = threading.Lock()
@@ -190,10 +190,10 @@ class Memory:
                         self._save()
 
     def find(self, end: array[int]) -> list[Match]:
-        """As :meth:`Text.find` in both halves."""
+        """As :meth:`IndexedText.find` in both halves."""
         with self._lock:
             found = [match for text in self.texts for match in text.find(end)]
-        return longest(found)
+        return longest_matches(found)
 
     def save(self) -> None:
         """Add new texts to the file.
@@ -207,7 +207,7 @@ class Memory:
 
     def _put(self, text: array[int]) -> None:
         if len(self.texts[0]) + len(text) > self._half:
-            self.texts = [Text(self._half, *self._lengths), self.texts[0]]
+            self.texts = [IndexedText(self._half, *self._lengths), self.texts[0]]
         self.texts[0].add(text)
 
     def _save(self) -> None:
@@ -217,7 +217,7 @@ class Memory:
             self._unsaved = array("i")
 
 
-def longest(found: list[Match]) -> list[Match]:
+def longest_matches(found: list[Match]) -> list[Match]:
     """The matches of the greatest length."""
     length = max((match.length for match in found), default=0)
     return [match for match in found if match.length == length]

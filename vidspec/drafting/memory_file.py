@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vidspec.drafting.memory import BREAK
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import Lock
+from vidspec.files import FileLock
 
 __all__ = ["MemoryFile"]
 
@@ -97,10 +97,10 @@ class MemoryFile:
                 part.unlink(missing_ok=True)
                 raise self._unwritable(error) from None
 
-    def _locked(self) -> Lock:
+    def _locked(self) -> FileLock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return Lock(self.path, timeout=60)
+            return FileLock(self.path, timeout=60)
         except OSError as error:  # a timeout too
             raise self._unwritable(error) from None
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vidspec.drafting.lookup import Lookup
+from vidspec.drafting.lookup import LookupDrafter
 from vidspec.registry import drafters
 
 
 @drafters.register("ngram")
-class NgramDraft(Lookup):
+class NgramDraft(LookupDrafter):
     """Lookup in the clip's own text and prompt only.
 
     Args:

@@ -9,11 +9,11 @@ from vidspec.drafting.base import FreeDrafter
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.engine.rows import Passed
+    from vidspec.engine.rows import PassResult
 
 
 @drafters.register("recycle")
-class Recycle(FreeDrafter):
+class RecycleDraft(FreeDrafter):
     """A chain through a table of successors, shared by all clips of a run.
 
     The successor of a token is the target's greedy choice after its last occurrence, in the text or in a drafted
@@ -36,6 +36,6 @@ class Recycle(FreeDrafter):
             found.append(token)
         return found
 
-    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:
+    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
         rows = [self.text[-1], *self.window]
         self.successors.update(zip(rows, passed.likeliest, strict=True))

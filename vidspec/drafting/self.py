@@ -46,7 +46,7 @@ class SelfDraft(DrafterKind):
             again = yield from clip.read(engine, clip.pruned(prefix))
             return clip.walker(engine, again.span)
         if clip.kept is None or len(clip.kept) == len(prefix.visual):
-            return clip.walker(engine, read.span.follower())
+            return clip.walker(engine, read.span.make_follower())
         with clip.trace.span("draft_prefill", "draft"):
             rows = prefix.rows_kept(clip.kept.to(prefix.embeds.device))
             span = read.span.select(rows, len(rows) + clip.room)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from vidspec.drafting.lookup import Lookup
-from vidspec.drafting.memory import Memory
+from vidspec.drafting.lookup import LookupDrafter
+from vidspec.drafting.memory import TextMemory
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.registry import drafters, key
 
@@ -23,7 +23,7 @@ MemoryPath = Annotated[
 
 
 @drafters.register("suffix")
-class SuffixDraft(Lookup):
+class SuffixDraft(LookupDrafter):
     """Drafts depend on other clips' captions, which affects the speed of a caption, never its text.
 
     Args:
@@ -43,17 +43,17 @@ class SuffixDraft(Lookup):
         self.capacity, self.file = capacity, memory
 
     def prepare(self, target: VideoLanguageModel) -> None:
-        from vidspec.models.identity import identity
+        from vidspec.models.identity import model_identity
 
         self._kept: MemoryFile | None = None
         if self.file is not None:
-            self._kept = MemoryFile(Path(self.file).expanduser(), identity(target).tokenizer, self.capacity)
+            self._kept = MemoryFile(Path(self.file).expanduser(), model_identity(target).tokenizer, self.capacity)
             if self._kept.damaged:
                 self.note = f"draft.memory: {self.file}: was damaged, and begins anew"
         self.forget()
 
     def forget(self) -> None:
-        self.memory = Memory(self.capacity, self.least, self.most, self._kept)
+        self.memory = TextMemory(self.capacity, self.least, self.most, self._kept)
 
     def close(self) -> None:
         if self.memory is not None:

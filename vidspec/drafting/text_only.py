@@ -10,7 +10,7 @@ from vidspec.registry import drafters
 if TYPE_CHECKING:
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
-    from vidspec.models.base import Prefix
+    from vidspec.models.base import EmbeddedPrompt
 
 
 @drafters.register("text_only")
@@ -26,7 +26,7 @@ class TextOnlyDraft(DrafterKind):
         yield from ()
         return None
 
-    def prefix(self, clip: DraftContext) -> Steps[Prefix]:
+    def prefix(self, clip: DraftContext) -> Steps[EmbeddedPrompt]:
         yield from ()
         return clip.text("\n")
 

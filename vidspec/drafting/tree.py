@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from vidspec.config.tree import Node
+from vidspec.config.tree import TreePath
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, Steps
@@ -27,7 +27,7 @@ class TreeDrafter(Drafter):
         nodes: of :func:`parse_tree`.
     """
 
-    def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[Node]) -> None:
+    def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[TreePath]) -> None:
         self.engine, self.span = engine, span
         self.spans = (span,)
         self._nodes = tuple(nodes)
@@ -69,7 +69,7 @@ class TreeDrafter(Drafter):
         processor = None
         if self.history is not None:
             paths = (*Draft(tuple(tokens), tuple(parents)).paths, ())  # -1 is the last
-            processor = self.history.after([paths[node] for node in frontier])
+            processor = self.history.changes_for_paths([paths[node] for node in frontier])
         if frontier == [-1]:
             rows = Rows(self.span, self._unread, top=width, processor=processor)
             (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
@@ -84,7 +84,7 @@ class TreeDrafter(Drafter):
         return passed.top  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
-        if self.span.follow():  # the target's own entries, which hold all but the last token now
+        if self.span.is_follower():  # the target's own entries, which hold all but the last token now
             self._unread, self._draft = [token], Draft((), ())
             return
         if not self._draft.tokens:  # nothing was read either

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from vidspec.engine import flash
 from vidspec.engine.rows import Rows
-from vidspec.engine.slab import Reads
+from vidspec.engine.slab import LayerTensors
 from vidspec.engine.taps import Taps
 
-__all__ = ["Attention", "Window", "attend", "merged", "splits_of"]
+__all__ = ["AttentionWindow", "PassAttention", "attend", "merged_attention", "split_count"]
 
 #: Rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
@@ -34,7 +34,7 @@ def attend(
     *,
     sees: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
-    window: Window | None = None,
+    window: AttentionWindow | None = None,
 ) -> torch.Tensor:
     """Attention of the last n entries of a sequence to all of it.
 
@@ -52,10 +52,10 @@ def attend(
     rows, heads, width = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     groups = heads // kv_heads
-    kernel = flash.installed() if rows > _MASKED and sees is None and flash.supported(query) else None
+    kernel = flash.load_flash_attention() if rows > _MASKED and sees is None and flash.is_supported(query) else None
     if kernel is not None and (window is None or window.runs is None):
         size = None if window is None else window.size
-        return flash.causal(kernel, query, key, value, scaling, size).reshape(rows, heads * width)
+        return flash.causal_attention(kernel, query, key, value, scaling, size).reshape(rows, heads * width)
     if window is not None and (length > window.size or window.runs is not None):
         return _in_window(query, key, value, scaling, sees, window)
     if rows == 1 and sees is None:
@@ -69,7 +69,7 @@ def attend(
         out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scaling)
     else:
         own = rows if sees is None else sees.shape[1]
-        out = merged(packed, key, value, scaling, own, sees, rows)
+        out = merged_attention(packed, key, value, scaling, own, sees, rows)
     return out.view(kv_heads, groups, rows, width).permute(2, 0, 1, 3).reshape(rows, heads * width)
 
 
@@ -79,7 +79,7 @@ def _in_window(
     value: torch.Tensor,
     scaling: float,
     sees: torch.Tensor | None,
-    window: Window,
+    window: AttentionWindow,
 ) -> torch.Tensor:
     """Sliding attention, some rows at a time over the keys in their sight."""
     rows, heads, width = query.shape
@@ -113,7 +113,7 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling
     """A whole prompt, (n, heads, d), without n x n numbers in memory."""
     groups = query.shape[1] // key.shape[1]
     every = query.transpose(0, 1)[None]
-    if groups == 1 or flash.supported(query):
+    if groups == 1 or flash.is_supported(query):
         out = F.scaled_dot_product_attention(every, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         return out[0].transpose(0, 1)
     # Kernels without grouped queries (of CPUs, of CUDA for float32 and on old GPUs) repeat the keys: call them for one
@@ -126,7 +126,7 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling
     return out
 
 
-def merged(
+def merged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -182,7 +182,7 @@ def _with_weight(
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = operator(query, key, value, 0.0, causal, scale=scaling)
         return out, weight
-    if flash.supported(query):
+    if flash.is_supported(query):
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
         return found[0], found[1]
     if query.is_cuda:
@@ -198,7 +198,7 @@ def _with_weight(
 
 
 @dataclass(frozen=True)
-class Window:
+class AttentionWindow:
     """Sliding attention: rows see ``size`` places back, their own among them. Places are counted in the cache.
 
     ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries, all others being in order.
@@ -212,12 +212,12 @@ class Window:
 
 
 @dataclass
-class _Part:
+class _SequenceRows:
     """One sequence's rows in a pass."""
 
     writes: Sequence[torch.Tensor]
-    keys: Reads
-    values: Reads
+    keys: LayerTensors
+    values: LayerTensors
     sees: torch.Tensor | None
     masked: torch.Tensor | None
     masks: dict[int, torch.Tensor]
@@ -226,7 +226,7 @@ class _Part:
     runs: torch.Tensor | None
 
 
-class Attention:
+class PassAttention:
     """Attention of one pass: where each sequence's keys and values go, and what its rows see.
 
     Args:
@@ -247,12 +247,12 @@ class Attention:
     ) -> None:
         self.batch, self.scaling, self._windows = batch, scaling, windows
         self._at = None if cached is None else {layer: at for at, layer in enumerate(cached)}
-        self._parts: list[_Part] = []
+        self._parts: list[_SequenceRows] = []
         self._sizes = [len(rows) for rows in batch]
         for rows, count in zip(batch, self._sizes, strict=True):
-            keys, values = rows.span.reads(count)
-            writes = rows.span.writes(count)
-            sees = None if rows.parents is None else rows.sees().to(writes[0].device)
+            keys, values = rows.span.entries_to_read(count)
+            writes = rows.span.entries_to_write(count)
+            sees = None if rows.parents is None else rows.ancestor_mask().to(writes[0].device)
             mask = None
             if (
                 writes[0].device.type == "cpu"
@@ -262,7 +262,7 @@ class Attention:
                 mask = _mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
             places = None if windows is None else _places(rows, count)
             runs = _runs(rows) if mutual and rows.prompt is not None else None
-            self._parts.append(_Part(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
+            self._parts.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
     def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         """Keep the rows' keys and values and attend.
@@ -281,15 +281,15 @@ class Attention:
         split = zip(self._parts, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
         return torch.cat([self._part(part, layer, own, new) for part, own, new in split])
 
-    def _part(self, part: _Part, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+    def _part(self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         at = layer if self._at is None else self._at[layer]
         part.writes[at].copy_(entries)
         keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
-            part.taps.attended(layer, query, keys, self.scaling)
+            part.taps.observe_attention(layer, query, keys, self.scaling)
         window = None
         if self._windows is not None and part.places is not None and (size := self._windows[layer]) is not None:
-            window = Window(size, *part.places, part.runs)
+            window = AttentionWindow(size, *part.places, part.runs)
         mask, groups = None, query.shape[1] // keys.shape[1]
         if part.masked is not None and (mask := part.masks.get(groups)) is None:
             mask = part.masks[groups] = part.masked.repeat(groups, 1)[None, None]
@@ -325,7 +325,7 @@ def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype)
     return mask
 
 
-def splits_of(kv_heads: int, tiles: int, processors: int) -> int:
+def split_count(kv_heads: int, tiles: int, processors: int) -> int:
     """Into how many parts the attention of a layer splits each sequence's keys, a power of two from 8 to 64.
 
     Enough that every processor has two programs, of which there is one for each KV head, tile of rows and part. More

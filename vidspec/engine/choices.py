@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from vidspec.engine.rows import Passed, Rows
-from vidspec.engine.sampling import Draw, Sampling, on_device, verified
+from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.sampling import DrawRule, Sampling, choose_tokens, on_device
 
-__all__ = ["read_back"]
+__all__ = ["read_back_tokens"]
 
 
 @torch.inference_mode()
-def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
+def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
     """The same results with the tokens that their rows choose, and whether their logits are finite.
 
     One argmax, one draw and one top-k for all sequences, then one copy to the host, which is the only one that waits
@@ -48,13 +48,13 @@ def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
     tokens = [list(map(int, column)) for column in numbers[: 2 + width]]
     best = list(zip(zip(*tokens[2:], strict=True), zip(*numbers[2 + width :], strict=True), strict=True))
     finite = math.isfinite(sum(sums))
-    found, start = list[Passed](), 0
+    found, start = list[PassResult](), 0
     for rows, one, count in zip(batch, passed, counts, strict=True):
         part = slice(start, start + count)
         top = [(ids[: rows.top], probs[: rows.top]) for ids, probs in best[part]] if rows.top else ()
         sound = finite or all(map(math.isfinite, sums[part]))
         choices = tokens[0][part], tokens[1][part], top, probs_of.get(start)
-        found.append(Passed(one.logits, one.hidden, one.tapped, sound, *choices))
+        found.append(PassResult(one.logits, one.hidden, one.tapped, sound, *choices))
         start += count
     return found
 
@@ -63,7 +63,7 @@ def _drawn(
     batch: Sequence[Rows], counts: Sequence[int], logits: torch.Tensor, likeliest: torch.Tensor
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """The token that each row chooses, and by the first row of each sequence that draws the distributions."""
-    kinds: dict[Sampling, list[tuple[int, int, Rows, Draw]]] = {}
+    kinds: dict[Sampling, list[tuple[int, int, Rows, DrawRule]]] = {}
     start = 0
     for rows, count in zip(batch, counts, strict=True):
         if rows.draw is not None:
@@ -86,5 +86,5 @@ def _drawn(
                 drafted.append(draw.drafted)
         rows_of = torch.tensor(behind, device=logits.device), torch.tensor(tokens, device=logits.device)
         every = torch.cat([one.to(logits.device) for one in drafted]) if drafted else None
-        chosen.index_copy_(0, index, verified(probs, on_device(uniforms, probs), *rows_of, every))
+        chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, probs), *rows_of, every))
     return chosen, found

@@ -8,15 +8,23 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.slab import Slab
 
-__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "mrope_axes", "separate", "windows_of"]
+__all__ = [
+    "AttendFunction",
+    "Decoder",
+    "LanguageModel",
+    "RotaryTables",
+    "mrope_axes",
+    "sliding_windows",
+    "with_own_slab",
+]
 
 #: Cosines and sines of a pass, as the decoder that made them takes them; a pair for each kind of block.
-Rotation = tuple[torch.Tensor, ...]
-#: Keeps a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.Attention`.
-Attending = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+RotaryTables = tuple[torch.Tensor, ...]
+#: Keeps a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.PassAttention`.
+AttendFunction = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Decoder(Protocol):
@@ -49,7 +57,7 @@ class Decoder(Protocol):
     prunable: bool
     cached: tuple[int, ...] | None
     state_bytes: int
-    graphs: Graphs | None
+    graphs: ReplayedPasses | None
     eager: str | None
 
     @property
@@ -71,11 +79,11 @@ class Decoder(Protocol):
         """(R, hidden) of token ids (R,)."""
         ...
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: torch.Tensor) -> RotaryTables:
         """Of positions (axes, R)."""
         ...
 
-    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+    def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         """What enters the next block, (R, hidden), of what enters this one."""
         ...
 
@@ -107,7 +115,7 @@ class LanguageModel(Protocol):
     def decoder(self) -> Decoder: ...
 
 
-def separate(decoder: D) -> D:
+def with_own_slab(decoder: D) -> D:
     """The same blocks and weights with a slab of its own, for passes in another thread than those of ``decoder``.
 
     On a GPU its passes are not replayed: what is captured writes to tensors of its own.
@@ -137,7 +145,7 @@ def mrope_axes(count: int, sections: Sequence[int], *, interleaved: bool) -> tor
     return axis
 
 
-def windows_of(config: Any) -> tuple[int | None, ...] | None:
+def sliding_windows(config: Any) -> tuple[int | None, ...] | None:
     """:attr:`Decoder.windows` of a language model's config."""
     size, depth = getattr(config, "sliding_window", None), int(config.num_hidden_layers)
     if size is None or getattr(config, "use_sliding_window", True) is False:

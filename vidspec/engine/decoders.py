@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from vidspec.engine.fused import FusedDecoder, uncovered
-from vidspec.engine.layouts import Wanted, fixed, quantise, quantised_copy
+from vidspec.engine.fused import FusedDecoder, unsupported_reason
+from vidspec.engine.layouts import WeightFormat, quantise_linears, quantised_copy, unquantisable_reason
 from vidspec.engine.stock import StockDecoder
 
 __all__ = ["decoder_of"]
@@ -17,7 +17,7 @@ def decoder_of(
     kind: Literal["auto", "fused", "stock"] = "auto",
     packed: bool | Literal["auto"] = "auto",
     budget: int | None = None,
-    wanted: Wanted = None,
+    wanted: WeightFormat = None,
 ) -> FusedDecoder | StockDecoder:
     """The decoder of a stock language model.
 
@@ -25,10 +25,10 @@ def decoder_of(
         language: ``language_model`` of a stock model.
         head: its ``lm_head``.
         kind: ``fused`` wherever it covers the model, else ``stock``, is ``auto``.
-        packed: see :func:`~vidspec.engine.matrix.packing`.
+        packed: see :func:`~vidspec.engine.matrix.choose_packing`.
         budget: bytes of its slab.
-        wanted: codes in the place of its weights, see :func:`~vidspec.engine.layouts.layout`; ``auto`` for large ones
-            of the fused decoder.
+        wanted: codes in place of its weights, see :func:`~vidspec.engine.layouts.choose_layout`; ``auto`` for large
+            ones of the fused decoder.
 
     Raises:
         ValueError: ``fused`` does not cover the model, or its weights cannot be quantised; says why.
@@ -37,15 +37,15 @@ def decoder_of(
     if language.config.model_type == "gemma4_text":
         from vidspec.engine.gemma4 import Gemma4Decoder as stock  # older versions of transformers lack its parts
 
-    reason = "as told" if kind == "stock" else uncovered(language, head)
+    reason = "as told" if kind == "stock" else unsupported_reason(language, head)
     if reason is None:
         return FusedDecoder(language, head, packed, budget, wanted)
     if kind == "fused":
         raise ValueError(reason)
-    quantise(language, None)
+    quantise_linears(language, None)
     if wanted is not None and wanted != "auto":
-        if (why := fixed(language.layers)) is not None:
+        if (why := unquantisable_reason(language.layers)) is not None:
             raise ValueError(why)
-        quantise(language, wanted)
+        quantise_linears(language, wanted)
         head = quantised_copy(head, wanted)
     return stock(language, head, reason, budget)

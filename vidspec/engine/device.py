@@ -16,17 +16,17 @@ from vidspec import memory
 from vidspec.errors import DeviceError
 
 __all__ = [
-    "Sharing",
-    "automatic",
+    "CoreSharing",
+    "default_device_type",
     "driver_problem",
     "free_memory",
-    "half_the_cores",
     "memory_for",
     "peak_bytes",
-    "replay_problem",
-    "spare",
+    "replay_refusal",
+    "slab_budget",
     "synchroniser",
-    "take_one_core",
+    "use_half_the_cores",
+    "use_one_core",
 ]
 
 #: Of free memory that the keys and values of all sequences may take; a pass needs some too.
@@ -36,7 +36,7 @@ _SHARE = 0.9
 _BESIDE = threading.local()
 
 
-def automatic() -> str:
+def default_device_type() -> str:
     """The kind of device that ``auto`` means: the first of CUDA, which ROCm counts as, XPU and MPS, else the CPU."""
     kinds: dict[str, Callable[[], bool]] = {
         "cuda": torch.cuda.is_available,
@@ -47,7 +47,7 @@ def automatic() -> str:
 
 
 @cache
-def replay_problem(device: torch.device) -> str | None:
+def replay_refusal(device: torch.device) -> str | None:
     """Why captured passes are not replayed on a GPU under ROCm, by a trial with a small one; None with CUDA."""
     if torch.version.hip is None:
         return None
@@ -66,7 +66,7 @@ def replay_problem(device: torch.device) -> str | None:
 
 
 @contextmanager
-def half_the_cores() -> Iterator[None]:
+def use_half_the_cores() -> Iterator[None]:
     """Torch's work in this thread takes half of the cores it had, and others the rest.
 
     OpenMP's threads wait for each other all the time: where there are more of them than cores they wait for long, and
@@ -80,7 +80,7 @@ def half_the_cores() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Sharing:
+class CoreSharing:
     """Torch's work in the calling thread takes fewer cores while a context of this object is open.
 
     Contexts of several clips may overlap in any order; all are entered and left by one thread.
@@ -106,7 +106,7 @@ class Sharing:
                 torch.set_num_threads(self._before)
 
 
-def take_one_core() -> None:
+def use_one_core() -> None:
     """Torch's work in this thread takes one core of the processor: another thread's passes have the others."""
     if not hasattr(_BESIDE, "told"):
         _BESIDE.told = True
@@ -137,7 +137,7 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "xpu":
         return int(torch.xpu.mem_get_info(device)[0])
     if device.type != "cuda":
-        return memory.available()
+        return memory.available_memory()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
     return int(torch.cuda.mem_get_info(device)[0]) + held
 
@@ -168,7 +168,7 @@ def peak_bytes() -> int | None:
     return peak
 
 
-def spare(layers: Mapping[torch.device, int]) -> int | None:
+def slab_budget(layers: Mapping[torch.device, int]) -> int | None:
     """Bytes that all layers' keys and values may take by what is free on GPUs now; None without one.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Varlen", "causal", "installed", "supported"]
+__all__ = ["Varlen", "causal_attention", "is_supported", "load_flash_attention"]
 
 #: From which on the mask of fewer queries than keys is as here, and torch 2.6 and later are supported.
 _VERSION = (2, 8)
@@ -34,7 +34,7 @@ class Varlen(Protocol):
 
 
 @cache
-def installed() -> Varlen | None:
+def load_flash_attention() -> Varlen | None:
     """The kernel; None where the package is missing, too old, or built for another torch."""
     try:
         if tuple(map(int, version("flash-attn").split(".")[:2])) < _VERSION:
@@ -45,19 +45,19 @@ def installed() -> Varlen | None:
     return flash_attn_varlen_func  # type: ignore[no-any-return]
 
 
-def supported(query: torch.Tensor) -> bool:
+def is_supported(query: torch.Tensor) -> bool:
     """Whether flash kernels, torch's and the package's, take it: on CUDA from 8.0 on, half precision, d <= 256."""
     half = query.is_cuda and query.dtype is not torch.float32 and query.shape[-1] <= 256
     return half and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
-def causal(
+def causal_attention(
     kernel: Varlen, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, size: int | None
 ) -> torch.Tensor:
     """Causal attention of the last n entries of a sequence to all of it, or to ``size`` places; no keys are copied.
 
     Args:
-        kernel: as :func:`installed` gives it.
+        kernel: as :func:`load_flash_attention` gives it.
         query: (n, heads, d).
         key, value: (1, kv_heads, length, d).
         scaling: of the scores.

@@ -9,18 +9,18 @@ import torch
 from torch.nn import functional as F
 from typing_extensions import TypeVar
 
-from vidspec.engine.attention import Attention
-from vidspec.engine.choices import read_back
-from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
+from vidspec.engine.attention import PassAttention
+from vidspec.engine.choices import read_back_tokens
+from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
-    from vidspec.engine.graphs import Graphs
+    from vidspec.engine.graphs import ReplayedPasses
 
-__all__ = ["CHUNK", "Engine", "Prefilling", "chunk_of"]
+__all__ = ["CHUNK", "Engine", "Prefilling", "prefill_chunk"]
 
 #: Rows of a prompt that are read in one pass, so that what a block computes stays small however long the prompt.
 CHUNK = 8192
@@ -33,7 +33,7 @@ _PRODUCTS, _FEWEST = 10**11, 32
 M = TypeVar("M", bound="LanguageModel", default="LanguageModel", covariant=True)
 
 
-def chunk_of(device: torch.device, numbers: int) -> int:
+def prefill_chunk(device: torch.device, numbers: int) -> int:
     """The most rows of a prompt in one pass.
 
     On a CPU so few that Ctrl-C and progress do not wait long for a large model. It does not depend on how long passes
@@ -63,15 +63,15 @@ class Engine(Generic[M]):
 
     @property
     def chunk(self) -> int:
-        """The most rows of a prompt in one pass, see :func:`chunk_of`."""
-        return chunk_of(self.model.device, self.model.decoder.numbers)
+        """The most rows of a prompt in one pass, see :func:`prefill_chunk`."""
+        return prefill_chunk(self.model.device, self.model.decoder.numbers)
 
     def open(self, room: int, offset: int = 0) -> KVSpan:
         """A new sequence, see :meth:`~vidspec.engine.slab.Slab.open`."""
         return self.model.decoder.slab.open(room, offset)
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[Rows]) -> list[Passed]:
+    def run(self, batch: Sequence[Rows]) -> list[PassResult]:
         """One pass: all rows through the linear layers together, attention for each sequence over its own keys.
 
         Args:
@@ -84,16 +84,16 @@ class Engine(Generic[M]):
             IndexError: a sequence has no room for its rows.
         """
         graphs = self.model.decoder.graphs
-        replayed, others = graphs.parted(batch) if graphs is not None else ([], [])
+        replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
-            return read_back(batch, self._replayed(graphs, batch, replayed, others))
-        return read_back(batch, self._eager(batch))
+            return read_back_tokens(batch, self._replayed(graphs, batch, replayed, others))
+        return read_back_tokens(batch, self._eager(batch))
 
     def _replayed(
-        self, graphs: Graphs, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
-    ) -> list[Passed]:
+        self, graphs: ReplayedPasses, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
+    ) -> list[PassResult]:
         """Token rows by replayed passes, the rest of the batch, such as a stretch of a prompt, by one of its own."""
-        passed: dict[int, Passed] = {}
+        passed: dict[int, PassResult] = {}
         lengths = [rows.span.length for rows in batch]
         try:
             for places in replayed:
@@ -122,11 +122,11 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         return 0.0 if graphs is None else graphs.preparing
 
-    def _eager(self, batch: Sequence[Rows]) -> list[Passed]:
+    def _eager(self, batch: Sequence[Rows]) -> list[PassResult]:
         """One pass, kernel by kernel."""
         decoder = self.model.decoder
         rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
-        attention = Attention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
+        attention = PassAttention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
         added = _deepstack(batch)
         watched: list[tuple[Taps, slice]] = []
         for part, start in zip(batch, _starts(batch), strict=True):
@@ -140,12 +140,12 @@ class Engine(Generic[M]):
             if index in tapped:
                 entering[index] = rows  # no block writes into what it is given
             for taps, inner in watched:
-                taps.entered(index, rows[inner])
+                taps.observe_block_input(index, rows[inner])
             rows = decoder.block(index, rows, rotation, attention)
             for at, features in added.get(index, ()):
                 rows = rows.index_add(0, at.to(rows.device), features.to(rows))
         for taps, inner in watched:
-            taps.entered(decoder.depth, rows[inner])
+            taps.observe_block_input(decoder.depth, rows[inner])
             taps.end()
         passed = self._passed(batch, rows)
         return passed if not tapped else self._tapped(batch, passed, {**entering, decoder.depth: rows})
@@ -164,7 +164,7 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         lengths = [span.length for span, _, _ in batch]
         first, gammas = [Rows(span, token_ids) for span, token_ids, _ in batch], [gamma for _, _, gamma in batch]
-        if graphs is not None and graphs.take(first):
+        if graphs is not None and graphs.is_replayable(first):
             try:
                 return graphs.greedy(first, gammas, self.model.vocabulary)
             except Exception as error:
@@ -187,7 +187,7 @@ class Engine(Generic[M]):
             raise
         return made
 
-    def check(self, passed: Sequence[Passed]) -> None:
+    def check(self, passed: Sequence[PassResult]) -> None:
         """Refuse logits that are not finite.
 
         Raises:
@@ -200,7 +200,7 @@ class Engine(Generic[M]):
                 kind="not_finite",
             )
 
-    def reading(
+    def start_prefill(
         self,
         prompt: Prompt,
         room: int,
@@ -217,7 +217,7 @@ class Engine(Generic[M]):
         """
         return Prefilling(self, prompt, room, taps, states, cached)
 
-    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
+    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> PrefillResult:
         """Read a prompt into a new sequence, in passes of at most :attr:`chunk` rows.
 
         Args:
@@ -226,8 +226,8 @@ class Engine(Generic[M]):
             taps: observers of these passes.
             states: whether to keep the last states of the N visual tokens, N x hidden numbers.
         """
-        reading = self.reading(prompt, room, taps, states=states)
-        while (read := reading.took(self.run([reading.rows(self.chunk)])[0])) is None:
+        reading = self.start_prefill(prompt, room, taps, states=states)
+        while (read := reading.add_result(self.run([reading.rows(self.chunk)])[0])) is None:
             pass
         return read
 
@@ -260,27 +260,27 @@ class Engine(Generic[M]):
 
         for rows in batch:
             if rows.prompt is None:
-                counted += [place + rows.span.offset for place in rows.places]
+                counted += [place + rows.span.offset for place in rows.entry_offsets]
             else:
                 flush()
                 parts.append(rows.prompt.positions.reshape(axes, -1)[:, slice(*rows.stretch)])
         flush()
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def _passed(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[Passed]:
+    def _passed(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[PassResult]:
         """Norm and logits of the requested rows, or the last of each sequence; the sequences grow."""
         model, decoder = self.model, self.model.decoder
-        judged = [len(part) if part.prompt is None else int(part.ends) for part in batch]
+        judged = [len(part) if part.prompt is None else int(part.is_prompt_end) for part in batch]
         shown = [len(part) if part.states else count for part, count in zip(batch, judged, strict=True)]
         normed = decoder.norm(_last(rows, list(map(len, batch)), shown))
         logits = decoder.logits(_last(normed, shown, judged))[:, : model.vocabulary].to(model.device)
         for part in batch:  # only now: a pass that fails leaves its sequences as they were
             part.span.length += len(part)
-        return list(map(Passed, logits.split(judged), normed.split(shown)))
+        return list(map(PassResult, logits.split(judged), normed.split(shown)))
 
     def _tapped(
-        self, batch: Sequence[Rows], passed: Sequence[Passed], entering: Mapping[int, torch.Tensor]
-    ) -> list[Passed]:
+        self, batch: Sequence[Rows], passed: Sequence[PassResult], entering: Mapping[int, torch.Tensor]
+    ) -> list[PassResult]:
         """What the pass gave, with the rows that entered the blocks each sequence taps."""
         device, found = self.model.device, []
         for part, one, start in zip(batch, passed, _starts(batch), strict=True):
@@ -293,7 +293,7 @@ class Prefilling:
     """A prompt on its way into a new sequence, which is opened with its first rows.
 
     Args:
-        engine, prompt, room, taps, states, cached: as :meth:`Engine.reading` takes them.
+        engine, prompt, room, taps, states, cached: as :meth:`Engine.start_prefill` takes them.
     """
 
     def __init__(
@@ -345,7 +345,7 @@ class Prefilling:
         return chosen
 
     @torch.inference_mode()
-    def took(self, passed: Passed) -> Prefill | None:
+    def add_result(self, passed: PassResult) -> PrefillResult | None:
         """What the pass over the last stretch gave; the prompt as it was read, once all of it has been."""
         if self.span is None:
             raise ValueError("nothing has been read yet")
@@ -361,7 +361,7 @@ class Prefilling:
         units = torch.cat(self._kept) if self.states else None
         if units is not None:  # in float32, in the dtype it came in
             units = F.normalize(units.float(), dim=-1).to(units.dtype)
-        return Prefill(self.span, passed.logits[-1], units)
+        return PrefillResult(self.span, passed.logits[-1], units)
 
 
 def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vidspec.engine.decoder import Attending, Rotation, mrope_axes, windows_of
-from vidspec.engine.graphs import eager_because, graphs_of
-from vidspec.engine.layouts import Wanted, laid
-from vidspec.engine.matrix import LARGE, Matrix, packing
-from vidspec.engine.quantised import Int4, Int8, Precision, quantised
+from vidspec.engine.decoder import AttendFunction, RotaryTables, mrope_axes, sliding_windows
+from vidspec.engine.graphs import eager_reason, make_graphs
+from vidspec.engine.layouts import WeightFormat, build_matrix
+from vidspec.engine.matrix import LARGE, Matrix, choose_packing
+from vidspec.engine.quantised import Int4Matrix, Int8Matrix, Precision, quantise_weight
 from vidspec.engine.slab import Slab
 
-__all__ = ["FAMILIES", "FusedDecoder", "second_copies", "uncovered"]
+__all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
 
 #: Model types of language models whose blocks are these.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
@@ -31,7 +31,7 @@ FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_
 _STATIC = ("default", "linear", "llama3", "yarn")
 
 
-def uncovered(language: Any, head: Any) -> str | None:
+def unsupported_reason(language: Any, head: Any) -> str | None:
     """Why a language model cannot be fused; None if it can."""
     config = language.config
     kind = str(config.model_type)
@@ -68,7 +68,7 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     )
 
 
-def second_copies(language: Any, head: Any) -> int:
+def packed_copy_bytes(language: Any, head: Any) -> int:
     """Bytes of the packed copies beside large weights, where weights are packed: of float32 ones."""
     if head.weight.dtype is not torch.float32:
         return 0
@@ -102,8 +102,10 @@ class _Norm:
 class _Block:
     """One block's matrices and norms."""
 
-    def __init__(self, block: Any, packed: bool, wanted: Wanted) -> None:
-        self.qkv, self.out, self.gate_up, self.down = (laid(part, wanted, packed=packed) for part in _linears(block))
+    def __init__(self, block: Any, packed: bool, wanted: WeightFormat) -> None:
+        self.qkv, self.out, self.gate_up, self.down = (
+            build_matrix(part, wanted, packed=packed) for part in _linears(block)
+        )
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
         self.of_heads: tuple[_Norm, _Norm] | None = None
@@ -114,7 +116,7 @@ class _Block:
     def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
-    def quantised(self, copied: Callable[[Matrix], Matrix]) -> _Block:
+    def quantised_copy(self, copied: Callable[[Matrix], Matrix]) -> _Block:
         """With copies of the matrices; the norms are the same."""
         other = copy.copy(self)
         other.qkv, other.out, other.gate_up, other.down = map(copied, self.matrices)
@@ -125,11 +127,11 @@ class FusedDecoder:
     """The blocks of a stock language model, fused.
 
     Args:
-        language: ``language_model`` of a stock model that :func:`uncovered` finds nothing against.
+        language: ``language_model`` of a stock model that :func:`unsupported_reason` finds nothing against.
         head: its ``lm_head``.
-        packed: see :func:`~vidspec.engine.matrix.packing`.
+        packed: see :func:`~vidspec.engine.matrix.choose_packing`.
         budget: bytes of the slab.
-        wanted: codes in the place of the weights, see :func:`~vidspec.engine.layouts.layout`.
+        wanted: codes in the place of the weights, see :func:`~vidspec.engine.layouts.choose_layout`.
     """
 
     name = "fused"
@@ -138,7 +140,7 @@ class FusedDecoder:
     cached: tuple[int, ...] | None = None
     state_bytes = 0
     why = "the family's blocks are fused"
-    fixed: str | None = None
+    unquantisable_reason: str | None = None
 
     def __init__(
         self,
@@ -146,24 +148,24 @@ class FusedDecoder:
         head: Any,
         packed: bool | Literal["auto"] = "auto",
         budget: int | None = None,
-        wanted: Wanted = None,
+        wanted: WeightFormat = None,
     ) -> None:
         config = language.config
         self._budget = budget
         self.embedding: torch.Tensor = language.embed_tokens.weight
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
-        self.scaling, self.windows = self.width**-0.5, windows_of(config)
+        self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
         self.depth, self._inner = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
-        packs = weight.device.type == "cpu" and packing(second_copies(language, head), packed, weight.dtype)
+        packs = weight.device.type == "cpu" and choose_packing(packed_copy_bytes(language, head), packed, weight.dtype)
         self.blocks = [_Block(block, packs, wanted) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
-        self.norm, self.head = _Norm(language.norm), laid([head], wanted, packed=packs, shared=tied)
+        self.norm, self.head = _Norm(language.norm), build_matrix([head], wanted, packed=packs, shared=tied)
         self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
         self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
-        self.eager = eager_because(self) if self.embedding.device.type == "cuda" else None
-        self.graphs = graphs_of(self)
+        self.eager = eager_reason(self) if self.embedding.device.type == "cuda" else None
+        self.graphs = make_graphs(self)
 
     @property
     def packed_bytes(self) -> int:
@@ -181,19 +183,19 @@ class FusedDecoder:
     def _matrices(self) -> list[Matrix]:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
-    def quantised(self, precision: Precision) -> FusedDecoder:
+    def quantised_copy(self, precision: Precision) -> FusedDecoder:
         """The same over the same slab with copies of the matrices as codes; those of such codes are the same."""
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
-            if isinstance(matrix, Int8 if precision == "int8" else Int4):
+            if isinstance(matrix, Int8Matrix if precision == "int8" else Int4Matrix):
                 return matrix
-            return quantised(matrix.dense(like.dtype, like.device), matrix.bias, precision)
+            return quantise_weight(matrix.dense(like.dtype, like.device), matrix.bias, precision)
 
         other = copy.copy(self)
         other.slab, other.head = slab, copied(self.head)
-        other.blocks = [block.quantised(copied) for block in self.blocks]
-        other.graphs = graphs_of(other)
+        other.blocks = [block.quantised_copy(copied) for block in self.blocks]
+        other.graphs = make_graphs(other)
         return other
 
     @cached_property
@@ -204,7 +206,7 @@ class FusedDecoder:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self.embedding)
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: torch.Tensor) -> RotaryTables:
         """(R, 1, d) each; of the sines the first half is negative, see :meth:`_turned`."""
         of_each = positions[0, :, None] if self.axes == 1 else positions[self._axis].t()
         angles = of_each * self._frequencies
@@ -214,7 +216,7 @@ class FusedDecoder:
         dtype = self.embedding.dtype
         return cosine.to(dtype)[:, None], sine.to(dtype)[:, None]
 
-    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+    def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         block, kv = self.blocks[index], self.kv_heads
         count = rows.shape[0]
         states = block.qkv(block.before_attention(rows)).view(count, self.heads + 2 * kv, self.width)
@@ -229,7 +231,7 @@ class FusedDecoder:
         return block.down.add(rows, F.silu(gate).mul_(up))
 
     @staticmethod
-    def _turn(states: torch.Tensor, rotation: Rotation, into: torch.Tensor) -> None:
+    def _turn(states: torch.Tensor, rotation: RotaryTables, into: torch.Tensor) -> None:
         """Rotate (R, n, d): halves swapped, times the signed sine, plus the rest times the cosine."""
         cosine, sine = rotation
         torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, -1), sine, out=into)

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from vidspec.engine.attention import Attention
-from vidspec.engine.decoder import Attending, Rotation
+from vidspec.engine.attention import PassAttention
+from vidspec.engine.decoder import AttendFunction, RotaryTables
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import StockDecoder, device_of
@@ -68,13 +68,13 @@ class Gemma4Decoder(StockDecoder):
         dtype = self.language.embed_tokens.weight.dtype
         return Slab(heads, widths, dtype, [device_of(layer) for layer in layers], self._budget)
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: torch.Tensor) -> RotaryTables:
         like = torch.empty(0, dtype=self.language.dtype, device=positions.device)
         return tuple(part for kind in KINDS for part in self.language.rotary_emb(like, positions, kind))
 
-    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+    def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         if index == 0:
-            self._shared, self._inputs = _PassKeysValues(), self._per_layer(rows, cast(Attention, attention).batch)
+            self._shared, self._inputs = _PassKeysValues(), self._per_layer(rows, cast(PassAttention, attention).batch)
         source, pair = self.sources[index], 2 * KINDS.index(self.kinds[index])
         out = self.language.layers[index](
             rows[None],

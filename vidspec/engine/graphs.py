@@ -17,15 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.engine.device import replay_problem
-from vidspec.engine.rows import Passed, Rows
+from vidspec.engine.device import replay_refusal
+from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan, Slab
 from vidspec.errors import DeviceError
 
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
 
-__all__ = ["FEWEST", "MOST", "ROWS", "Attend", "Graphs", "Step", "eager_because", "eager_by_shape", "graphs_of"]
+__all__ = [
+    "FEWEST",
+    "MOST",
+    "ROWS",
+    "GraphStep",
+    "ReplayedAttention",
+    "ReplayedPasses",
+    "eager_reason",
+    "eager_reason_by_shape",
+    "make_graphs",
+]
 
 #: Rows of one sequence in a pass, which are its entries that not all its rows see: the bits of a number.
 MOST = 64
@@ -36,35 +46,35 @@ CAPABILITY = (8, 0)
 #: The fewest rows of a pass that is no chain's: a token and a window of up to 7 run the same kernels, and round alike.
 FEWEST = 8
 #: What a kernel takes, see :func:`~vidspec.engine.kernel.split_attention`.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+ReplayedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
-def graphs_of(decoder: FusedDecoder) -> Graphs | None:
-    """The replayed passes of a decoder; None where there are none, see :func:`eager_because`."""
+def make_graphs(decoder: FusedDecoder) -> ReplayedPasses | None:
+    """The replayed passes of a decoder; None where there are none, see :func:`eager_reason`."""
     on_gpu = decoder.embedding.device.type == "cuda"
-    return Graphs(decoder) if on_gpu and eager_because(decoder) is None else None
+    return ReplayedPasses(decoder) if on_gpu and eager_reason(decoder) is None else None
 
 
-def eager_because(decoder: FusedDecoder) -> str | None:
+def eager_reason(decoder: FusedDecoder) -> str | None:
     """Why passes of a decoder on a GPU would be run kernel by kernel; None if they can be replayed."""
-    if (reason := eager_by_shape(decoder.windows, decoder.width)) is not None:
+    if (reason := eager_reason_by_shape(decoder.windows, decoder.width)) is not None:
         return reason
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     capability = torch.cuda.get_device_capability(decoder.embedding.device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
-    return replay_problem(decoder.embedding.device)
+    return replay_refusal(decoder.embedding.device)
 
 
-def eager_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
+def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
     """What of it holds on any GPU, by a fused decoder's sliding windows and the numbers of its heads."""
     if windows is not None and min(size for size in windows if size is not None) < MOST:
         return f"its blocks have sliding windows of fewer than {MOST} tokens"
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
-class Step:
+class GraphStep:
     """One pass of ``count`` rows over static tensors.
 
     Args:
@@ -97,7 +107,7 @@ class Step:
         decoder: FusedDecoder,
         count: int,
         vocabulary: int,
-        attend: Attend,
+        attend: ReplayedAttention,
         tapped: Collection[int] = (),
         *,
         chained: bool = False,
@@ -154,7 +164,7 @@ class Step:
         return torch.stack([common - out, length - out, start + out, self._each, sees, split.clamp(max=size)])
 
 
-class Graphs:
+class ReplayedPasses:
     """Passes of one decoder, captured where its device can.
 
     Args:
@@ -166,13 +176,13 @@ class Graphs:
         preparing: seconds in which passes were compiled and captured, which no pass takes again.
     """
 
-    def __init__(self, decoder: FusedDecoder, attend: Attend | None = None, *, capture: bool = True) -> None:
+    def __init__(self, decoder: FusedDecoder, attend: ReplayedAttention | None = None, *, capture: bool = True) -> None:
         self.decoder: FusedDecoder = weakref.proxy(decoder)  # which has these passes
         self._attend = attend
         self.preparing = 0.0
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
-        self._steps: dict[tuple[int, bool], tuple[Step, Callable[[], None]]] = {}
+        self._steps: dict[tuple[int, bool], tuple[GraphStep, Callable[[], None]]] = {}
         self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
         #: Version of the slab, vocabulary and tapped blocks that the steps are of.
         self._made: tuple[int, int, frozenset[int]] | None = None
@@ -184,11 +194,11 @@ class Graphs:
         """Counts of rows that can be replayed as they are."""
         return {count for count, _ in self._steps}
 
-    def take(self, batch: Sequence[Rows]) -> bool:
+    def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Whether a pass is of few tokens without observers, and each sequence alike in all layers."""
         return sum(map(len, batch)) <= ROWS and all(map(_replayable, batch))
 
-    def parted(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
+    def split_batch(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
         """Places in ``batch`` of rows that are replayed, pass by pass, and of those that are not."""
         passes: list[list[int]] = [[]]
         others: list[int] = []
@@ -209,7 +219,7 @@ class Graphs:
         self._steps.clear()
         self._made = self._pool = None  # a pool ends with its last graph
 
-    def run(self, batch: Sequence[Rows], vocabulary: int) -> list[Passed]:
+    def run(self, batch: Sequence[Rows], vocabulary: int) -> list[PassResult]:
         """As ``Engine.run``, of a batch that :meth:`take` is true of."""
         with self._on_device():
             step, sizes = self._pass(batch, vocabulary)
@@ -220,7 +230,7 @@ class Graphs:
                 for tapped in {rows.tapped for rows in batch if rows.tapped}
             }
         entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
-        return list(map(Passed, logits.split(sizes), hidden.split(sizes), entered))
+        return list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
 
     def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
         """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone.
@@ -258,7 +268,7 @@ class Graphs:
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[Step, list[int]]:
+    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[GraphStep, list[int]]:
         """Run the pass, by whose rows its sequences grow; and how many rows each has."""
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
@@ -269,7 +279,7 @@ class Graphs:
             rows.span.length += size
         return step, sizes
 
-    def _write(self, step: Step, batch: Sequence[Rows]) -> None:
+    def _write(self, step: GraphStep, batch: Sequence[Rows]) -> None:
         """The table of a pass, copied from memory that the host does not write to again."""
         tokens, turned, places = list[int](), list[int](), list[int]()
         slots, sees = list[int](), list[int]()
@@ -288,8 +298,8 @@ class Graphs:
                 turned += range(length + offset, end + offset)
             else:
                 common, bits = end - len(rows.parents), _bits(rows.parents)[-count:]
-                places += rows.places
-                turned += [place + offset for place in rows.places]
+                places += rows.entry_offsets
+                turned += [place + offset for place in rows.entry_offsets]
             sees += bits
             for column, number in zip(alike, (common, end, span.start, first, span.split), strict=True):
                 column += [number] * count
@@ -299,7 +309,7 @@ class Graphs:
             table = table.pin_memory()
         step.table.copy_(table, non_blocking=True)
 
-    def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[Step, Callable[[], None]]:
+    def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """The pass of so many rows, and what runs it."""
         made = self.decoder.slab.version, vocabulary, self._tapped
         if made != self._made:  # they hold the addresses of a slab that is gone
@@ -333,12 +343,14 @@ class Graphs:
                     ) from error
                 return  # tried again when it is needed
 
-    def _captured(self, count: int, vocabulary: int, chained: bool) -> tuple[Step, Callable[[], None]]:
+    def _captured(self, count: int, vocabulary: int, chained: bool) -> tuple[GraphStep, Callable[[], None]]:
         if self._attend is None:
             from vidspec.engine.kernel import split_attention
 
             self._attend = split_attention
-        step = Step(self.decoder, count, vocabulary, self._attend, () if chained else self._tapped, chained=chained)
+        step = GraphStep(
+            self.decoder, count, vocabulary, self._attend, () if chained else self._tapped, chained=chained
+        )
         if not self._captures:
             return step, step
         here = torch.cuda.current_stream()
@@ -362,7 +374,7 @@ def _padded(count: int) -> int:
 
 
 def _replayable(rows: Rows) -> bool:
-    """Whether rows of one sequence can be replayed, see :meth:`Graphs.take`."""
+    """Whether rows of one sequence can be replayed, see :meth:`ReplayedPasses.is_replayable`."""
     return (
         len(rows.token_ids) <= MOST
         and rows.prompt is None
@@ -385,6 +397,6 @@ _CAUSAL = _bits(range(-1, MOST - 1))
 
 
 def _idle(slab: Slab, axes: int, count: int) -> torch.Tensor:
-    """:attr:`Step.table` of rows that attend only to themselves, in the slab's scratch entry."""
+    """:attr:`GraphStep.table` of rows that attend only to themselves, in the slab's scratch entry."""
     columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
     return torch.tensor(columns).t().contiguous()

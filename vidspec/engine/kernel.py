@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vidspec.engine.attention import splits_of
+from vidspec.engine.attention import split_count
 
 __all__ = ["split_attention"]
 
@@ -44,7 +44,7 @@ def split_attention(
     padded, some = triton.next_power_of_2(group), max(16, min(64, _BYTES // (width * query.itemsize)))
     together = max(1, min(triton.next_power_of_2(rows), some // padded))
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 132
-    splits = splits_of(kv_heads, -(-rows // together), processors)
+    splits = split_count(kv_heads, -(-rows // together), processors)
     parts = torch.empty(rows, heads, splits, width, dtype=torch.float32, device=query.device)
     weights = torch.empty(rows, heads, splits, dtype=torch.float32, device=query.device)
     sizes = {"HEADS": heads, "SPLITS": splits, "WIDTH": width}

@@ -31,7 +31,17 @@ from torch.nn import functional as F
 
 from vidspec import memory
 
-__all__ = ["LARGE", "X86", "Matrix", "Packed", "PackedCopy", "Plain", "emptied", "joined", "packing"]
+__all__ = [
+    "LARGE",
+    "X86",
+    "Matrix",
+    "MatrixWithPackedCopy",
+    "PackedMatrix",
+    "PlainMatrix",
+    "choose_packing",
+    "join_weights",
+    "release_weights",
+]
 
 #: Numbers in a weight from which on a packed copy pays, and below which it is stored as (in, out).
 LARGE = 2**20
@@ -75,7 +85,7 @@ class Matrix(ABC):
         return whole
 
 
-class Plain(Matrix):
+class PlainMatrix(Matrix):
     """In the layers' dtype; their parameters become views of it, so nothing is held twice and the layers still work.
 
     Small float32 weights on a CPU are stored as (in, out).
@@ -87,7 +97,7 @@ class Plain(Matrix):
 
     def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
         with torch.no_grad():
-            weight, self.bias = joined(layers)
+            weight, self.bias = join_weights(layers)
             on_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
             if on_cpu and weight.numel() < LARGE and not shared:
                 weight = weight.t().contiguous().t()
@@ -115,7 +125,7 @@ class Plain(Matrix):
         return self.weight.to(device, dtype)
 
 
-class PackedCopy(Plain):
+class MatrixWithPackedCopy(PlainMatrix):
     """With a second copy, packed by oneDNN, for passes of two rows and more: large float32 weights on a CPU."""
 
     second = True
@@ -131,25 +141,25 @@ class PackedCopy(Plain):
         return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
 
 
-class Packed(Matrix):
+class PackedMatrix(Matrix):
     """Packed by oneDNN, the only copy: the layers' parameters are emptied. Large bfloat16 weights on a CPU.
 
     Args:
-        layers: as :class:`Plain` takes them.
+        layers: as :class:`PlainMatrix` takes them.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         with torch.no_grad():
-            weight, self.bias = joined(layers)
+            weight, self.bias = join_weights(layers)
             self.shape, self.nbytes = (weight.shape[0], weight.shape[1]), weight.nbytes
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-            emptied(layers)
+            release_weights(layers)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return _by_packed(rows, self._packed, self.bias)
 
 
-def joined(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(out, in) weight and (out,) bias of layers side by side; of one layer its own."""
     if len(layers) == 1:
         return layers[0].weight.data, None if layers[0].bias is None else layers[0].bias.data
@@ -157,7 +167,7 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | No
     return weight, None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
 
 
-def emptied(layers: Sequence[nn.Linear]) -> None:
+def release_weights(layers: Sequence[nn.Linear]) -> None:
     """Let go of the weights of layers that a matrix has in another layout; they do not work any more."""
     for layer in layers:
         layer.weight.data = layer.weight.new_empty(0)
@@ -170,7 +180,7 @@ def _by_packed(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
     return out[:count]
 
 
-def packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = torch.float32) -> bool:
+def choose_packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = torch.float32) -> bool:
     """Whether large weights on a CPU are packed.
 
     Args:
@@ -185,6 +195,6 @@ def packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = to
     if dtype is not torch.float32 and not (dtype is torch.bfloat16 and operators._is_mkldnn_bf16_supported()):
         return False
     if wanted == "auto":
-        free = memory.available()
+        free = memory.available_memory()
         return platform.machine().lower() in X86 and (free is None or 2 * copies <= free)
     return True

@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from vidspec.engine.rows import Processor
 
-__all__ = ["History", "Penalties", "history_of"]
+__all__ = ["Penalties", "PenaltyHistory", "make_history"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Penalties:
     no_repeat_ngram: int = 0
 
 
-class History:
+class PenaltyHistory:
     """The token ids of one clip so far, and the penalties on those that follow.
 
     Args:
@@ -58,7 +58,7 @@ class History:
             *before, token = self._ids[end - size : end]
             self._following.setdefault(tuple(before), set()).add(token)
 
-    def after(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
+    def changes_for_paths(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
         """The change of the last ``len(paths)`` rows of a pass.
 
         Args:
@@ -67,14 +67,14 @@ class History:
         """
         return partial(self._changed, paths, tokens)
 
-    def before(self, unread: Sequence[int]) -> Processor:
+    def changes_for_unread(self, unread: Sequence[int]) -> Processor:
         """The change of rows of ``unread``, the last emitted tokens, each by the text up to its token."""
         if len(unread) == 1:
-            return self.after([()])
+            return self.changes_for_paths([()])
         ids = self._ids[: len(self._ids) - len(unread)]
-        earlier = History(self.penalties, ids[: self._prompt])
+        earlier = PenaltyHistory(self.penalties, ids[: self._prompt])
         earlier.add(ids[self._prompt :])
-        return earlier.after([unread[: row + 1] for row in range(len(unread))])
+        return earlier.changes_for_paths([unread[: row + 1] for row in range(len(unread))])
 
     def _changed(
         self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor
@@ -101,9 +101,9 @@ class History:
         return inside | self._following.get(tuple(last), set()) if last is not None else ()
 
 
-def history_of(penalties: Mapping[str, float], prompt: torch.Tensor) -> History | None:
+def make_history(penalties: Mapping[str, float], prompt: torch.Tensor) -> PenaltyHistory | None:
     """The history of a clip behind its prompt's ids (L,); None without penalties."""
-    return History(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
+    return PenaltyHistory(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
 
 
 def _marked(

@@ -1,9 +1,9 @@
 """Weights as integers of eight or four bits, on torch's own operators.
 
-A weight is ``(code - zero) * scale``, with a scale for each output (:class:`Int8`) or for each group of inputs of each
-output (:class:`Int4`). Rows are quantised each by itself, or not at all: a row's result does not depend on the rows
-beside it in the pass, which are other clips'. Eight-bit codes of a checkpoint (:class:`Codes`) give on a CPU what their
-weight gives in float32; products of four bits round rows, scales and zeros to bfloat16.
+A weight is ``(code - zero) * scale``, with a scale for each output (:class:`Int8Matrix`) or for each group of inputs
+of each output (:class:`Int4Matrix`). Rows are quantised one by one or not at all, so that a row's result does not
+depend on other clips' rows in the pass. Eight-bit codes of a checkpoint (:class:`StoredCodes`) give on a CPU what
+their weight gives in float32; products of four bits round rows, scales and zeros to bfloat16.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ from torch.nn import functional as F
 
 from vidspec.engine.matrix import X86, Matrix
 
-__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "fast_eight_bits", "kernel", "quantised", "quantised_bytes"]
+__all__ = [
+    "Int4Matrix",
+    "Int8Matrix",
+    "Precision",
+    "QuantisedKernel",
+    "StoredCodes",
+    "choose_kernel",
+    "has_fast_int8",
+    "quantise_weight",
+    "quantised_bytes",
+]
 
 #: Of weights.
 Precision = Literal["int8", "int4"]
 #: How a product with integer codes is computed: by the int8 product of FBGEMM, oneDNN or cuBLAS, torch's one of float32
 #: rows and int8 codes, its int4 one for this kind of device, or with the weight made dense at every call.
-Kernel = Literal["fbgemm", "onednn", "int_mm", "int8", "int4", "dense"]
+QuantisedKernel = Literal["fbgemm", "onednn", "int_mm", "int8", "int4", "dense"]
 #: Inputs that share a scale in a weight of four bits: the first that divides them.
 _GROUPS = (64, 32)
 #: Numbers of a weight that are rounded or packed at once: what is made of them meanwhile takes 12 bytes each.
@@ -36,9 +46,9 @@ _ROWS = 32
 _DIGITS = 3
 
 
-def kernel(
+def choose_kernel(
     bits: Literal[8, 4], shape: tuple[int, int], device: str, capability: tuple[int, int] = (0, 0), group: int = 0
-) -> Kernel:
+) -> QuantisedKernel:
     """The kernel for a weight (out, in) on a kind of device.
 
     Args:
@@ -58,14 +68,14 @@ def kernel(
     return "int4" if grouped and known else "dense"
 
 
-def _kernel_on(bits: Literal[8, 4], codes: torch.Tensor, group: int = 0) -> Kernel:
+def _kernel_on(bits: Literal[8, 4], codes: torch.Tensor, group: int = 0) -> QuantisedKernel:
     place = codes.device
     capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else (0, 0)
-    return kernel(bits, (codes.shape[0], codes.shape[1]), place.type, capability, group)
+    return choose_kernel(bits, (codes.shape[0], codes.shape[1]), place.type, capability, group)
 
 
 @cache
-def _cpu_kernel() -> Kernel:
+def _cpu_kernel() -> QuantisedKernel:
     """Of eight bits: oneDNN's where the CPU has VNNI, else FBGEMM's, which is about three times as fast there."""
     if platform.machine().lower() not in X86:
         return "dense"
@@ -78,7 +88,7 @@ def _cpu_kernel() -> Kernel:
     return "onednn" if onednn else "dense"
 
 
-def fast_eight_bits() -> bool:
+def has_fast_int8() -> bool:
     """Whether a CPU's product with codes of eight bits is much faster than one in float32."""
     return _cpu_kernel() == "fbgemm" or (_cpu_kernel() == "onednn" and _zero_point() == 128)
 
@@ -122,7 +132,7 @@ def _qlinear(
     return out
 
 
-class Int8(Matrix):
+class Int8Matrix(Matrix):
     """Codes of eight bits, a scale for each output; rows are quantised too, each by its largest number.
 
     Args:
@@ -157,12 +167,12 @@ class Int8(Matrix):
             del self._codes
 
     @classmethod
-    def from_codes(cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Int8:
+    def from_codes(cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Matrix:
         """As a checkpoint holds them, see the class; rows are not rounded to one digit."""
         return cls(codes, scales, bias, rounded=False)
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8:
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Matrix:
         """A weight (out, in), rounded to the nearest codes."""
         codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
         scales = torch.empty(len(weight), device=weight.device)
@@ -211,7 +221,7 @@ class Int8(Matrix):
         return torch._int_mm(filled, self._codes.t())[: len(numbers)] * self._scales
 
 
-class Int4(Matrix):
+class Int4Matrix(Matrix):
     """Codes of four bits, a scale and a zero for each group of inputs of each output.
 
     Args:
@@ -243,7 +253,7 @@ class Int4(Matrix):
         self.nbytes = self._codes.nbytes + self._pairs.nbytes
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4:
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4Matrix:
         """A weight (out, in), rounded to the nearest codes.
 
         Raises:
@@ -302,22 +312,24 @@ def _group(inner: int) -> int:
 
 
 def quantised_bytes(shape: tuple[int, int], precision: Precision, device: torch.device) -> int:
-    """Bytes that a weight (out, in) takes as :func:`quantised` makes it, with its scales."""
+    """Bytes that a weight (out, in) takes as :func:`quantise_weight` makes it, with its scales."""
     (out, inner), group = shape, _group(shape[1])
     if precision == "int8" or not group:
         return out * (inner + 4)
     capability = (0, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
-    if kernel(4, shape, device.type, capability, group) == "dense":
+    if choose_kernel(4, shape, device.type, capability, group) == "dense":
         return out * (inner + inner // group * 8)
     return out * (inner // 2 + inner // group * 4)
 
 
-def quantised(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:
+def quantise_weight(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:
     """A weight (out, in) rounded to codes; of eight bits where its inputs are no groups."""
-    return Int4.of(weight, bias) if precision == "int4" and _group(weight.shape[1]) else Int8.of(weight, bias)
+    return (
+        Int4Matrix.of(weight, bias) if precision == "int4" and _group(weight.shape[1]) else Int8Matrix.of(weight, bias)
+    )
 
 
-class Codes(NamedTuple):
+class StoredCodes(NamedTuple):
     """A weight (out, in) as a checkpoint stores it.
 
     Attributes:
@@ -331,7 +343,7 @@ class Codes(NamedTuple):
     zeros: torch.Tensor
 
     @classmethod
-    def of(cls, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Codes:
+    def of(cls, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> StoredCodes:
         """Of uint8 codes (out, in) of four bits, or int8 ones of eight."""
         if codes.dtype is torch.uint8:
             codes = codes[:, ::2] | codes[:, 1::2] << 4
@@ -356,13 +368,13 @@ class Codes(NamedTuple):
         return parts.sub_(self.zeros[..., None]).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return]
 
     @staticmethod
-    def joined(parts: Sequence[Codes], bias: torch.Tensor | None, device: torch.device) -> Matrix:
+    def joined(parts: Sequence[StoredCodes], bias: torch.Tensor | None, device: torch.device) -> Matrix:
         """Weights of as many groups side by side, as one matrix on a device."""
-        whole = Codes(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))
+        whole = StoredCodes(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))
         codes, scales = whole.numbers, whole.scales
         if whole.bits == 8:
-            return Int8.from_codes(codes, scales[:, 0], bias)
-        return Int4(codes, scales, whole.zeros, codes.shape[1] // scales.shape[1], bias)
+            return Int8Matrix.from_codes(codes, scales[:, 0], bias)
+        return Int4Matrix(codes, scales, whole.zeros, codes.shape[1] // scales.shape[1], bias)
 
     @staticmethod
     def nbytes(bits: int, shape: tuple[int, int], group: int, device: torch.device, dtype: torch.dtype) -> int:
@@ -384,6 +396,6 @@ class Codes(NamedTuple):
         if bits != 4 or not (on_cpu or (device.type == "cuda" and dtype is torch.bfloat16)):
             return 0
         capability = (0, 0) if on_cpu else torch.cuda.get_device_capability(device)
-        if kernel(4, shape, device.type, capability, group) != "int4":
+        if choose_kernel(4, shape, device.type, capability, group) != "int4":
             return 0
         return out * (inner // 2 + inner // group * 4)

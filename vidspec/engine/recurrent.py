@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.rows import Rows
 
-__all__ = ["REACH", "States", "delta_rule", "linear_attention", "most_bytes"]
+__all__ = ["REACH", "RecurrentStates", "delta_rule", "linear_attention", "max_state_bytes"]
 
 #: How many rows a sequence can go back at most; windows are shorter.
 REACH = 64
@@ -32,7 +32,7 @@ MARKS, ROWS = NEAR + 2 * (REACH // SPACING + 1), 3 * REACH
 
 
 @dataclass
-class _Layer:
+class RecurrentLayerState:
     """One layer of one sequence.
 
     Attributes:
@@ -46,18 +46,18 @@ class _Layer:
     #: Place, and the state before the row at that place: (heads, d_k, d_v) float32.
     marks: list[tuple[int, torch.Tensor]]
     #: The layer before the last stretch of a prompt, from where a pass that failed behind it is run again.
-    before: _Layer | None = None
+    before: RecurrentLayerState | None = None
 
 
 @dataclass
-class States:
+class RecurrentStates:
     """The states of one sequence, by layer."""
 
-    layers: dict[int, _Layer] = field(default_factory=dict)
+    layers: dict[int, RecurrentLayerState] = field(default_factory=dict)
 
-    def copy(self) -> States:
+    def copy(self) -> RecurrentStates:
         """Those of another sequence that begins alike; numbers are shared until they change."""
-        return States({index: replace(layer, marks=list(layer.marks)) for index, layer in self.layers.items()})
+        return RecurrentStates({index: replace(layer, marks=list(layer.marks)) for index, layer in self.layers.items()})
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +69,7 @@ class States:
         )
 
 
-def most_bytes(config: Any, dtype: torch.dtype) -> int:
+def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
     """What the states of one sequence take at most, however long it is.
 
     Args:
@@ -117,12 +117,12 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
     if part.parents is not None:
         raise ValueError("a recurrent layer has one past: no trees")
     if part.span.states is None:
-        part.span.states = States()
+        part.span.states = RecurrentStates()
     layers, length = part.span.states.layers, part.span.length
     if not length:
         heads, back = module.num_v_heads, module.conv_kernel_size - 1
         state = torch.zeros(heads, module.head_k_dim, module.head_v_dim, device=mixed.device)
-        layers[index] = _Layer(mixed.new_zeros(back, mixed.shape[1]), gates[:0], [(0, state)])
+        layers[index] = RecurrentLayerState(mixed.new_zeros(back, mixed.shape[1]), gates[:0], [(0, state)])
     layer = layers[index]
     if layer.before is not None and layer.before.marks[0][0] == length < layer.marks[0][0]:
         layer = layers[index] = layer.before
@@ -142,15 +142,15 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
     return out.reshape(len(mixed), -1)
 
 
-def _begun(module: Any, layer: _Layer, length: int, state: torch.Tensor) -> _Layer:
+def _begun(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
     """A layer of a sequence that has ``length`` rows, and nothing of how it came there but in ``before``."""
     back = module.conv_kernel_size - 1
     end = back + length - layer.marks[0][0]
     inputs, gates, marks = layer.inputs[end - back : end].clone(), layer.gates[:0].clone(), [(length, state)]
-    return _Layer(inputs, gates, list(marks), _Layer(inputs, gates, marks))
+    return RecurrentLayerState(inputs, gates, list(marks), RecurrentLayerState(inputs, gates, marks))
 
 
-def _back(module: Any, layer: _Layer, length: int) -> torch.Tensor:
+def _back(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
     """The state before the row at ``length``; marks behind it are dropped."""
     while layer.marks[-1][0] > length:
         layer.marks.pop()
@@ -164,7 +164,7 @@ def _back(module: Any, layer: _Layer, length: int) -> torch.Tensor:
     return state
 
 
-def _forget(layer: _Layer, back: int, *, read: bool) -> None:
+def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
     """Drop marks that are not needed, and rows before the oldest; after a prompt (``read``) all but the last."""
     marks = layer.marks
     length, oldest = marks[-1][0], marks[0][0]

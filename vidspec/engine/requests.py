@@ -1,7 +1,8 @@
 """Engine requests, as a clip's decoding yields them: passes of a model, work beside them, messages of another worker.
 
 A part of a decoding (a drafter, a schedule) is a generator that yields requests and is sent their answers. The answers
-come from the loop (:mod:`vidspec.decoding.loop`), which packs the rows of many clips, or from :func:`alone`.
+come from the loop (:mod:`vidspec.decoding.loop`), which packs the rows of many clips, or from
+:func:`run_to_completion`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
-from vidspec.engine.rows import Passed, Rows
+from vidspec.engine.rows import PassResult, Rows
 
 if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
-    from vidspec.engine.penalties import History
+    from vidspec.engine.penalties import PenaltyHistory
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
@@ -25,18 +26,18 @@ __all__ = [
     "Encode",
     "EngineRequest",
     "Forward",
-    "Lane",
     "Mailbox",
+    "ModelLane",
     "PrefillPrompt",
     "Receive",
     "Steps",
-    "alone",
+    "run_to_completion",
 ]
 
 T = TypeVar("T")
 
 #: The worker that a request is for.
-Lane: TypeAlias = Literal["target", "draft"]
+ModelLane: TypeAlias = Literal["target", "draft"]
 
 
 class _Request:
@@ -48,7 +49,7 @@ class _Request:
         answer: set by the loop.
     """
 
-    lane: Lane = "target"
+    lane: ModelLane = "target"
     seconds: float = 0.0
     answer: Any = None
 
@@ -58,7 +59,7 @@ class _Request:
 
 
 class Forward(_Request):
-    """Rows of one sequence, or of several, in one pass; the answer is a ``Passed`` for each.
+    """Rows of one sequence, or of several, in one pass; the answer is a ``PassResult`` for each.
 
     Args:
         engine: the model's.
@@ -70,14 +71,16 @@ class Forward(_Request):
     #: Whether its rows can be split over several passes.
     divisible = False
 
-    def __init__(self, engine: Engine, rows: Sequence[Rows], lane: Lane = "target", *, grows: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, rows: Sequence[Rows], lane: ModelLane = "target", *, grows: bool = False
+    ) -> None:
         self.engine, self.rows, self.lane, self.grows = engine, rows, lane, grows
 
     def parts(self, limit: int) -> Sequence[Rows]:
         """Its rows in the next pass, which may have ``limit`` rows of a prompt."""
         return self.rows
 
-    def took(self, passed: Sequence[Passed]) -> bool:
+    def add_result(self, passed: Sequence[PassResult]) -> bool:
         """Take the result of a pass; returns whether the request is answered.
 
         Raises:
@@ -88,7 +91,7 @@ class Forward(_Request):
         return True
 
     def run(self) -> None:
-        while not self.took(self.engine.run(self.parts(self.engine.chunk))):
+        while not self.add_result(self.engine.run(self.parts(self.engine.chunk))):
             pass
 
 
@@ -113,9 +116,9 @@ class Chain(Forward):
         span: KVSpan,
         token_ids: Sequence[int],
         gamma: int,
-        lane: Lane = "draft",
+        lane: ModelLane = "draft",
         *,
-        history: History | None = None,
+        history: PenaltyHistory | None = None,
         path: Sequence[int] = (),
     ) -> None:
         super().__init__(engine, (), lane)
@@ -124,10 +127,10 @@ class Chain(Forward):
         self.answer = []
 
     def parts(self, limit: int) -> Sequence[Rows]:
-        processor = self.history.after([[*self.path, *self.answer]]) if self.history is not None else None
+        processor = self.history.changes_for_paths([[*self.path, *self.answer]]) if self.history is not None else None
         return [Rows(self.span, self.token_ids, processor=processor)]
 
-    def took(self, passed: Sequence[Passed]) -> bool:
+    def add_result(self, passed: Sequence[PassResult]) -> bool:
         self.engine.check(passed)
         token = passed[0].chosen[-1]
         self.answer.append(token)
@@ -158,24 +161,24 @@ class PrefillPrompt(Forward):
         taps: Taps | None = None,
         *,
         states: bool = False,
-        lane: Lane = "target",
+        lane: ModelLane = "target",
         cached: tuple[KVSpan, int] | None = None,
     ) -> None:
         super().__init__(engine, (), lane)
-        self.reading = engine.reading(prompt, room, taps, states=states, cached=cached)
+        self.reading = engine.start_prefill(prompt, room, taps, states=states, cached=cached)
 
     def parts(self, limit: int) -> Sequence[Rows]:
         return [self.reading.rows(limit)]
 
-    def took(self, passed: Sequence[Passed]) -> bool:
-        self.answer = self.reading.took(passed[0])
+    def add_result(self, passed: Sequence[PassResult]) -> bool:
+        self.answer = self.reading.add_result(passed[0])
         return self.answer is not None
 
 
 class Encode(_Request):
     """Device work other than a pass, such as a chunk of a vision tower; the answer is the value of ``call``."""
 
-    def __init__(self, call: Callable[[], object], lane: Lane = "target") -> None:
+    def __init__(self, call: Callable[[], object], lane: ModelLane = "target") -> None:
         self.call, self.lane = call, lane
 
     def run(self) -> None:
@@ -199,7 +202,7 @@ class Mailbox(Protocol):
 class Receive(_Request):
     """The answer is the list of messages in ``mailbox``, empty if none arrives within ``timeout`` seconds."""
 
-    def __init__(self, mailbox: Mailbox, timeout: float, lane: Lane = "target") -> None:
+    def __init__(self, mailbox: Mailbox, timeout: float, lane: ModelLane = "target") -> None:
         self.mailbox, self.timeout, self.lane = mailbox, timeout, lane
         self.until = time.monotonic() + timeout
 
@@ -216,7 +219,7 @@ EngineRequest: TypeAlias = Forward | Encode | Receive
 Steps: TypeAlias = Generator[EngineRequest, Any, T]
 
 
-def alone(steps: Steps[T]) -> T:
+def run_to_completion(steps: Steps[T]) -> T:
     """Run a part of a decoding without other clips, and return its result."""
     answer: object = None
     while True:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.engine.sampling import Draw
+    from vidspec.engine.sampling import DrawRule
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["Passed", "Prefill", "Processor", "Prompt", "Rows", "Shown"]
+__all__ = ["PassResult", "PrefillResult", "Processor", "Prompt", "PromptVisualTokens", "Rows"]
 
 #: Logits (n, V) of the rows of one sequence to those from which their tokens are chosen.
 Processor: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
-class Shown(Protocol):
+class PromptVisualTokens(Protocol):
     """The visual tokens of a prompt: their rows, and the features that early blocks add to them."""
 
     @property
@@ -44,7 +44,7 @@ class Prompt(Protocol):
     @property
     def positions(self) -> torch.Tensor: ...
     @property
-    def visual(self) -> Shown: ...
+    def visual(self) -> PromptVisualTokens: ...
     @property
     def next_position(self) -> int: ...
     @property
@@ -79,7 +79,7 @@ class Rows:
     taps: Taps | None = None
     states: bool = False
     tapped: tuple[int, ...] = ()
-    draw: Draw | None = None
+    draw: DrawRule | None = None
     top: int = 0
     processor: Processor | None = None
 
@@ -87,7 +87,7 @@ class Rows:
         return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]
 
     @property
-    def ends(self) -> bool:
+    def is_prompt_end(self) -> bool:
         """Whether these are the last rows of a prompt."""
         return self.prompt is None or self.stretch[1] == self.prompt.length
 
@@ -102,7 +102,7 @@ class Rows:
         return depths
 
     @property
-    def places(self) -> Sequence[int]:
+    def entry_offsets(self) -> Sequence[int]:
         """For each token the number of entries of its sequence before it on its path."""
         length = self.span.length
         if self.parents is None:
@@ -110,7 +110,7 @@ class Rows:
         read = len(self.parents) - len(self.token_ids)
         return [length - read + depth for depth in self.depths[read:]]
 
-    def sees(self) -> torch.Tensor:
+    def ancestor_mask(self) -> torch.Tensor:
         """(n, m) bool: the nodes of its tree that each token attends to, its ancestors and itself."""
         import torch
 
@@ -122,7 +122,7 @@ class Rows:
         return sees[len(parents) - len(self.token_ids) :]
 
 
-class Passed(NamedTuple):
+class PassResult(NamedTuple):
     """The result of a pass for one sequence.
 
     Attributes:
@@ -133,7 +133,7 @@ class Passed(NamedTuple):
             none.
         finite: whether all logits were finite numbers before a processor changed them.
         likeliest: n token ids, of each row the one with the highest logit.
-        chosen: n token ids, of each row the one that is drawn, see :func:`~vidspec.engine.sampling.verified`; without
+        chosen: n token ids, drawn for each row by :func:`~vidspec.engine.sampling.choose_tokens`; without
             ``Rows.draw`` the likeliest.
         top: of each row ``Rows.top`` token ids, the likeliest first, and their probabilities.
         probs: (rows that draw, vocabulary) the distributions that they drew from; None without ``Rows.draw``.
@@ -148,13 +148,15 @@ class Passed(NamedTuple):
     top: Sequence[tuple[Sequence[int], Sequence[float]]] = ()
     probs: torch.Tensor | None = None
 
-    def row(self, at: int) -> Passed:
+    def row(self, at: int) -> PassResult:
         """One row's logits, states and tokens."""
         part = slice(at, at + 1)
-        return Passed(self.logits[part], self.hidden[part], likeliest=self.likeliest[part], chosen=self.chosen[part])
+        return PassResult(
+            self.logits[part], self.hidden[part], likeliest=self.likeliest[part], chosen=self.chosen[part]
+        )
 
 
-class Prefill(NamedTuple):
+class PrefillResult(NamedTuple):
     """A prompt that has been read.
 
     Attributes:

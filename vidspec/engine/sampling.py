@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Draw", "Sampling", "Uniforms", "draw", "on_device", "verified"]
+__all__ = ["DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "on_device"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawRule:
     """How tokens are drawn after the last n rows of a sequence in a pass.
 
     Attributes:
@@ -70,7 +70,7 @@ class Draw:
     drafted: torch.Tensor | None = None
 
 
-class Uniforms:
+class UniformNumbers:
     """The random numbers of one text, one for each of its tokens, wherever windows end.
 
     Args:
@@ -95,7 +95,7 @@ class Uniforms:
         del self._ahead[:count]
 
 
-def draw(probs: torch.Tensor, rng: torch.Generator) -> int:
+def draw_token(probs: torch.Tensor, rng: torch.Generator) -> int:
     """One index drawn from probabilities (V,); ``rng`` lives on the CPU so that seeds mean the same on all devices."""
     return int(_inverse(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
 
@@ -106,7 +106,7 @@ def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
     return torch.tensor(uniforms, dtype=dtype, device=probs.device)
 
 
-def verified(
+def choose_tokens(
     probs: torch.Tensor, uniforms: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, drafted: torch.Tensor | None
 ) -> torch.Tensor:
     """The token that each row chooses, (n,): a draw, or where a token was drawn ahead of it, that token or another.

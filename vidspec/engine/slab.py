@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.engine.device import spare
+from vidspec.engine.device import slab_budget
 from vidspec.errors import GenerationError
 
 if TYPE_CHECKING:
-    from vidspec.engine.recurrent import States
+    from vidspec.engine.recurrent import RecurrentStates
 
-__all__ = ["KVSpan", "Reads", "Slab"]
+__all__ = ["KVSpan", "LayerTensors", "Slab"]
 
 #: Entries by which a slab on a device grows at least, and by which factor: each growth copies what is in use, voids all
 #: captured passes, and a new size for every clip would scatter the device's memory.
 _STEP, _GROWTH = 1024, 1.5
 
 #: Of each layer the keys, or the values, that rows of a pass read: (1, kv_heads, length, d).
-Reads = Sequence[torch.Tensor]
+LayerTensors = Sequence[torch.Tensor]
 
 
 class Slab:
@@ -52,7 +52,7 @@ class Slab:
         budget: int | None = None,
     ) -> None:
         self.dtype = dtype
-        self.budget = spare(Counter(devices)) if budget is None else budget
+        self.budget = slab_budget(Counter(devices)) if budget is None else budget
         each = [[one] * len(devices) if isinstance(one, int) else one for one in (heads, width)]
         self._places = [(*place, len(list(run))) for place, run in groupby(zip(devices, *each, strict=True))]
         self.capacity = 0
@@ -105,10 +105,10 @@ class Slab:
             GenerationError: that is beyond the budget.
         """
         span = KVSpan(self, room, offset)
-        self.place(span)
+        self.allocate(span)
         return span
 
-    def place(self, span: KVSpan) -> None:
+    def allocate(self, span: KVSpan) -> None:
         """Assign entries to a new sequence, until it is freed or deleted."""
         with self._lock:
             span.start = self._gap(span.room)
@@ -127,7 +127,7 @@ class Slab:
             end = self._used[start]
         return end
 
-    def wants(self, room: int) -> int:
+    def growth_bytes(self, room: int) -> int:
         """Bytes by which the slab would grow for a sequence of so many entries."""
         with self._lock:
             end = self._gap(room) + room
@@ -218,14 +218,14 @@ class KVSpan:
 
     start: int
     free: weakref.finalize[..., KVSpan]
-    states: States | None = None
+    states: RecurrentStates | None = None
     source: KVSpan | None = None
     split: int = 0
 
     def __init__(self, slab: Slab, room: int, offset: int = 0) -> None:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
 
-    def follower(self) -> KVSpan:
+    def make_follower(self) -> KVSpan:
         """A sequence over the same entries with a length of its own: its rows are written behind this sequence's, which
         overwrites them when it goes on. It follows with :meth:`follow`, and neither rolls back nor gathers.
 
@@ -238,7 +238,7 @@ class KVSpan:
         other.source, other.split = self, 0
         return other
 
-    def follow(self) -> bool:
+    def is_follower(self) -> bool:
         """Whether this is a follower; its length is the followed sequence's then."""
         if self.source is not None:
             self.length = self.source.length
@@ -249,7 +249,7 @@ class KVSpan:
         if self.length + rows > self.room:
             raise IndexError(f"a sequence of {self.room} entries cannot take {self.length + rows}")
 
-    def writes(self, rows: int) -> list[torch.Tensor]:
+    def entries_to_write(self, rows: int) -> list[torch.Tensor]:
         """Of every layer the next ``rows`` entries: (2, kv_heads, rows, d).
 
         Raises:
@@ -258,7 +258,7 @@ class KVSpan:
         self.check_room(rows)
         return self.slab.layers(self.start + self.length, self.start + self.length + rows)
 
-    def reads(self, rows: int) -> tuple[Reads, Reads]:
+    def entries_to_read(self, rows: int) -> tuple[LayerTensors, LayerTensors]:
         """Keys and values of every layer, the next ``rows`` entries included."""
         end = self.start + self.length + rows
         return self.slab.keys(self.start, end), self.slab.values(self.start, end)
@@ -320,7 +320,7 @@ class KVSpan:
             raise ValueError(f"cannot select {count} of {self.length} entries into {room}")
         chosen = self.slab.open(room)
         layers = self.slab.layers(self.start, self.start + self.length)
-        for old, new, index in zip(layers, chosen.writes(count), every, strict=True):
+        for old, new, index in zip(layers, chosen.entries_to_write(count), every, strict=True):
             new.copy_(old.take_along_dim(index.to(old.device)[None, :, :, None], dim=2))
         chosen.length = count
         chosen.states = None if self.states is None else self.states.copy()

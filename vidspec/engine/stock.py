@@ -11,12 +11,12 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from typing_extensions import Self
 
-from vidspec.engine.attention import Attention
-from vidspec.engine.decoder import Attending, Rotation, windows_of
-from vidspec.engine.graphs import Graphs
-from vidspec.engine.layouts import fixed, quantised_copy, quantised_linears
+from vidspec.engine.attention import PassAttention
+from vidspec.engine.decoder import AttendFunction, RotaryTables, sliding_windows
+from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.layouts import quantised_copy, quantised_linears, unquantisable_reason
 from vidspec.engine.quantised import Precision
-from vidspec.engine.recurrent import linear_attention, most_bytes
+from vidspec.engine.recurrent import linear_attention, max_state_bytes
 from vidspec.engine.slab import Slab
 
 __all__ = ["NAME", "StockDecoder", "device_of"]
@@ -32,7 +32,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    attention: Attending | None = None,
+    attention: AttendFunction | None = None,
     scaling: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
@@ -71,24 +71,24 @@ class StockDecoder:
     name = "stock"
     mutual = False
     prunable = True
-    graphs: Graphs | None = None
+    graphs: ReplayedPasses | None = None
     eager: str | None = "its blocks are not fused"
 
     def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget
         config = language.config
         config._attn_implementation = NAME
-        self.depth, self.windows = len(language.layers), windows_of(config)
+        self.depth, self.windows = len(language.layers), sliding_windows(config)
         kinds = getattr(config, "layer_types", None) or ()
         attending = tuple(block for block, kind in enumerate(kinds) if kind != "linear_attention")
         self.cached = attending if len(attending) < len(kinds) else None
-        self.state_bytes = most_bytes(config, language.embed_tokens.weight.dtype)
+        self.state_bytes = max_state_bytes(config, language.embed_tokens.weight.dtype)
         self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1
 
     @property
-    def fixed(self) -> str | None:
+    def unquantisable_reason(self) -> str | None:
         """Why its weights cannot be quantised."""
-        return fixed(self.language.layers)
+        return unquantisable_reason(self.language.layers)
 
     @property
     def packed_bytes(self) -> int:
@@ -103,7 +103,7 @@ class StockDecoder:
         linears = (part for part in self.language.layers.modules() if hasattr(part, "in_features"))
         return sum(int(part.in_features) * int(part.out_features) for part in linears)
 
-    def quantised(self, precision: Precision) -> Self:
+    def quantised_copy(self, precision: Precision) -> Self:
         """The same over the same slab with copies of the linear layers as codes."""
         slab, other = self.slab, copy.copy(self)
         other.slab, other.language = slab, quantised_copy(self.language, precision)
@@ -130,14 +130,14 @@ class StockDecoder:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: torch.Tensor) -> RotaryTables:
         like = torch.empty(0, dtype=self.language.dtype, device=positions.device)
         return self.language.rotary_emb(like, positions if self.axes == 1 else positions[:, None])  # type: ignore[no-any-return]
 
-    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+    def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         layer = self.language.layers[index]
         if self.cached is not None and index not in self.cached:
-            assert isinstance(attention, Attention)
+            assert isinstance(attention, PassAttention)
             rows = rows + linear_attention(layer.linear_attn, index, layer.input_layernorm(rows), attention.batch)
             return rows + _mixed(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
         out: Any = layer(

@@ -112,14 +112,14 @@ class Taps:
             for block in self.attention_at:
                 self._observed[block] = min((other for other in attending if other >= block), default=attending[-1])
 
-    def entered(self, block: int, rows: torch.Tensor) -> None:
+    def observe_block_input(self, block: int, rows: torch.Tensor) -> None:
         """Called with the rows (n, hidden) that enter a block, and with what enters the final norm."""
         if block in self.hidden and (new := self._new("hidden", block, len(rows))) is not None:
             seen = rows[new - self._start :].detach().to(rows.device, copy=True).to(self.rows.device)
             self.states[block] = torch.cat([self.states[block], seen]) if block in self.states else seen
             self._check()
 
-    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+    def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called in each block with the pass's rotated queries (n, heads, d) and all keys (1, kv_heads, length, d)."""
         wanted = block in self._observed.values()
         if not (self.attention or self.heads or wanted):

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 from vidspec import errors
 from vidspec.errors import VidspecError
 
-__all__ = ["Answer", "Functions", "Worker", "answer", "foreign"]
+__all__ = ["Functions", "JsonWorker", "WorkerReply", "serve_functions", "worker_command"]
 
 #: JSON values.
-Answer: TypeAlias = Any
+WorkerReply: TypeAlias = Any
 #: By name what a process can be asked to do.
 Functions: TypeAlias = Mapping[str, Callable[..., object]]
 
@@ -40,7 +40,7 @@ main(sys.argv[2])
 """
 
 
-def answer(prepare: Callable[[], Functions]) -> None:
+def serve_functions(prepare: Callable[[], Functions]) -> None:
     """Answer the requests of standard input by the functions of these names, until it ends.
 
     What libraries print goes to standard error. A first answer says that ``prepare`` has made the functions; an
@@ -77,13 +77,13 @@ def answer(prepare: Callable[[], Functions]) -> None:
         respond(partial(functions[request.pop("function")], **request))
 
 
-def foreign(python: str, module: str, about: object) -> list[str]:
+def worker_command(python: str, module: str, about: object) -> list[str]:
     """The command by which another interpreter runs a module's ``main`` with ``about`` as JSON."""
     folder = Path(__file__).resolve().parents[1]
     return [python, "-c", _LENDING.format(module=module), str(folder), json.dumps(about)]
 
 
-class Worker:
+class JsonWorker:
     """The end that sends requests. The process starts at once; :meth:`ready` waits until it has loaded what it needs.
 
     Args:
@@ -129,7 +129,7 @@ class Worker:
         with self._in_time():
             self._answer()
 
-    def ask(self, function: str, **arguments: object) -> Answer:
+    def ask(self, function: str, **arguments: object) -> WorkerReply:
         """What the function of this name returns there.
 
         Raises:
@@ -156,7 +156,7 @@ class Worker:
             self._process.wait()
         self._stderr.close()
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> WorkerReply:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from vidspec.events.record import Baseline, Caption
+from vidspec.events.record import BaselineRecord, Caption
 
 __all__ = ["MIN_TOKENS", "decode_rate", "estimate_speedup", "first_difference", "speed_against", "time_at_length"]
 
@@ -55,7 +55,7 @@ def time_at_length(caption: Caption, tokens: int) -> float | None:
     return first + (tokens - 1) / (rate or 1.0)
 
 
-def speed_against(method: Caption, plain: Caption) -> Baseline:
+def speed_against(method: Caption, plain: Caption) -> BaselineRecord:
     """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it, at its length.
 
     Args:

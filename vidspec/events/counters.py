@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vidspec.events.events import Round
-from vidspec.events.record import Lengths
+from vidspec.events.record import LengthsRecord
 
-__all__ = ["Counters", "count", "lengths", "tau", "weights_by_context"]
+__all__ = ["Counters", "count_rounds", "lengths", "tau", "weights_by_context"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Counters:
     accepted_lengths: tuple[int, ...]
 
 
-def count(rounds: Iterable[Round], draft_forwards: int) -> Counters:
+def count_rounds(rounds: Iterable[Round], draft_forwards: int) -> Counters:
     """Fold the rounds of one clip. The first is the target's prefill, which gives a token and is no forward."""
     rows = list(rounds)
     passes = rows[1:]
@@ -56,7 +56,7 @@ def tau(accepted_lengths: Sequence[int]) -> float | None:
     return sum(accepted_lengths) / len(accepted_lengths) if accepted_lengths else None
 
 
-def lengths(counters: Counters) -> Lengths:
+def lengths(counters: Counters) -> LengthsRecord:
     """The lengths by name (docs/metrics.md, "Lengths").
 
     ``tau``: see :func:`tau`. ``tokens_per_target_pass``: tokens after the first (which the

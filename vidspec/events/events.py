@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from vidspec.events.source import SourceFacts
 
 __all__ = [
-    "Again",
     "Event",
     "Finished",
-    "Load",
-    "Loosened",
+    "LoopLoad",
+    "LooseToken",
     "Mode",
     "Opened",
     "Origin",
+    "PrefillProgress",
     "Prefilled",
-    "Reading",
-    "Rejected",
+    "RejectedToken",
+    "Restarted",
     "Round",
 ]
 
@@ -38,7 +38,7 @@ Mode: TypeAlias = Literal["", "prefill", "alone", "pre", "post"]
 
 
 @dataclass(frozen=True, slots=True)
-class Loosened:
+class LooseToken:
     """A drafted token that a lossy rule let pass although the target would have chosen another.
 
     ``at`` is its place among the tokens that its window emitted, ``wanted`` the target's own token there. ``by`` says
@@ -55,7 +55,7 @@ class Loosened:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedToken:
     """What the draft proposed where another token was emitted.
 
     ``at`` is the place among the tokens that the window emitted, and ``text`` what the token would have added there. In
@@ -82,7 +82,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Restarted:
     """A worker was lost, and the clip is done again from its prompt: what came since ``Opened`` is void."""
 
     why: str
@@ -158,8 +158,8 @@ class Round:
     gamma: int = 0
     wasted: int = 0
     aborted: int = 0
-    loosened: tuple[Loosened, ...] = ()
-    rejected: tuple[Rejected, ...] = ()
+    loosened: tuple[LooseToken, ...] = ()
+    rejected: tuple[RejectedToken, ...] = ()
     start: int = 0
     epoch: int = 0
     rows: int = 0
@@ -183,7 +183,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoopLoad:
     """How busy the loop is that decodes many clips; of all of them together, so no event of one.
 
     ``clips`` of at most ``batch`` are in flight, and ``waiting`` further ones are ready but not admitted yet. The last
@@ -205,7 +205,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefillProgress:
     """Of a prompt that takes several passes so many tokens have been read; now and then, until it is ``Prefilled``."""
 
     tokens: int
@@ -213,4 +213,4 @@ class Reading:
 
 
 #: Of one clip.
-Event: TypeAlias = Opened | Reading | Again | Prefilled | Round | Finished
+Event: TypeAlias = Opened | PrefillProgress | Restarted | Prefilled | Round | Finished

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vidspec.events.events import Event, Load
+from vidspec.events.events import Event, LoopLoad
 from vidspec.events.record import Caption
 
-__all__ = ["Observer", "Several"]
+__all__ = ["CombinedObserver", "RunObserver"]
 
 
-class Observer:
+class RunObserver:
     """Sees a run as it happens; this one looks away.
 
     Several clips may be open at once: each has a number of its own, and their events interleave.
@@ -22,17 +22,17 @@ class Observer:
     def event(self, number: int, event: Event) -> None:
         """One event of an open clip."""
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoopLoad) -> None:
         """What is in flight now, all clips together."""
 
     def end(self, number: int, caption: Caption) -> None:
         """An open clip is done, captioned or failed."""
 
 
-class Several(Observer):
+class CombinedObserver(RunObserver):
     """Each of several sees everything, in their order."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[RunObserver]) -> None:
         self.observers = observers
 
     def begin(self, number: int, path: str, total: int) -> None:
@@ -43,7 +43,7 @@ class Several(Observer):
         for one in self.observers:
             one.event(number, event)
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoopLoad) -> None:
         for one in self.observers:
             one.load(load)
 

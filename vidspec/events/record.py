@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RECORD_KEYS",
-    "Baseline",
+    "BaselineRecord",
     "Caption",
-    "Counts",
-    "Ensemble",
-    "Lengths",
-    "Loose",
-    "LooseToken",
-    "Lossy",
-    "Models",
-    "Question",
-    "Record",
+    "CountsRecord",
+    "EnsembleRecord",
+    "LengthsRecord",
+    "LooseRecord",
+    "LooseTokenRecord",
+    "LossyRecord",
+    "ModelsRecord",
+    "QuestionRecord",
+    "RecordDict",
     "Resting",
-    "Schedule",
-    "Speed",
-    "Video",
-    "failed",
+    "ScheduleRecord",
+    "SpeedRecord",
+    "VideoRecord",
+    "failed_caption",
 ]
 
 
 #: JSON-ready values with :data:`RECORD_KEYS`; what a run keeps has a ``job`` too (``vidspec.dataset.records``).
-Record: TypeAlias = dict[str, Any]
+RecordDict: TypeAlias = dict[str, Any]
 
 
-class Models(TypedDict, total=False):
+class ModelsRecord(TypedDict, total=False):
     """``target``, ``draft`` and ``adapter`` are names or folders; the draft's is None without one. The rest is the
     target's: ``weights`` as codes, int8 or int4, which a lossless text is relative to, with ``, as stored`` those that
     the checkpoint has; None as they were loaded."""
@@ -54,7 +54,7 @@ class Models(TypedDict, total=False):
     decoder: str
 
 
-class Video(TypedDict, total=False):
+class VideoRecord(TypedDict, total=False):
     """Source facts, see :class:`~vidspec.events.source.SourceFacts`, and what was shown to the models.
 
     ``damage``, a list of what is missing or broken in the file, is empty unless damage was allowed.
@@ -76,7 +76,7 @@ class Video(TypedDict, total=False):
     timestamps: list[float]
 
 
-class Counts(TypedDict, total=False):
+class CountsRecord(TypedDict, total=False):
     """The raw counters (docs/metrics.md), see :class:`~vidspec.events.counters.Counters`."""
 
     target_forwards: int
@@ -94,7 +94,7 @@ class Counts(TypedDict, total=False):
     state_bytes: int
 
 
-class Lengths(TypedDict, total=False):
+class LengthsRecord(TypedDict, total=False):
     """Each None where it is undefined, see :func:`~vidspec.events.counters.lengths`."""
 
     tau: float | None
@@ -103,7 +103,7 @@ class Lengths(TypedDict, total=False):
     acceptance_rate: float | None
 
 
-class Baseline(TypedDict):
+class BaselineRecord(TypedDict):
     """Plain decoding's own ``timings``, ``tokens`` and ``tokens_per_s``, and the three speed-ups over it;
     ``end_to_end`` is for texts of its length, ``end_to_end_raw`` for the texts as they are."""
 
@@ -116,13 +116,13 @@ class Baseline(TypedDict):
     end_to_end_raw: float | None
 
 
-class Speed(TypedDict, total=False):
+class SpeedRecord(TypedDict, total=False):
     """``tokens_per_s`` of decoding and, where plain decoding was measured on the same clip, ``baseline``; otherwise
     ``estimate``, the decode speed-up over plain steps that were timed after the text; None where none were."""
 
     tokens_per_s: float | None
     estimate: float | None
-    baseline: Baseline
+    baseline: BaselineRecord
 
 
 class Resting(TypedDict):
@@ -133,7 +133,7 @@ class Resting(TypedDict):
     by_cost: float
 
 
-class Schedule(TypedDict, total=False):
+class ScheduleRecord(TypedDict, total=False):
     """The last window ``gamma`` where windows change, and of the parallel one how many drafted tokens were
     ``wasted``. ``resting`` is None without a draft and for the parallel one."""
 
@@ -143,7 +143,7 @@ class Schedule(TypedDict, total=False):
     resting: Resting | None
 
 
-class Ensemble(TypedDict):
+class EnsembleRecord(TypedDict):
     """``weights`` by context, one per window; the ``caption`` that stood for the video and the ``captioner`` that
     wrote it, None without that context."""
 
@@ -152,7 +152,7 @@ class Ensemble(TypedDict):
     captioner: str | None
 
 
-class LooseToken(TypedDict):
+class LooseTokenRecord(TypedDict):
     """A token that the target would not have chosen: index in ``token_ids``, what it ``wanted``, ``by`` what the token
     passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured."""
 
@@ -166,14 +166,14 @@ class LooseToken(TypedDict):
     wanted_text: str
 
 
-class Loose(TypedDict):
+class LooseRecord(TypedDict):
     """``share`` of the emitted tokens that a lossy rule let pass although the target would have chosen another."""
 
     share: float
-    tokens: list[LooseToken]
+    tokens: list[LooseTokenRecord]
 
 
-class Lossy(TypedDict):
+class LossyRecord(TypedDict):
     """The ``method`` that prunes the target; ``kept``, how many visual tokens each of its decoder blocks reads while
     decoding, and ``retention``, the mean share of all."""
 
@@ -182,7 +182,7 @@ class Lossy(TypedDict):
     retention: float | None
 
 
-class Question(TypedDict):
+class QuestionRecord(TypedDict):
     """Of a clip that is asked several things: whether this is a ``turn`` of a dialogue or one prompt of several asked
     at once (``kind``), and which, from 0; what was asked (``prompt``); of the prompts that target and draft read, all
     earlier turns among them, how many tokens were in a cache already, ``reused_by_draft`` None without a draft model in
@@ -233,25 +233,25 @@ class Caption:
     demo: bool | None = None
     profile: str | None = None
     seed: int | None = None
-    models: Models = field(default_factory=Models)
-    video: Video = field(default_factory=Video)
-    counters: Counts = field(default_factory=Counts)
-    lengths: Lengths = field(default_factory=Lengths)
+    models: ModelsRecord = field(default_factory=ModelsRecord)
+    video: VideoRecord = field(default_factory=VideoRecord)
+    counters: CountsRecord = field(default_factory=CountsRecord)
+    lengths: LengthsRecord = field(default_factory=LengthsRecord)
     timings: dict[str, float] = field(default_factory=dict)
-    speed: Speed = field(default_factory=Speed)
-    schedule: Schedule = field(default_factory=Schedule)
+    speed: SpeedRecord = field(default_factory=SpeedRecord)
+    schedule: ScheduleRecord = field(default_factory=ScheduleRecord)
     kept_per_frame: list[int] = field(default_factory=list)
-    ensemble: Ensemble | None = None
-    loose: Loose | None = None
-    lossy: Lossy | None = None
-    question: Question | None = None
+    ensemble: EnsembleRecord | None = None
+    loose: LooseRecord | None = None
+    lossy: LossyRecord | None = None
+    question: QuestionRecord | None = None
     verified: bool | None = None
     near_tie: int | None = None
     text: str | None = None
     error: dict[str, str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
-    def to_dict(self) -> Record:
+    def to_dict(self) -> RecordDict:
         """The record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""
         return {key: getattr(self, key) for key in RECORD_KEYS}
 
@@ -264,7 +264,7 @@ class Caption:
 RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name != "trace")
 
 
-def failed(path: str, error: VidspecError, *, profile: str | None = None) -> Caption:
+def failed_caption(path: str, error: VidspecError, *, profile: str | None = None) -> Caption:
     """The record of a clip that gave no caption."""
     return Caption(
         path=path,

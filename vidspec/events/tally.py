@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from vidspec.events.record import Caption
 
-__all__ = ["Tally", "duration"]
+__all__ = ["Tally", "format_duration"]
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Tally:
         return True
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """``42 s``, ``3:05`` or ``1:02:03``."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

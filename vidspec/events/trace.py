@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["KINDS", "Kind", "Piece", "Span", "Trace", "by_kind", "innermost", "to_chrome"]
+__all__ = ["KINDS", "Span", "SpanKind", "Trace", "TracePiece", "by_kind", "innermost", "to_chrome"]
 
-Kind: TypeAlias = Literal[
+SpanKind: TypeAlias = Literal[
     "decode_video",
     "preprocess",
     "vision",
@@ -28,7 +28,7 @@ Kind: TypeAlias = Literal[
     "collect",
     "wait",
 ]
-KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
+KINDS: tuple[str, ...] = SpanKind.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TracePiece:
     """A stretch of one worker's time in which one kind of work was the innermost, in seconds."""
 
     start: float
@@ -87,7 +87,7 @@ class Trace:
         return self.clock() - self.origin
 
     @contextmanager
-    def span(self, kind: Kind, worker: str = "target") -> Iterator[None]:
+    def span(self, kind: SpanKind, worker: str = "target") -> Iterator[None]:
         """Time a piece of work, without the seconds in which it waited for passes of other clips.
 
         A part of a decoding that is given up at a request is not noted.
@@ -107,7 +107,7 @@ class Trace:
         """The first of several pieces of a round's work begins, see :meth:`lap`."""
         self._lap = self.clock() - self.origin, self.waited
 
-    def lap(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> float:
+    def lap(self, kind: SpanKind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> float:
         """A piece of a round's work has ended, and the next one begins; its seconds, without those of other clips'
         passes."""
         (start, waited), end = self._lap, self.clock() - self.origin
@@ -143,12 +143,12 @@ class Trace:
         return {kind: sums[kind] for kind in KINDS if kind in sums}
 
 
-def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math.inf) -> list[Piece]:
+def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math.inf) -> list[TracePiece]:
     """The spans of one worker as pieces that do not overlap, in order, cut at ``begin`` and ``end``.
 
     Spans lie side by side or within each other; what is pruned within the prefill is pruning, not prefill.
     """
-    pieces: list[Piece] = []
+    pieces: list[TracePiece] = []
     around: list[Span] = []
     place = begin
 
@@ -157,7 +157,7 @@ def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math
         moment = min(moment, end)
         if moment > place:
             if around:
-                pieces.append(Piece(place, moment, around[-1].kind))
+                pieces.append(TracePiece(place, moment, around[-1].kind))
             place = moment
 
     def leave(moment: float) -> None:
@@ -173,7 +173,7 @@ def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math
     return pieces
 
 
-def by_kind(pieces: Iterable[Piece]) -> dict[str, float]:
+def by_kind(pieces: Iterable[TracePiece]) -> dict[str, float]:
     """Seconds by kind, for those that occurred, in the order of :data:`KINDS`."""
     sums: defaultdict[str, float] = defaultdict(float)
     for piece in pieces:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
-__all__ = ["WordWrap", "columns", "wrapped"]
+__all__ = ["WordWrap", "terminal_columns", "wrap_text"]
 
 #: Columns between two tab stops of a terminal.
 TAB = 8
@@ -58,7 +58,7 @@ class WordWrap:
         return blanks + word
 
 
-def wrapped(text: str, width: int) -> str:
+def wrap_text(text: str, width: int) -> str:
     """``text`` with its lines broken for a terminal of so many columns.
 
     >>> wrapped("one two three", 8)
@@ -68,7 +68,7 @@ def wrapped(text: str, width: int) -> str:
     return wrap.add(text) + wrap.end()
 
 
-def columns(terminal: TextIO) -> int:
+def terminal_columns(terminal: TextIO) -> int:
     """How wide the terminal behind a stream is; 80 where that cannot be found out."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns) or 80

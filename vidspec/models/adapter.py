@@ -11,28 +11,36 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, TypeVar
 import torch
 from typing_extensions import Self
 
-from vidspec.engine.decoder import separate
+from vidspec.engine.decoder import with_own_slab
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import memory_for
-from vidspec.engine.fused import FusedDecoder, uncovered
-from vidspec.engine.layouts import Wanted
+from vidspec.engine.fused import FusedDecoder, unsupported_reason
+from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import GenerationError, ModelError
-from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel, StockTokenizer, VisualTokens
-from vidspec.models.chat_template import rendered
+from vidspec.models.base import (
+    EmbeddedPrompt,
+    Pixels,
+    StockConfig,
+    StockModel,
+    StockTokenizer,
+    VisionOutput,
+    VisualTokens,
+)
+from vidspec.models.chat_template import render_template
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.vision import BUDGET, chunks, token_bytes
 
 if TYPE_CHECKING:
-    from vidspec.models.request import Exchange
+    from vidspec.models.request import DialogueTurn
 
 __all__ = ["Adapter"]
 
 T = TypeVar("T")
 
 
-class Message(TypedDict):
+class ChatMessage(TypedDict):
     """One message of a dialogue, as chat templates take it."""
 
     role: str
@@ -86,7 +94,7 @@ class Adapter:
         self.looking = threading.Lock()
         self._parts()
         self.template = template or self.own_template()
-        self._rendered: tuple[list[Message], str] = [], ""
+        self._rendered: tuple[list[ChatMessage], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
@@ -133,7 +141,7 @@ class Adapter:
         """How many tokens so many samples of a clip's sound make."""
         return 0
 
-    def pieces(self, seen: Seen) -> Sequence[str | range]:
+    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
         """What stands in the place of :attr:`span`: texts, and ranges of visual tokens, in their order."""
         return [range(len(seen))]
 
@@ -141,29 +149,31 @@ class Adapter:
         """Ids before the first of the template; published tokenizers of some families begin with one."""
         return []
 
-    def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def positions(
+        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
         """Rotary positions of a prompt (L,), shaped (1, L) or (3, 1, L), and that of the first generated token.
 
         ``rows`` (N,) are those of the visual tokens.
         """
         return torch.arange(len(token_ids), device=self.device)[None], len(token_ids)
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_inputs(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         """What the stock model's own ``forward`` and ``generate`` take for the same prompt."""
         ids = prefix.token_ids[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.stock_pixels(pixels, prefix)}
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         """The part of :meth:`stock_inputs` that differs between families."""
         return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
         raise NotImplementedError
 
     # What they share.
 
-    def chunked(self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T]) -> Generator[None, None, list[T]]:
+    def encode_chunks(self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T]) -> Generator[None, None, list[T]]:
         """What ``see`` gives for each part of a clip, step by step; arguments as of :func:`~vision.chunks`."""
         seen = []
         for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
@@ -195,7 +205,7 @@ class Adapter:
         """Of the vision tower and what is shown to it."""
         return self._vision_dtype or self.dtype
 
-    def see_in(self, dtype: torch.dtype) -> None:
+    def set_vision_dtype(self, dtype: torch.dtype) -> None:
         """Let all of the model but its language model and head compute in another dtype."""
         inner = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
         for module in self.model.modules():
@@ -221,14 +231,18 @@ class Adapter:
         kind: Literal["auto", "fused", "stock"] = "auto",
         *,
         packed: bool | Literal["auto"] = "auto",
-        wanted: Wanted = None,
+        wanted: WeightFormat = None,
     ) -> None:
         """Choose the decoder, see :func:`~vidspec.engine.decoders.decoder_of`.
 
         Raises:
             ValueError: it cannot be fused, or its weights cannot be quantised.
         """
-        if kind != "stock" and self.device.type == "cpu" and uncovered(self.language, self.model.lm_head) is None:
+        if (
+            kind != "stock"
+            and self.device.type == "cpu"
+            and unsupported_reason(self.language, self.model.lm_head) is None
+        ):
             # As long as one weight is mapped from a file, the pages of those that are fused stay too.
             for weight in self.model.parameters():
                 if not weight.untyped_storage().resizable():
@@ -241,37 +255,39 @@ class Adapter:
             torch.cuda.empty_cache()  # what the parts of fused matrices were in: others may need it
 
     @property
-    def fixed(self) -> str | None:
+    def unquantisable_reason(self) -> str | None:
         """Why its weights cannot be quantised; None if they can."""
-        return self.decoder.fixed
+        return self.decoder.unquantisable_reason
 
-    def quantised(self, precision: Precision) -> Self:
+    def quantised_copy(self, precision: Precision) -> Self:
         """The same model with copies of its language model's weights as codes, over the same slab; made once."""
         if precision not in self._quantised:
             other = copy.copy(self)
             what, left = f"{self.name}: a copy of its weights in {precision}", "a profile with draft.kind: model, or ar"
             left = f"draft.precision: int4, {left}" if precision == "int8" else left
             with memory_for(what, left):
-                other._decoder = self.decoder.quantised(precision)
+                other._decoder = self.decoder.quantised_copy(precision)
             self._quantised[precision] = other
         return self._quantised[precision]
 
-    def apart(self) -> Self:
+    def with_own_slab(self) -> Self:
         """The same model for passes in another thread: its sequences are in a slab of their own."""
         other = copy.copy(self)
-        other._decoder = separate(self.decoder)
+        other._decoder = with_own_slab(self.decoder)
         return other
 
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
         """See :class:`~vidspec.models.base.VideoLanguageModel`."""
-        steps = self.seeing(pixels, pooled=pooled)
+        steps = self.encode_steps(pixels, pooled=pooled)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
 
-    def prefix(self, seen: Seen, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> Prefix:
+    def prefix(
+        self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+    ) -> EmbeddedPrompt:
         """The prompt as the family's template renders it, with the video's features in it."""
         before, after = self._around(prompt, system, earlier)
         pieces = self.pieces(seen)
@@ -294,18 +310,18 @@ class Adapter:
         return self.span.join(self._around(prompt, system, ()))
 
     def text_ids(
-        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()
+        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> list[int]:
         """Token ids of the prompt with the text ``instead`` where the video would be."""
         before, after = self._around(prompt, system, earlier)
         ids: list[int] = self.tokenizer.encode(before + instead + after, add_special_tokens=False)
         return self.opening() + ids
 
-    def text_prefix(self, token_ids: Sequence[int]) -> Prefix:
+    def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
         """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
         return self._embedded(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
 
-    def render(self, messages: list[Message]) -> str:
+    def render(self, messages: list[ChatMessage]) -> str:
         """What the template makes of ``messages``, up to where the answer begins; the last text is kept."""
         known, text = self._rendered
         if known != messages:
@@ -317,18 +333,18 @@ class Adapter:
                 add_generation_prompt=True,
                 enable_thinking=False,  # of templates that know it: a caption, no reasoning before it
             )
-            text = rendered(self.name, apply)
+            text = render_template(self.name, apply)
             self._rendered = messages, text
         return text
 
-    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> int:
+    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
         """How many tokens of the prompt are no visual tokens; a few more may come between frames."""
         before, after = self._around(prompt, system, earlier)
         return len(self.opening()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
 
-    def _around(self, prompt: str, system: str | None, earlier: Sequence[Exchange]) -> tuple[str, str]:
+    def _around(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
         said = [text for exchange in earlier for text in exchange] + [prompt]
-        messages: list[Message] = [
+        messages: list[ChatMessage] = [
             {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
             for number, text in enumerate(said)
         ]
@@ -342,7 +358,7 @@ class Adapter:
             raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
         return before, after
 
-    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: Seen | None) -> Prefix:
+    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: VisionOutput | None) -> EmbeddedPrompt:
         ids = torch.tensor(token_ids, device=self.device)
         embeds = self.embed(ids[None]).clone()
         visual = VisualTokens(rows, rows, rows, rows, rows < 0, embeds[0, rows])  # none
@@ -355,7 +371,7 @@ class Adapter:
             deepstack = tuple(level.to(embeds) for level in seen.deepstack)
             visual = VisualTokens(rows, frame, row, column, row < 0, features, deepstack, seen.views)
         positions, following = self.positions(ids, seen, rows)
-        return Prefix(ids, embeds, positions, visual, following)
+        return EmbeddedPrompt(ids, embeds, positions, visual, following)
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,11 @@ import torch
 from typing_extensions import Self
 
 from vidspec.engine.decoder import LanguageModel
-from vidspec.models.preprocess import PixelRules, scaled
+from vidspec.models.preprocess import PixelRules, normalise
 
 if TYPE_CHECKING:
     from vidspec.engine.quantised import Precision
-    from vidspec.models.request import Exchange
+    from vidspec.models.request import DialogueTurn
     from vidspec.video import Clip
 
 #: Stock models of ``transformers``, their configs and tokenizers: each class has attributes of its own.
@@ -23,13 +23,13 @@ StockConfig: TypeAlias = Any
 StockTokenizer: TypeAlias = Any
 
 __all__ = [
+    "EmbeddedPrompt",
     "Pixels",
-    "Prefix",
-    "Seen",
     "StockConfig",
     "StockModel",
     "StockTokenizer",
     "VideoLanguageModel",
+    "VisionOutput",
     "VisualTokens",
 ]
 
@@ -58,7 +58,7 @@ class Pixels:
     @property
     def values(self) -> torch.Tensor:
         """Normalised, float32, where they are stored."""
-        return self.stored if self.rules is None else scaled(self.stored, self.rules)
+        return self.stored if self.rules is None else normalise(self.stored, self.rules)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """:attr:`values` for a model; bytes are what travels to its device."""
@@ -66,7 +66,7 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Seen:
+class VisionOutput:
     """What a vision tower gave for one clip: N visual tokens, and where each is.
 
     Attributes:
@@ -102,7 +102,7 @@ class Seen:
         seconds: tuple[float, ...],
         deepstack: tuple[torch.Tensor, ...] = (),
         duration: float | None = None,
-    ) -> Seen:
+    ) -> VisionOutput:
         """Tokens of a whole grid, frame by frame in raster order, without separators."""
         _, rows, columns = grid
         place = torch.arange(len(features), device=features.device)
@@ -142,7 +142,7 @@ class VisualTokens:
 
 
 @dataclass(frozen=True)
-class Prefix:
+class EmbeddedPrompt:
     """A prompt ready for prefill.
 
     Attributes:
@@ -185,13 +185,13 @@ class Prefix:
         stays[self.visual.index[kept]] = True
         return stays.nonzero()[:, 0]
 
-    def outline(self) -> Prefix:
+    def outline(self) -> EmbeddedPrompt:
         """The same rows and places without embeddings and features, (1, L, 0) and (N, 0): what is asked of a prompt
         that has been read."""
         visual = replace(self.visual, features=self.visual.features.new_empty(len(self.visual), 0), deepstack=())
         return replace(self, embeds=self.embeds.new_empty(1, self.length, 0), visual=visual)
 
-    def keep(self, kept: torch.Tensor, *, compact: bool = False) -> Prefix:
+    def keep(self, kept: torch.Tensor, *, compact: bool = False) -> EmbeddedPrompt:
         """The prompt without the visual tokens not in ``kept``.
 
         Args:
@@ -247,7 +247,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """At least how many visual tokens a clip of so many frames makes."""
         ...
 
-    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> int:
+    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
         """At least how many further tokens its prompt has."""
         ...
 
@@ -268,7 +268,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """Pixels for the vision tower, and what the audio tower takes."""
         ...
 
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
         """Visual tokens of one clip.
 
         Args:
@@ -277,35 +277,37 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """
         ...
 
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
         ...
 
-    def prefix(self, seen: Seen, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> Prefix:
+    def prefix(
+        self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+    ) -> EmbeddedPrompt:
         """The whole prompt with the video in it, embedded; of a dialogue with the turns before, the first of which
         shows the video."""
         ...
 
     def text_ids(
-        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()
+        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> list[int]:
         """Token ids of the prompt with the text ``instead`` where the video would be."""
         ...
 
-    def text_prefix(self, token_ids: Sequence[int]) -> Prefix:
+    def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
         """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
         ...
 
     @property
-    def fixed(self) -> str | None:
+    def unquantisable_reason(self) -> str | None:
         """Why its weights cannot be quantised; None if they can."""
         ...
 
-    def quantised(self, precision: Precision) -> Self:
+    def quantised_copy(self, precision: Precision) -> Self:
         """The same model with copies of its language model's weights as codes, over the same slab; made once."""
         ...
 
-    def apart(self) -> Self:
+    def with_own_slab(self) -> Self:
         """The same model for passes in another thread: its sequences are in a slab of their own."""
         ...
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from vidspec.errors import ModelError
 from vidspec.models.forking import silent_tokenizers
 
-__all__ = ["rendered"]
+__all__ = ["render_template"]
 
 #: Of the process that renders: seconds of computing, seconds in all, bytes beside what it shares with this one.
 CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
@@ -27,7 +27,7 @@ CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
 LONGEST = 1 << 20
 
 
-def rendered(name: str, render: Callable[[], str]) -> str:
+def render_template(name: str, render: Callable[[], str]) -> str:
     """What ``render`` returns, which applies a template; it runs in another process and changes nothing here.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 import torch
 
 from vidspec.errors import ModelError
-from vidspec.models.weight_files import Stored, stored
+from vidspec.models.weight_files import StoredTensor, stored_tensors
 
 __all__ = ["LoadReport", "check_plain", "check_report", "read_tensors"]
 
@@ -40,7 +40,7 @@ class LoadReport(TypedDict, total=False):
     mismatched_keys: Collection[tuple[str, Collection[int], Collection[int]]]
 
 
-def check_plain(name: str, tensors: Mapping[str, Stored]) -> None:
+def check_plain(name: str, tensors: Mapping[str, StoredTensor]) -> None:
     """Refuse tensors that are stored as codes where nothing says what they stand for.
 
     Args:
@@ -67,7 +67,7 @@ def read_tensors(name: str, source: str, prefix: str = "") -> dict[str, torch.Te
     Raises:
         ModelError: one is stored as codes.
     """
-    found = stored(source, prefix)
+    found = stored_tensors(source, prefix)
     check_plain(name, found)
     return {key: tensor[...] for key, tensor in found.items()}
 

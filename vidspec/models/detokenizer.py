@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
 
-__all__ = ["Detokenizer", "StopStrings", "before_stop"]
+__all__ = ["Detokenizer", "StopStrings", "cut_at_stop"]
 
 #: What decoders put in place of bytes that are no complete character yet.
 _INCOMPLETE = "\ufffd"
@@ -17,7 +17,7 @@ _INCOMPLETE = "\ufffd"
 _MARGIN = 8
 
 
-def decoder_of(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
+def token_decoder(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
     """Gives the text of tokens, without special ones.
 
     A stock tokenizer spends several times as long on looking at each token id as its backend on decoding them all.
@@ -28,7 +28,7 @@ def decoder_of(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
     return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def before_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
+def cut_at_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
     """A text up to the first of the stop strings in it; of an ``unfinished`` one, also up to what may become one."""
     ends = [at for one in strings if (at := text.find(one)) >= 0]
     if unfinished:
@@ -37,14 +37,14 @@ def before_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) 
 
 
 class StopStrings:
-    """Finds where a text contains one of several strings, for :class:`~vidspec.decoding.limits.Limits`."""
+    """Finds where a text contains one of several strings, for :class:`~vidspec.decoding.limits.StoppingRules`."""
 
     def __init__(self, tokenizer: StockTokenizer, strings: Sequence[str]) -> None:
-        self._decode, self._strings = decoder_of(tokenizer), tuple(strings)
+        self._decode, self._strings = token_decoder(tokenizer), tuple(strings)
         # A token with text has one byte of it at the least.
         self._tail = max(len(one.encode()) for one in strings) + _MARGIN
 
-    def stopped(self, token_ids: Sequence[int]) -> bool:
+    def has_stop(self, token_ids: Sequence[int]) -> bool:
         """Whether the last tokens of a text contain a stop string, as when its last token has completed one."""
         tail = self._decode(token_ids[-self._tail :])
         return any(one in tail for one in self._strings)
@@ -62,7 +62,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: StockTokenizer, stop: Sequence[str] = ()) -> None:
-        self._decode, self._stop = decoder_of(tokenizer), stop
+        self._decode, self._stop = token_decoder(tokenizer), stop
         self._ids: list[int] = []
         self._settled = 0  # tokens whose text has been handed out
         self._window = 0  # first token of the window that is decoded
@@ -81,10 +81,10 @@ class Detokenizer:
         self._settled, self._before = len(self._ids), now
         return added
 
-    def instead(self, token: int) -> str:
+    def preview(self, token: int) -> str:
         """What ``token`` would add, which is not taken in."""
         return self._decode([*self._ids[self._window :], token])[len(self._before) :]
 
     def finish(self) -> str:
         """The whole text, before a stop string."""
-        return before_stop(self._decode(self._ids), self._stop).strip()
+        return cut_at_stop(self._decode(self._ids), self._stop).strip()

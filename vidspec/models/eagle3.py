@@ -22,18 +22,18 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from vidspec.engine.decoder import Attending, Rotation, mrope_axes, windows_of
+from vidspec.engine.decoder import AttendFunction, RotaryTables, mrope_axes, sliding_windows
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VideoLanguageModel
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
-from vidspec.models.hub import patient
-from vidspec.models.loading import check_kernels, source_of, unloadable
+from vidspec.models.hub import retries_offline
+from vidspec.models.loading import check_kernels, load_error, weight_source
 from vidspec.models.placement import Placement
-from vidspec.models.weight_files import file
+from vidspec.models.weight_files import weight_file
 
-__all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "head_config", "load", "usual_blocks"]
+__all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "default_tap_blocks", "head_config", "load_eagle3"]
 
 #: Of its attention, in the order in which they are used.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -72,7 +72,7 @@ class Eagle3Decoder(HeadDecoder):
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(config.head_dim)
-        self.scaling, self.windows = self.width**-0.5, windows_of(config)
+        self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
         #: Whether what is added to the block's output is the state behind its norm.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters
@@ -93,14 +93,14 @@ class Eagle3Decoder(HeadDecoder):
     def slab(self) -> Slab:
         return Slab(self.kv_heads, self.width, self._weight.dtype, [self._weight.device], self._budget)
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: torch.Tensor) -> RotaryTables:
         """(R, 1, d) each."""
         angles = positions[self._axis].t() * self._frequencies
         both = torch.cat([angles, angles], dim=-1)[:, None]
         dtype = self._weight.dtype
         return (both.cos() * self._amplitude).to(dtype), (both.sin() * self._amplitude).to(dtype)
 
-    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+    def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
         embedding, state = rows.split(self.hidden, dim=1)
         normed = self._normed("midlayer.hidden_norm", state)
@@ -183,8 +183,8 @@ class Eagle3Head(Head):
         return self.decoder.joined(states.to(self.device))
 
 
-@patient
-def load(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
+@retries_offline
+def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
     """Load a head for a target; no code that lies beside its weights is run, and no pickle is read.
 
     Args:
@@ -195,15 +195,15 @@ def load(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
     Raises:
         ModelError: not found, no head, of a layout that is not known, or for another target.
     """
-    source = source_of(name, "an EAGLE-3 head")
+    source = weight_source(name, "an EAGLE-3 head")
     try:
         check_kernels(name, source)
-        config = head_config(json.loads(file(source, "config.json").read_text(encoding="utf-8")))
+        config = head_config(json.loads(weight_file(source, "config.json").read_text(encoding="utf-8")))
         weights = {_plain(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:
         raise
     except Exception as error:  # of the hub, of files that are no JSON or no safetensors, of what a config holds
-        raise unloadable(name, error) from error
+        raise load_error(name, error) from error
     return Eagle3Head(name, config, weights, target, where.device)
 
 
@@ -228,7 +228,7 @@ def head_config(given: dict[str, Any]) -> StockConfig:
     return transformers.LlamaConfig(**settings)
 
 
-def usual_blocks(layers: int) -> tuple[int, ...]:
+def default_tap_blocks(layers: int) -> tuple[int, ...]:
     """Of a target of so many blocks those whose input a head reads whose config names none."""
     return 2, layers // 2, layers - 3
 
@@ -240,7 +240,7 @@ def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
     if outputs:
         blocks = tuple(int(block) + 1 for block in outputs)
     else:
-        blocks = tuple(map(int, inputs)) if inputs else usual_blocks(layers)
+        blocks = tuple(map(int, inputs)) if inputs else default_tap_blocks(layers)
     if not all(0 <= block <= layers for block in blocks):
         raise ModelError(f"{name}: reads states of blocks {', '.join(map(str, blocks))} of a target that has {layers}")
     return blocks
@@ -335,7 +335,7 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
         raise ModelError(f"{name}: proposes {drafted} of {known} ids, and no d2t says which", kind="unreadable")
 
 
-def _turned(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def _turned(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
     """(R, n, d) rotated."""
     cosine, sine = rotation
     first, second = states.chunk(2, dim=-1)

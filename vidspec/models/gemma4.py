@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, halve, squeezed
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
 from vidspec.models.tiles import within
 from vidspec.registry import families
 
@@ -46,7 +46,7 @@ class Gemma4(Adapter):
             tokens.convert_ids_to_tokens(one) for one in (config.boi_token_id, config.eoi_token_id)
         )
 
-    def pieces(self, seen: Seen) -> list[str | range]:
+    def pieces(self, seen: VisionOutput) -> list[str | range]:
         each, pieces, before = len(seen) // seen.grid[0], list[str | range](), ""
         for frame, second in enumerate(seen.seconds):
             time = f"{int(second // 60):02d}:{int(second % 60):02d}"
@@ -63,26 +63,28 @@ class Gemma4(Adapter):
         side = self.patch * self.pool
         rows, columns = within((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
         rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
-        shown = squeezed(clip.frames, rules, self.device)
+        shown = resize_to_square(clip.frames, rules, self.device)
         cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
         seconds = tuple(float(t) for t in clip.timestamps)
         return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds, rules=rules)
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
         frames, rows, columns = pixels.grid
-        made = yield from self.chunked(pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled))
+        made = yield from self.encode_chunks(
+            pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled)
+        )
         if pooled:
             rows, columns = -(-rows // 2), -(-columns // 2)
-        return Seen.raster(torch.cat(made), (frames, rows, columns), pixels.seconds)
+        return VisionOutput.raster(torch.cat(made), (frames, rows, columns), pixels.seconds)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """(N, hidden) of some frames."""
         values, places = self.patches(pixels)
         states = self.model.model.vision_tower(values, places).last_hidden_state
         if pooled:
-            states = halve(states.view(*pixels.grid, -1)).flatten(0, 2)
+            states = pool_features(states.view(*pixels.grid, -1)).flatten(0, 2)
         return self.model.model.embed_vision(states)  # type: ignore[no-any-return]
 
     def patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +95,7 @@ class Gemma4(Adapter):
         width = columns * self.pool
         return values, torch.stack([place % width, place // width], -1).expand(frames, -1, -1)
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         values, places = self.patches(pixels)
         kinds = 2 * (prefix.token_ids[None] == self.visual_id).long()
         about = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": kinds}

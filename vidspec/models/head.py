@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from vidspec.engine.decoder import Decoder
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["Fed", "Head", "HeadDecoder"]
+__all__ = ["Head", "HeadDecoder", "HeadRows"]
 
 
 @dataclass(frozen=True)
-class _NoVisual:
+class _NoVisualRows:
     """Of rows that add nothing behind a block."""
 
     index: torch.Tensor
@@ -24,7 +24,7 @@ class _NoVisual:
 
 
 @dataclass(frozen=True)
-class Fed:
+class HeadRows:
     """Rows for a head, as the engine takes a prompt (:class:`~vidspec.engine.rows.Prompt`).
 
     Attributes:
@@ -36,8 +36,8 @@ class Fed:
     positions: torch.Tensor
 
     @property
-    def visual(self) -> _NoVisual:
-        return _NoVisual(torch.empty(0, dtype=torch.long))
+    def visual(self) -> _NoVisualRows:
+        return _NoVisualRows(torch.empty(0, dtype=torch.long))
 
     @property
     def length(self) -> int:
@@ -58,7 +58,7 @@ class HeadDecoder:
     prunable = True
     cached: tuple[int, ...] | None = None
     packed_bytes = only_bytes = state_bytes = numbers = 0
-    graphs: Graphs | None = None
+    graphs: ReplayedPasses | None = None
     eager: str | None = "the rows of a head are no token ids"
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ class Head(ABC):
         return embeds
 
     @torch.inference_mode()
-    def fed(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> Fed:
+    def fed(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> HeadRows:
         """Rows of embeddings and states, both (n, hidden), at positions (axes, n)."""
         rows = torch.cat([embeddings, states], dim=1)[None]
-        return Fed(rows, positions.to(self.device).expand(self.decoder.axes, -1)[:, None])
+        return HeadRows(rows, positions.to(self.device).expand(self.decoder.axes, -1)[:, None])

@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from vidspec.errors import ModelError
-from vidspec.models.known_pairs import known
+from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import nearest
 
-__all__ = ["config_file", "fetching", "is_cached", "is_local", "meant", "patient", "reach", "require", "show_downloads"]
+__all__ = [
+    "check_reachable",
+    "config_file",
+    "download_hint",
+    "is_cached",
+    "is_local",
+    "nearest_published",
+    "require_models",
+    "retries_offline",
+    "show_downloads",
+]
 
 #: Seconds that the hub may take to answer. ``huggingface_hub`` itself waits ten for each of a model's files, and asks
 #: five times where a connection is refused.
@@ -56,7 +66,7 @@ def config_file(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def reach(name: str) -> bool:
+def check_reachable(name: str) -> bool:
     """Whether the hub can be asked for the model; not asked for folders, and not in offline mode.
 
     Any answer counts: that there is no such model, or that it is not for everyone, is said by whoever loads it.
@@ -73,52 +83,52 @@ def reach(name: str) -> bool:
     else:
         asked, reason = answers.get(hub.ENDPOINT, (-KNOWN, ""))
         if time.monotonic() - asked >= KNOWN:
-            reason = failure_of(hub.ENDPOINT)
+            reason = hub_failure(hub.ENDPOINT)
             answers[hub.ENDPOINT] = time.monotonic(), reason
         reason = reason and f"the hub does not answer: {reason}"
     if reason and not is_cached(name):
         cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
         raise ModelError(
-            f"{name}: no such folder, not in the cache {cache}, and {reason}", hint=fetching(name), kind="missing"
+            f"{name}: no such folder, not in the cache {cache}, and {reason}", hint=download_hint(name), kind="missing"
         )
     return not reason
 
 
-def require(names: Iterable[str]) -> list[str]:
+def require_models(names: Iterable[str]) -> list[str]:
     """The models that have to be fetched, as far as their configs tell.
 
     Raises:
-        ModelError: as :func:`reach`, naming all that are missing.
+        ModelError: as :func:`check_reachable`, naming all that are missing.
     """
     wanted, missing = [], dict[str, ModelError]()
     for name in names:
         try:
-            if reach(name) and not is_cached(name):
+            if check_reachable(name) and not is_cached(name):
                 wanted.append(name)
         except ModelError as error:
             missing[name] = error
     if missing:
         first, why = next(iter(missing.items()))
         reason = why.message.removeprefix(f"{first}: ")
-        raise ModelError(f"{' and '.join(missing)}: {reason}", hint=fetching(*missing), kind="missing")
+        raise ModelError(f"{' and '.join(missing)}: {reason}", hint=download_hint(*missing), kind="missing")
     return wanted
 
 
-def meant(name: str, published: Iterable[str]) -> str | None:
+def nearest_published(name: str, published: Iterable[str]) -> str | None:
     """The published model that a mistyped name most likely means, whatever its last word says of it."""
     short = {re.sub("-(Instruct|hf)$", "", one): one for one in sorted(published)}
     found = nearest(re.sub("-(Instruct|hf)$", "", name), short)
     return short[found] if found else None
 
 
-def fetching(*names: str) -> str:
+def download_hint(*names: str) -> str:
     """The hint for models that are not there: the published model that a mistyped name means, and what fetches them.
 
     Only published models are proposed for download: the hub may have no other.
     """
-    published = {model.name for pair in known() for model in (pair.target, pair.draft) if model is not None}
+    published = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
     strange = [name for name in names if name not in published]
-    hints = [f"did you mean {one}?" for name in strange if (one := meant(name, published))]
+    hints = [f"did you mean {one}?" for name in strange if (one := nearest_published(name, published))]
     if there := [name for name in names if name in published]:
         them = "it" if len(there) == 1 else "them"
         downloads = " && ".join(f"hf download {name}" for name in there)
@@ -129,16 +139,16 @@ def fetching(*names: str) -> str:
     return " ".join(hints)
 
 
-def patient(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:
+def retries_offline(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:
     """Decorator of what loads a model by its name: without a hub it takes the cache, as in offline mode, or fails soon.
 
     Raises:
-        ModelError: of :func:`reach`.
+        ModelError: of :func:`check_reachable`.
     """
 
     @functools.wraps(load)
     def loaded(name: str, /, *args: P.args, **options: P.kwargs) -> T:
-        if is_local(name) or reach(name):
+        if is_local(name) or check_reachable(name):
             return load(name, *args, **options)
         with _offline():
             return load(name, *args, **options)
@@ -156,7 +166,7 @@ def show_downloads() -> None:
         enable_progress_bars()
 
 
-def failure_of(endpoint: str) -> str:
+def hub_failure(endpoint: str) -> str:
     """Why the hub gives no answer; empty if it gives one."""
     from huggingface_hub import get_session
 

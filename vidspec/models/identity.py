@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vidspec.errors import ModelError
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["TEXT", "Identity", "agree", "check_sight", "identity", "related"]
+__all__ = ["TEXT", "Identity", "check_identity", "is_related", "model_identity", "require_vision"]
 
 #: What stands for the family of a language model without vision.
 TEXT = "text"
@@ -33,19 +33,19 @@ class Identity:
     tokenizer: str
 
 
-def identity(model: VideoLanguageModel) -> Identity:
+def model_identity(model: VideoLanguageModel) -> Identity:
     """The identity of a loaded model."""
     entries = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=False)
     digest = hashlib.sha256(entries.encode("utf-8", "surrogatepass")).hexdigest()
     return Identity(model.name, model.family, model.vocabulary, digest)
 
 
-def related(family: str, other: str) -> bool:
+def is_related(family: str, other: str) -> bool:
     """Whether a model of the ``other`` family may draft for one of ``family``, given one tokenizer."""
     return other == TEXT or _ALIKE.get(family, family) == _ALIKE.get(other, other)
 
 
-def check_sight(draft: Identity | VideoLanguageModel, *, shown: bool) -> None:
+def require_vision(draft: Identity | VideoLanguageModel, *, shown: bool) -> None:
     """Refuse a draft without vision that is ``shown`` a video.
 
     Raises:
@@ -59,13 +59,13 @@ def check_sight(draft: Identity | VideoLanguageModel, *, shown: bool) -> None:
         )
 
 
-def agree(target: Identity, draft: Identity) -> None:
+def check_identity(target: Identity, draft: Identity) -> None:
     """Refuse a draft in another process that is of another family, tokenizer or vocabulary.
 
     Raises:
         ModelError: with what differs.
     """
-    if not related(target.family, draft.family):
+    if not is_related(target.family, draft.family):
         raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")
     if target.tokenizer != draft.tokenizer or target.vocabulary != draft.vocabulary:
         raise ModelError(

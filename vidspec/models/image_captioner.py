@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.engine.device import Sharing
+from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Forward, PrefillPrompt, Steps, alone
+from vidspec.engine.requests import Forward, PrefillPrompt, Steps, run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError, VidspecError
-from vidspec.models.chat_template import rendered
-from vidspec.models.hub import patient, show_downloads
-from vidspec.models.loading import any_config, source_of, unloadable, weights
+from vidspec.models.chat_template import render_template
+from vidspec.models.hub import retries_offline, show_downloads
+from vidspec.models.loading import any_config, load_error, load_weights, weight_source
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
     from vidspec.models.base import StockModel, VideoLanguageModel
     from vidspec.video import Clip
 
-__all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load", "middle_frame"]
+__all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load_image_captioner", "middle_frame"]
 
 #: New tokens at most.
 LONGEST = 32
@@ -52,7 +52,7 @@ class ImageCaptioner(ABC):
 
     def __init__(self, *, beside: bool) -> None:
         self.beside = beside
-        self.sharing = Sharing(lambda threads: max(1, threads - 1))
+        self.sharing = CoreSharing(lambda threads: max(1, threads - 1))
         self._one = threading.Lock()
 
     @property
@@ -93,7 +93,7 @@ class DraftCaptioner(ImageCaptioner):
 
     def __init__(self, model: VideoLanguageModel, *, beside: bool = False) -> None:
         super().__init__(beside=beside)
-        self.engine = Engine(model.apart() if beside else model)
+        self.engine = Engine(model.with_own_slab() if beside else model)
 
     @property
     def name(self) -> str:
@@ -101,11 +101,11 @@ class DraftCaptioner(ImageCaptioner):
 
     def __call__(self, clip: Clip) -> str:
         with self._one:
-            return alone(self.steps(clip))
+            return run_to_completion(self.steps(clip))
 
     def steps(self, clip: Clip) -> Steps[str]:
         model = self.engine.model
-        prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
+        prefix = model.prefix(model.encode(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
         read = yield PrefillPrompt(self.engine, prefix, LONGEST, lane="draft")
         tokens: list[int] = []
         text, logits = "", read.logits
@@ -151,13 +151,13 @@ class HubCaptioner(ImageCaptioner):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
             messages = [{"role": "user", "content": content}]
             apply = partial(self.processor.apply_chat_template, messages, add_generation_prompt=True)
-            text = rendered(self.name, apply)
+            text = render_template(self.name, apply)
             return self.processor(images=frame, text=text, return_tensors="pt")
         return self.processor(images=frame, return_tensors="pt")
 
 
-@patient
-def load(name: str, where: Placement) -> HubCaptioner:
+@retries_offline
+def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
     """Load a captioning model.
 
     Args:
@@ -171,7 +171,7 @@ def load(name: str, where: Placement) -> HubCaptioner:
     import transformers
 
     show_downloads()
-    config, source = any_config(name), source_of(name)
+    config, source = any_config(name), weight_source(name)
     kinds: Any = transformers.AutoModelForImageTextToText
     if type(config) not in kinds._model_mapping:
         raise ModelError(
@@ -182,9 +182,9 @@ def load(name: str, where: Placement) -> HubCaptioner:
     hint = "weights laid out for a repository's own code do not fit transformers' classes"
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-        model = weights(name, source, kinds, where, hint, {})
+        model = load_weights(name, source, kinds, where, hint, {})
     except VidspecError:
         raise
     except Exception as error:
-        raise unloadable(name, error) from error
+        raise load_error(name, error) from error
     return HubCaptioner(name, model, processor)

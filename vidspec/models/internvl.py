@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vidspec.models.base import Pixels, Seen
+from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.llava import Llava
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, squeezed
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, resize_to_square
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class InternVL(Llava):
     def span(self) -> str:
         return self._video
 
-    def pieces(self, seen: Seen) -> list[str | range]:
+    def pieces(self, seen: VisionOutput) -> list[str | range]:
         each = len(seen) // seen.grid[0]
         pieces: list[str | range] = []
         for frame in range(seen.grid[0]):
@@ -61,5 +61,8 @@ class InternVL(Llava):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown, seconds = squeezed(clip.frames, self.square, self.device), tuple(float(t) for t in clip.timestamps)
+        shown, seconds = (
+            resize_to_square(clip.frames, self.square, self.device),
+            tuple(float(t) for t in clip.timestamps),
+        )
         return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.square)

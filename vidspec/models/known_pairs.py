@@ -14,14 +14,14 @@ from vidspec.models.tiles import Size, best_resolution, multiples, unpadded, wit
 
 __all__ = [
     "KnownModel",
-    "Load",
-    "Memory",
-    "Pair",
+    "MemoryWorkload",
+    "ModelPair",
+    "PairMemory",
     "cached_models",
-    "draft_of",
-    "known",
-    "memory",
-    "recommended",
+    "known_pairs",
+    "listed_draft",
+    "pair_memory",
+    "recommended_pair",
     "visual_tokens",
 ]
 
@@ -39,7 +39,7 @@ TOKENS_PER_FRAME = {"llava": 24**2, "internvl": 16**2, "smolvlm": 9**2}
 RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 
-class Load(NamedTuple):
+class MemoryWorkload(NamedTuple):
     """The clip that memory is counted for: its frames, the size of their pixels (rows, columns), the tokens of its
     caption, and the dtype of weights and cache; ``auto`` is the dtype of the device."""
 
@@ -95,13 +95,13 @@ class KnownModel:
         """Bytes of the weights; ``dtype`` is a key of :data:`BYTES`."""
         return None if self.parameters is None else self.parameters * BYTES[dtype]
 
-    def kv_bytes(self, load: Load) -> int:
+    def kv_bytes(self, load: MemoryWorkload) -> int:
         """Bytes of the KV cache, with nothing pruned."""
         return self.kv_per_token * load.tokens(load.visual_tokens(self.family)) * BYTES[load.dtype]
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """A target and a draft; None where the target drafts for itself. ``papers`` measured it."""
 
     target: KnownModel
@@ -111,7 +111,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PairMemory:
     """Bytes: weights, KV cache of both models with nothing pruned; None where a size is not known.
 
     Activations are not counted.
@@ -127,14 +127,14 @@ class Memory:
 
 
 @cache
-def known() -> tuple[Pair, ...]:
+def known_pairs() -> tuple[ModelPair, ...]:
     """All known pairs, in the order of the families."""
     import yaml
 
     data = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     models = {name: KnownModel(name, **facts) for name, facts in data["models"].items()}
     return tuple(
-        Pair(
+        ModelPair(
             models[row["target"]],
             models[row["draft"]] if "draft" in row else None,
             tuple(row.get("papers", ())),
@@ -144,12 +144,12 @@ def known() -> tuple[Pair, ...]:
     )
 
 
-def draft_of(target: str) -> str | None:
+def listed_draft(target: str) -> str | None:
     """The draft that is listed first for a target; None if it is not listed, or only with itself."""
-    return next((pair.draft.name for pair in known() if pair.draft and pair.target.name == target), None)
+    return next((pair.draft.name for pair in known_pairs() if pair.draft and pair.target.name == target), None)
 
 
-def recommended(load: Load, free: int, *, smallest: bool) -> Pair | None:
+def recommended_pair(load: MemoryWorkload, free: int, *, smallest: bool) -> ModelPair | None:
     """The listed pair with a draft to begin with, by size alone; None where none leaves :data:`SPARE` of the memory.
 
     Args:
@@ -157,9 +157,9 @@ def recommended(load: Load, free: int, *, smallest: bool) -> Pair | None:
         free: bytes.
         smallest: whether the smallest target is taken, as without a GPU, instead of the largest.
     """
-    fitting = dict[int, Pair]()
-    for pair in known():
-        context, size = pair.target.context, memory(pair, load).total
+    fitting = dict[int, ModelPair]()
+    for pair in known_pairs():
+        context, size = pair.target.context, pair_memory(pair, load).total
         tokens = load.tokens(load.visual_tokens(pair.target.family))
         fits = size is not None and size <= (1 - SPARE) * free and (context is None or tokens <= context)
         if fits and pair.draft and pair.target.parameters:
@@ -167,11 +167,11 @@ def recommended(load: Load, free: int, *, smallest: bool) -> Pair | None:
     return fitting[(min if smallest else max)(fitting)] if fitting else None
 
 
-def memory(pair: Pair, load: Load) -> Memory:
+def pair_memory(pair: ModelPair, load: MemoryWorkload) -> PairMemory:
     """What a pair needs; a target that drafts for itself has a second cache, of all visual tokens at most."""
     kv = pair.target.kv_bytes(load) + (pair.draft or pair.target).kv_bytes(load)
     draft = 0 if pair.draft is None else pair.draft.weight_bytes(load.dtype)
-    return Memory(pair.target.weight_bytes(load.dtype), draft, kv)
+    return PairMemory(pair.target.weight_bytes(load.dtype), draft, kv)
 
 
 def visual_tokens(family: str, frames: int, size: Size) -> int:

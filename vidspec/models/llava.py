@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import ImageRules, ProcessorConfig, framed, halve
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -52,7 +52,7 @@ class Llava(Adapter):
         begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
         self._opening = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
 
-    def pieces(self, seen: Seen) -> list[str | range]:
+    def pieces(self, seen: VisionOutput) -> list[str | range]:
         """The visual tokens of each frame, and between two frames what the template puts between two images."""
         frames = seen.grid[0]
         each = len(seen) // frames
@@ -68,17 +68,17 @@ class Llava(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown, seconds = framed(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
+        shown, seconds = resize_and_crop(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.rules.pixels)
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """T * side ** 2 tokens, all frames in raster order; a class token, where the tower's is not dropped, comes
         before its frame's and counts as a separator."""
         features, side = yield from self.projected(pixels, pooled)
         frames, each = features.shape[:2]
         cell = torch.arange(each, device=features.device) - (each - side**2)
-        return Seen(
+        return VisionOutput(
             features=features.flatten(0, 1),
             frame=torch.arange(frames, device=features.device).repeat_interleave(each),
             row=torch.where(cell < 0, -1, cell // side).repeat(frames),
@@ -95,7 +95,7 @@ class Llava(Adapter):
             pooled: average the tower's features 2 x 2 just before the projector.
         """
         tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # of a frame: images
-        made = yield from self.chunked(pixels, tokens, lambda part: self._chunk(part, pooled))
+        made = yield from self.encode_chunks(pixels, tokens, lambda part: self._chunk(part, pooled))
         features, sides = zip(*made, strict=True)
         return torch.cat(features), sides[0]
 
@@ -108,8 +108,8 @@ class Llava(Adapter):
         if not pooled:
             return features, self.side
         extra = tower.shape[1] - self.side**2
-        halved = halve(tower[:, extra:].unflatten(1, (self.side, self.side)))
+        halved = pool_features(tower[:, extra:].unflatten(1, (self.side, self.side)))
         return projector(torch.cat([tower[:, :extra], halved.flatten(1, 2)], dim=1)), halved.shape[1]
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt | None = None) -> dict[str, object]:
         return {"pixel_values": pixels.on(self.device, self.vision_dtype)}

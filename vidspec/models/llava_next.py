@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.llava import VICUNA, Llava
-from vidspec.models.preprocess import ProcessorConfig, tiled
+from vidspec.models.preprocess import ProcessorConfig, cut_tiles
 from vidspec.models.tiles import best_resolution, unpadded
 from vidspec.registry import families
 
@@ -50,17 +50,17 @@ class LlavaNext(Llava):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
-        shown = tiled(clip.frames, self.rules, self.resolutions, self.device)
+        shown = cut_tiles(clip.frames, self.rules, self.resolutions, self.device)
         (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt | None = None) -> dict[str, object]:
         frames, height, width = pixels.grid
         sizes = torch.tensor([[height, width]], device=self.device).repeat(frames, 1)
         return {**super().stock_pixels(pixels), "image_sizes": sizes}
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Of each frame the side ** 2 tokens of the whole, then the tiles' without their padding, row by row with a
         newline behind each.
 
@@ -82,7 +82,7 @@ class LlavaNext(Llava):
         below[0, below[0] >= 0] += side
         place = torch.cat([_raster(side, side, extra, 0), below], dim=1).to(features.device)
         packed = torch.cat([features[:, 0], tiles.flatten(1, 2)], dim=1)
-        return Seen(
+        return VisionOutput(
             features=packed.flatten(0, 1),
             frame=torch.arange(frames, device=packed.device).repeat_interleave(packed.shape[1]),
             row=place[0].repeat(frames),

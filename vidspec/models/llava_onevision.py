@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Seen
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, halve, squeezed
+from vidspec.models.base import Pixels, VisionOutput
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -51,17 +51,20 @@ class LlavaOnevision(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown, seconds = squeezed(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
+        shown, seconds = (
+            resize_to_square(clip.frames, self.rules, self.device),
+            tuple(float(t) for t in clip.timestamps),
+        )
         return Pixels(shown, (len(shown), self.patches, self.patches), seconds, rules=self.rules)
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
         frames, side, _ = pixels.grid
-        parts = yield from self.chunked(pixels, side**2, lambda part: self._chunk(part, pooled))
+        parts = yield from self.encode_chunks(pixels, side**2, lambda part: self._chunk(part, pooled))
         features = torch.cat(parts)
         cells = math.isqrt(len(features) // frames)
-        seen = Seen.raster(features, (frames, cells, cells), pixels.seconds)
+        seen = VisionOutput.raster(features, (frames, cells, cells), pixels.seconds)
         newline = self.model.model.image_newline[None].to(features)
         separator = seen.row.new_tensor([-1])
         return replace(
@@ -81,7 +84,7 @@ class LlavaOnevision(Adapter):
             features: torch.Tensor = self.model.get_video_features(batch).pooler_output[0, :-1]
         if not pooled:
             return features
-        halved = halve(calls[0][0].reshape(frames, side, side, -1))  # the tower's features, (T, patches, d)
+        halved = pool_features(calls[0][0].reshape(frames, side, side, -1))  # the tower's features, (T, patches, d)
         projected = projector(halved.flatten(1, 2)).reshape(*halved.shape[:3], -1).permute(0, 3, 1, 2)
         cells = math.ceil(halved.shape[1] / 2)
         pooled_twice = F.interpolate(projected, size=(cells, cells), mode="bilinear").permute(0, 2, 3, 1)

@@ -20,23 +20,23 @@ from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.checkpoint_tensors import check_plain, check_report
-from vidspec.models.hub import fetching, is_local, patient, show_downloads
-from vidspec.models.identity import related
-from vidspec.models.lora import merge
-from vidspec.models.placement import Placement, fit
+from vidspec.models.hub import download_hint, is_local, retries_offline, show_downloads
+from vidspec.models.identity import is_related
+from vidspec.models.lora import merge_lora
+from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import read_processor, read_template, read_text
 from vidspec.models.quantised import (
     MODELOPT_FILE,
     KeptCodes,
     check_method,
+    dequantised_tensors,
     modelopt_settings,
-    plain,
-    settings_of,
-    unquantised,
+    quantization_config,
     weight_sizes,
+    without_quantization,
 )
-from vidspec.models.unsupported import KIN, unsupported
-from vidspec.models.weight_files import optional_file, stored
+from vidspec.models.unsupported import KIN, unsupported_error
+from vidspec.models.weight_files import optional_file, stored_tensors
 from vidspec.registry import families
 
 __all__ = [
@@ -45,13 +45,13 @@ __all__ = [
     "check_kernels",
     "check_pair",
     "embedded_folder",
+    "empty_model",
     "is_head",
-    "load",
+    "load_error",
+    "load_model",
+    "load_weights",
     "read_config",
-    "source_of",
-    "unfilled",
-    "unloadable",
-    "weights",
+    "weight_source",
 ]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
@@ -71,8 +71,8 @@ def embedded_folder(pair: str, role: str) -> Path:
     return Path(__file__).parents[1] / "embedded" / _PAIRS[pair] / role
 
 
-@patient
-def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageModel:
+@retries_offline
+def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLanguageModel:
     """Load a model of a supported family; code that lies beside its weights is neither run nor asked about.
 
     Args:
@@ -90,23 +90,25 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
 
     config = read_config(name, text=text)
     show_downloads()
-    source, family = source_of(name), str(config.model_type)
+    source, family = weight_source(name), str(config.model_type)
     blind = family not in families.names()
     kind: Any = TextModel if blind else families.get(family)
     try:
         if not where.settled:
-            empty = unfilled(kind, config, where.dtype)
-            where = fit(where, *weight_sizes(empty, kind.language_of(empty), settings_of(config), where)[:2])
+            empty = empty_model(kind, config, where.dtype)
+            where = fit_placement(
+                where, *weight_sizes(empty, kind.language_of(empty), quantization_config(config), where)[:2]
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
         model, codes = _weights(name, source, where, kind, config, text=blind)
         if where.adapter is not None:
-            merge(where.adapter, name, model)
+            merge_lora(where.adapter, name, model)
     except VidspecError:
         raise
     except Exception as error:
-        raise unloadable(name, error) from error
+        raise load_error(name, error) from error
     try:
         adapter = kind(name, model, tokenizer, processor, template)
         adapter.codes = codes
@@ -115,14 +117,14 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     except VidspecError:
         raise
     except Exception as error:
-        raise unloadable(name, error) from error
+        raise load_error(name, error) from error
     if getattr(config, "audio_config", None) is not None:
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
-    prepare(adapter, where)
+    prepare_decoder(adapter, where)
     return adapter  # type: ignore[no-any-return]
 
 
-def unfilled(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockModel:
+def empty_model(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockModel:
     """The stock model of a family's config without numbers, on torch's meta device."""
     import transformers
 
@@ -138,18 +140,18 @@ def any_config(name: str) -> StockConfig:
     Raises:
         ModelError: not found, unreadable, or it asks for code that is not run.
     """
-    source = source_of(name)
+    source = weight_source(name)
     try:
         config = _config(source)
     except VidspecError:
         raise
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        raise unloadable(name, error) from error
+        raise load_error(name, error) from error
     check_kernels(name, source)
     return config
 
 
-@patient
+@retries_offline
 def read_config(name: str, *, text: bool = False) -> StockConfig:
     """The config of a model that can be loaded, by its family; no weights are read.
 
@@ -162,7 +164,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     """
     from vidspec.models.text_only import TYPES
 
-    source = source_of(name)
+    source = weight_source(name)
     if is_head(name):
         raise ModelError(
             f"{name}: is a head of another model (EAGLE-3), not a model",
@@ -179,22 +181,22 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
                 f"{name}: is an adapter (LoRA), not a model",
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
-        kind = claimed(source).get("model_type")
+        kind = claimed_config(source).get("model_type")
         own = "trust_remote_code" in str(error) and kind not in KIN
         if isinstance(kind, str) and not own and kind not in families.names() and kind not in TYPES:
-            raise unsupported(name, kind) from error
-        raise unloadable(name, error) from error
+            raise unsupported_error(name, kind) from error
+        raise load_error(name, error) from error
     check_kernels(name, source)
-    if (settings := settings_of(config)) is not None:
+    if (settings := quantization_config(config)) is not None:
         check_method(name, settings)
     family = str(config.model_type)
     blind = family not in families.names() and family in TYPES
     if family not in families.names() and not (blind and text):
-        raise unsupported(name, family, blind=blind)
+        raise unsupported_error(name, family, blind=blind)
     return config
 
 
-def prepare(adapter: Adapter, where: Placement) -> None:
+def prepare_decoder(adapter: Adapter, where: Placement) -> None:
     """Choose the decoder of a model that was loaded.
 
     On CUDA cuDNN's attention is turned off: it plans anew for every length of the keys, in every thread.
@@ -218,7 +220,7 @@ def prepare(adapter: Adapter, where: Placement) -> None:
             else (f"weights as {where.weights}", "models.weights: null and draft.precision: as-target")
         )
         raise DeviceError(f"{asked}: {adapter.name}: {error}", hint=f"nearest valid choice: {instead}") from error
-    memory.release()  # weights in the files' dtype and layout
+    memory.release_memory()  # weights in the files' dtype and layout
 
 
 def check_kernels(name: str, source: str) -> None:
@@ -255,7 +257,7 @@ def _weights(
     """
     import transformers
 
-    settings, config = settings_of(config), kind.config_of(config)
+    settings, config = quantization_config(config), kind.config_of(config)
     options: dict[str, object] = {}
     if where.quantization is not None:
         _require("bitsandbytes", f"models.quantization {where.quantization}")
@@ -273,28 +275,28 @@ def _weights(
         )
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     if settings is None:
-        return weights(name, source, automatic, where, None, options, config=config), None
-    config = unquantised(config)
+        return load_weights(name, source, automatic, where, None, options, config=config), None
+    config = without_quantization(config)
     with torch.device("meta"):  # of the automatic classes only the model's own loads from no files
         own = type(automatic.from_config(config, trust_remote_code=False))
     # Asked for before the weights: a hub that does not answer must not change where texts end.
     generation = optional_file(source, "generation_config.json")
-    load = partial(weights, name, None, own, where, None, options, config=config)
+    load = partial(load_weights, name, None, own, where, None, options, config=config)
     kept = KeptCodes(where)
     attach = partial(kept.attach, language=kind.language_of)
     try:
-        tensors = plain(stored(source), settings, kept if where.keeps_codes else None)
+        tensors = dequantised_tensors(stored_tensors(source), settings, kept if where.keeps_codes else None)
         check_plain(name, tensors)
         model = load(attach, state_dict=tensors)
     except LookupError:  # a family whose weights are joined as they are loaded
         kept = KeptCodes(where)
-        model = load(state_dict=plain(stored(source), settings))
+        model = load(state_dict=dequantised_tensors(stored_tensors(source), settings))
     if generation is not None:  # else its numbers are the config's
         model.generation_config = transformers.GenerationConfig.from_pretrained(generation.parent)
     return model, kept.precision
 
 
-def weights(
+def load_weights(
     name: str,
     source: str | None,
     automatic: Any,
@@ -325,7 +327,7 @@ def weights(
     with memory_for(f"{name} does not fit {place}", left):
         model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
         if source is not None:
-            check_plain(name, stored(source))
+            check_plain(name, stored_tensors(source))
         check_report(name, found, hint)
         finish(model)
         return model if options else model.to(where.device)
@@ -347,7 +349,7 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
     Raises:
         ModelError: with the difference.
     """
-    if not related(target.family, draft.family):
+    if not is_related(target.family, draft.family):
         raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")
     if target.tokenizer is not draft.tokenizer:
         ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
@@ -367,7 +369,7 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
         )
 
 
-def unloadable(name: str, error: Exception) -> ModelError:
+def load_error(name: str, error: Exception) -> ModelError:
     """The error for a model that ``transformers`` could not load: where it looked, and what would fetch it."""
     if "trust_remote_code" in str(error):
         return ModelError(
@@ -391,12 +393,12 @@ def unloadable(name: str, error: Exception) -> ModelError:
     cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
     return ModelError(
         f"{name}: no such folder, not in the cache {cache}, and the hub did not give it{offline}: {_first_line(error)}",
-        hint=fetching(name),
+        hint=download_hint(name),
         kind="missing",
     )
 
 
-def source_of(name: str, holding: str = "a saved model, or a hub id") -> str:
+def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str:
     """What the library takes for a model's name.
 
     Raises:
@@ -412,7 +414,7 @@ def source_of(name: str, holding: str = "a saved model, or a hub id") -> str:
     return str(folder)
 
 
-def claimed(source: str) -> dict[str, Any]:
+def claimed_config(source: str) -> dict[str, Any]:
     """A config as it stands in its file; empty if there is none that can be read."""
     try:
         found = json.loads(read_text(source, "config.json") or "{}")
@@ -423,7 +425,7 @@ def claimed(source: str) -> dict[str, Any]:
 
 def is_head(name: str) -> bool:
     """Whether the config of a hub id or folder says that it is an EAGLE-3 head; not whether it can be loaded."""
-    architectures = claimed(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
+    architectures = claimed_config(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
     return isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
 
 
@@ -434,7 +436,7 @@ def _config(source: str) -> StockConfig:
     for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
         logging.getLogger(chatty).setLevel(logging.ERROR)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    known = settings_of(config) is not None
+    known = quantization_config(config) is not None
     if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
         config.quantization_config = settings
     return config

@@ -13,10 +13,10 @@ from torch import nn
 from vidspec.errors import ModelError
 from vidspec.models.base import StockModel
 from vidspec.models.checkpoint_tensors import check_plain
-from vidspec.models.hub import is_local, patient
-from vidspec.models.weight_files import Stored, file, stored
+from vidspec.models.hub import is_local, retries_offline
+from vidspec.models.weight_files import StoredTensor, stored_tensors, weight_file
 
-__all__ = ["merge"]
+__all__ = ["merge_lora"]
 
 #: Where modules were in the classes of earlier versions of ``transformers``, and where they are.
 _MOVED = (
@@ -31,7 +31,7 @@ _MOVED = (
 _KEY = re.compile(r"^base_model\.model\.(?P<layer>.+)\.(?P<part>lora_A|lora_B)\.weight$")
 
 
-def merge(adapter: str, name: str, model: StockModel) -> None:
+def merge_lora(adapter: str, name: str, model: StockModel) -> None:
     """Add a LoRA to the weights of the layers that it was trained for, whatever they were before.
 
     Args:
@@ -60,13 +60,13 @@ def merge(adapter: str, name: str, model: StockModel) -> None:
         linear.weight.data = (weight.float() + change).to(weight.dtype)  # the old one may be a file's
 
 
-@patient
-def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, Stored]]:
+@retries_offline
+def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
     """Config and tensors."""
     source = str(Path(adapter).expanduser()) if is_local(adapter) else adapter
     try:
-        config = json.loads(file(source, "adapter_config.json").read_text(encoding="utf-8"))
-        tensors = stored(source, whole="adapter_model.safetensors")
+        config = json.loads(weight_file(source, "adapter_config.json").read_text(encoding="utf-8"))
+        tensors = stored_tensors(source, whole="adapter_model.safetensors")
         check_plain(adapter, tensors)
     except ModelError:
         raise
@@ -81,10 +81,10 @@ def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, Stored]]:
 
 
 def _by_layer(
-    adapter: str, config: Mapping[str, object], tensors: Mapping[str, Stored]
-) -> dict[str, dict[str, Stored]]:
+    adapter: str, config: Mapping[str, object], tensors: Mapping[str, StoredTensor]
+) -> dict[str, dict[str, StoredTensor]]:
     """Both matrices of each layer."""
-    layers: dict[str, dict[str, Stored]] = {}
+    layers: dict[str, dict[str, StoredTensor]] = {}
     strange = [key for key in ("use_dora", "fan_in_fan_out", "lora_bias") if config.get(key)]
     for key, tensor in tensors.items():
         if (found := _KEY.match(key)) is None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vidspec.engine.decoder import Attending, Decoder, Rotation
+from vidspec.engine.decoder import AttendFunction, Decoder, RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
@@ -24,15 +24,15 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, VideoLanguageModel
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
-from vidspec.models.hub import patient
-from vidspec.models.loading import unloadable
+from vidspec.models.hub import retries_offline
+from vidspec.models.loading import load_error
 
-__all__ = ["MtpHead", "load"]
+__all__ = ["MtpHead", "load_mtp"]
 
 _EXPERTS = "layers.0.mlp.experts."
 
 
-class _Layer(nn.Module):
+class MtpLayer(nn.Module):
     """The stock modules, by the names of their tensors.
 
     Args:
@@ -65,7 +65,7 @@ class MtpDecoder(HeadDecoder):
 
     windows: tuple[int | None, ...] | None = None
 
-    def __init__(self, layer: _Layer, target: Decoder, budget: int | None = None) -> None:
+    def __init__(self, layer: MtpLayer, target: Decoder, budget: int | None = None) -> None:
         self.layer, self._target, self._budget = layer, target, budget
         self.scaling, self.axes = target.scaling, target.axes
 
@@ -75,10 +75,10 @@ class MtpDecoder(HeadDecoder):
         heads = int(self.layer.config.num_key_value_heads)
         return Slab(heads, int(attending.head_dim), weight.dtype, [weight.device], self._budget)
 
-    def rotation(self, positions: torch.Tensor) -> Rotation:
+    def rotation(self, positions: torch.Tensor) -> RotaryTables:
         return self._target.rotation(positions)
 
-    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+    def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
         layer = self.layer
         embedding, state = rows.chunk(2, dim=1)
@@ -109,7 +109,7 @@ class MtpHead(Head):
         target: in whose checkpoint it is.
     """
 
-    def __init__(self, layer: _Layer, target: VideoLanguageModel) -> None:
+    def __init__(self, layer: MtpLayer, target: VideoLanguageModel) -> None:
         self.name, self.target, self.device = target.name, target, target.device
         self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
         self.blocks = (target.layers,)
@@ -120,7 +120,7 @@ class MtpHead(Head):
         return self.target.decoder.norm(states).to(self.device)
 
 
-def load(target: VideoLanguageModel) -> MtpHead:
+def load_mtp(target: VideoLanguageModel) -> MtpHead:
     """The layer in the checkpoint of a loaded model.
 
     Raises:
@@ -135,7 +135,7 @@ def load(target: VideoLanguageModel) -> MtpHead:
         )
     language, attending = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
     with torch.device("meta"):
-        layer = _Layer(language.config, language.layers[attending[-1]], language.norm).eval()
+        layer = MtpLayer(language.config, language.layers[attending[-1]], language.norm).eval()
     wanted = {key: tensor.shape for key, tensor in layer.state_dict().items()}
     found = {key: tensor.shape for key, tensor in weights.items()}
     for key in sorted({*wanted, *found}):
@@ -147,7 +147,7 @@ def load(target: VideoLanguageModel) -> MtpHead:
     return MtpHead(layer, target)
 
 
-@patient
+@retries_offline
 def _weights(source: str) -> dict[str, torch.Tensor]:
     """By their names without ``mtp.``; those of the experts joined."""
     try:
@@ -155,7 +155,7 @@ def _weights(source: str) -> dict[str, torch.Tensor]:
     except ModelError:
         raise
     except Exception as error:  # of the hub, or of files that are no safetensors
-        raise unloadable(source, error) from error
+        raise load_error(source, error) from error
     count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in found)
     if not count:
         return found

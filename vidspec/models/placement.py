@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 
 from vidspec import memory
-from vidspec.engine.device import automatic, driver_problem
-from vidspec.engine.layouts import Wanted
+from vidspec.engine.device import default_device_type, driver_problem
+from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.matrix import X86
 from vidspec.errors import DeviceError
 
-__all__ = ["Placement", "cpu_dtype", "fit", "placement"]
+__all__ = ["Placement", "cpu_dtype", "fit_placement", "resolve_placement"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,8 +31,8 @@ class Placement:
         device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
-        weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
+        packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.choose_packing`.
+        weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.choose_layout`.
         adapter: hub id or folder of a LoRA that is merged into the model.
         vision: dtype of what sees and hears; None if it is ``dtype``, too.
         fitted: whether ``dtype`` gives way to the one that fits this machine, see :func:`cpu_dtype`.
@@ -44,14 +44,14 @@ class Placement:
     device_map: str | Mapping[str, int | str] | None = None
     quantization: str | None = None
     packed: bool | Literal["auto"] = False
-    weights: Wanted = None
+    weights: WeightFormat = None
     adapter: str | None = None
     vision: torch.dtype | None = None
     fitted: bool = False
 
     @property
     def settled(self) -> bool:
-        """Whether :func:`fit` changes nothing."""
+        """Whether :func:`fit_placement` changes nothing."""
         split = self.device_map or self.quantization
         half = (self.device.type, self.dtype) == ("cpu", torch.bfloat16) and not split
         return not (self.fitted or half)
@@ -62,19 +62,19 @@ class Placement:
         return self.weights in (None, "auto") and not (self.device_map or self.quantization or self.adapter)
 
 
-def placement(
+def resolve_placement(
     device: str = "auto",
     dtype: str = "auto",
     decoder: Literal["auto", "fused", "stock"] = "auto",
     device_map: str | Mapping[str, int | str] | None = None,
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
-    weights: Wanted = None,
+    weights: WeightFormat = None,
 ) -> Placement:
-    """Resolve ``auto`` on this machine, see :func:`~vidspec.engine.device.automatic`.
+    """Resolve ``auto`` on this machine, see :func:`~vidspec.engine.device.default_device_type`.
 
     The dtype is bfloat16 on a GPU, float16 on one that computes no bfloat16 (compute capability below 8.0, macOS before
-    14); on a CPU float32, which :func:`~vidspec.models.loading.load` changes by :func:`cpu_dtype`.
+    14); on a CPU float32, which :func:`~vidspec.models.loading.load_model` changes by :func:`cpu_dtype`.
 
     Raises:
         DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
@@ -82,7 +82,7 @@ def placement(
     if device == "auto":
         if (problem := driver_problem()) is not None:
             raise DeviceError(problem, hint="update the driver, install a torch built for it, or --device cpu")
-        device = automatic()
+        device = default_device_type()
     try:
         place = torch.device(device)
     except RuntimeError as error:
@@ -127,7 +127,7 @@ def cpu_dtype(numbers: int, free: int | None, fast: bool) -> torch.dtype:
     return torch.float32 if free is None or 4 * taken <= 3 * free else torch.bfloat16
 
 
-def fit(where: Placement, numbers: int, seeing: int = 0) -> Placement:
+def fit_placement(where: Placement, numbers: int, seeing: int = 0) -> Placement:
     """``where`` with the dtypes that fit a model, unless they were told.
 
     A bfloat16 model's vision tower is float32 on an x86 CPU without AMX, where it is faster so, if the model takes no
@@ -138,16 +138,16 @@ def fit(where: Placement, numbers: int, seeing: int = 0) -> Placement:
         numbers: of the model's weights, without those that stay codes.
         seeing: those of what sees and hears.
     """
-    free = memory.available()
+    free = memory.available_memory()
     if where.fitted:
         fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         where = replace(where, dtype=cpu_dtype(numbers, free, fast), fitted=False)
-    if not where.settled and (free is None or 8 * (numbers + seeing) <= 3 * free) and slow_half():
+    if not where.settled and (free is None or 8 * (numbers + seeing) <= 3 * free) and has_slow_half_precision():
         return replace(where, vision=torch.float32)
     return where
 
 
-def slow_half() -> bool:
+def has_slow_half_precision() -> bool:
     """Whether this CPU is slower in bfloat16 than in float32 where it computes with many rows."""
     return platform.machine().lower() in X86 and not torch.cpu._is_amx_tile_supported()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.slab import KVSpan
-    from vidspec.models.base import Prefix, Seen, VideoLanguageModel
+    from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisionOutput
 
 __all__ = ["PrefixCache", "PrefixHit"]
 
@@ -33,7 +33,7 @@ class PrefixHit(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Left:
+class _CachedSequence:
     """A sequence, and (k, n) what each of its known rows is made from; the first ``prompt`` of them were read."""
 
     model: LanguageModel
@@ -56,14 +56,14 @@ class PrefixCache:
         reused: of this question's prompt, how many rows each model found in a cache.
     """
 
-    seen: dict[tuple[VideoLanguageModel, bool], Seen] = field(default_factory=dict)
+    seen: dict[tuple[VideoLanguageModel, bool], VisionOutput] = field(default_factory=dict)
     kept: tuple[object, torch.Tensor] | None = None
     states: torch.Tensor | None = None
     description: str | None = None
     reading_s: float | None = None
     reused: dict[LanguageModel, int] = field(default_factory=dict)
-    _earlier: list[_Left] = field(default_factory=list)
-    _now: list[_Left] = field(default_factory=list)
+    _earlier: list[_CachedSequence] = field(default_factory=list)
+    _now: list[_CachedSequence] = field(default_factory=list)
 
     def fork(self) -> PrefixCache:
         """For another prompt about the same clip, which is asked at the same time."""
@@ -79,7 +79,7 @@ class PrefixCache:
         """It is answered, or has read its prompts: the sequences of others are not needed any more."""
         self._earlier.clear()
 
-    def find(self, model: LanguageModel, prefix: Prefix) -> PrefixHit | None:
+    def find(self, model: LanguageModel, prefix: EmbeddedPrompt) -> PrefixHit | None:
         """The sequence that holds most of the beginning of a prompt; the last row of a prompt is always to be read."""
         if model.decoder.cached is not None:  # states of recurrent blocks cannot be taken from the middle
             return None
@@ -91,7 +91,7 @@ class PrefixCache:
                     best = PrefixHit(left.span, count)
         return best
 
-    def read(self, model: LanguageModel, prefix: Prefix, span: KVSpan, start: PrefixHit | None) -> None:
+    def read(self, model: LanguageModel, prefix: EmbeddedPrompt, span: KVSpan, start: PrefixHit | None) -> None:
         """A prompt was read, from ``start`` on."""
         rows = _rows(prefix)
         import torch
@@ -100,11 +100,11 @@ class PrefixCache:
         self._now = [
             one for one in self._now if not (one.model is model and torch.equal(one.rows[:, : one.prompt], rows))
         ]
-        self._now.append(_Left(model, span, rows, prefix.length, prefix.next_position))
+        self._now.append(_CachedSequence(model, span, rows, prefix.length, prefix.next_position))
         if start is not None:  # all that is needed of it has been copied
             self._earlier = [one for one in self._earlier if one.span is not start.span]
 
-    def wrote(self, spans: Sequence[KVSpan], token_ids: Sequence[int]) -> None:
+    def add_text(self, spans: Sequence[KVSpan], token_ids: Sequence[int]) -> None:
         """These sequences hold, behind their prompts, a text or its beginning."""
         import torch
 
@@ -117,7 +117,7 @@ class PrefixCache:
                 left.rows = torch.cat([left.rows[:, : left.prompt], text], dim=1)
 
 
-def _rows(prefix: Prefix) -> torch.Tensor:
+def _rows(prefix: EmbeddedPrompt) -> torch.Tensor:
     """(1 + axes + 3, L) token, position on each axis, and frame, row and column of each row of a prompt."""
     import torch
 

@@ -1,6 +1,6 @@
 """From decoded frames to pixels, as the checkpoints' own processors do it; torch only, no torchvision.
 
-Frames are resized and cut as bytes, and remain bytes until a vision tower reads them: :func:`scaled` normalises each
+Frames are resized and cut as bytes, and remain bytes until a vision tower reads them: :func:`normalise` normalises each
 chunk of its own. For a CUDA device the frames are copied there and resized there. Resized bytes are those of the CPU
 but for fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU rounds the filter's weights too.
 """
@@ -27,12 +27,12 @@ __all__ = [
     "PixelRules",
     "ProcessorConfig",
     "channels_first",
-    "framed",
-    "halve",
+    "cut_tiles",
+    "normalise",
+    "pool_features",
+    "resize_and_crop",
+    "resize_to_square",
     "resized",
-    "scaled",
-    "squeezed",
-    "tiled",
 ]
 
 #: Whether torch has Lanczos' filter (for bytes on a CPU); the library's processors take bicubic where it has not.
@@ -81,7 +81,7 @@ class PixelRules:
         )
 
 
-def squeezed(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:
+def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:
     """Frames resized to the size of ``rules``, whatever their ratio.
 
     Resizing runs on bytes with antialiasing, which is what torchvision does, so that results agree to the last bit of
@@ -136,7 +136,7 @@ def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) 
     return torch.cat(parts)
 
 
-def scaled(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
+def normalise(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     """Bytes (..., 3, H, W), or patches (P, 3 * n) with the n bytes of a channel together, as normalised float32."""
     mean = torch.tensor(rules.mean, device=pixels.device)[:, None, None]
     std = torch.tensor(rules.std, device=pixels.device)[:, None, None]
@@ -181,7 +181,7 @@ def _size(value: Any, of_one: str | None) -> dict[str, int]:
     return dict(value or {})
 
 
-def framed(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
+def resize_and_crop(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
     """Frames (T, H, W, 3) as (T, 3, height, width) uint8: resized, the centre cut out."""
     shown = []
     for pixels in channels_first(frames, device).split(
@@ -191,7 +191,7 @@ def framed(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = 
     return torch.cat(shown)
 
 
-def tiled(
+def cut_tiles(
     frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]], device: torch.device = CPU
 ) -> torch.Tensor:
     """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) uint8: each whole, then its n tiles in raster order.
@@ -242,7 +242,7 @@ def _cropped(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
     return pixels[..., top : top + wanted[0], left : left + wanted[1]]
 
 
-def halve(features: torch.Tensor) -> torch.Tensor:
+def pool_features(features: torch.Tensor) -> torch.Tensor:
     """Average neighbouring features 2 x 2; of an odd side the last stands alone (TABED's pooled context, section 5).
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
-from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, squeezed
+from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, resize_to_square
 from vidspec.models.tiles import multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
@@ -117,7 +117,7 @@ def patches(
     """
     height, width = rules.size(*frames.shape[:3])
     pixels = PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale)
-    return *patchify(squeezed(frames, pixels, device), rules), pixels
+    return *patchify(resize_to_square(frames, pixels, device), rules), pixels
 
 
 def patchify(shown: torch.Tensor, rules: GridRules) -> tuple[torch.Tensor, tuple[int, int, int]]:

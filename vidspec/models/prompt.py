@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from vidspec.engine.requests import Encode, Lane, Steps
-from vidspec.models.base import Pixels, Prefix, Seen, VideoLanguageModel
+from vidspec.engine.requests import Encode, ModelLane, Steps
+from vidspec.models.base import EmbeddedPrompt, Pixels, VideoLanguageModel, VisionOutput
 
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
-    from vidspec.models.request import Request
+    from vidspec.models.request import CaptionRequest
 
-__all__ = ["read"]
+__all__ = ["encode_prompt"]
 
 
-def read(
-    model: VideoLanguageModel, request: Request, trace: Trace, worker: Lane, *, pooled: bool = False
-) -> Steps[Prefix]:
+def encode_prompt(
+    model: VideoLanguageModel, request: CaptionRequest, trace: Trace, worker: ModelLane, *, pooled: bool = False
+) -> Steps[EmbeddedPrompt]:
     """The prompt with the video in it, embedded.
 
     Args:
@@ -31,22 +31,22 @@ def read(
     made = request.ahead.get(model)
     if cache is not None and (model, pooled) in cache.seen:
         seen = cache.seen[model, pooled]
-    elif isinstance(made, Seen) and not pooled:
+    elif isinstance(made, VisionOutput) and not pooled:
         seen = made
     else:
         with trace.span("preprocess", worker):
-            pixels = made if isinstance(made, Pixels) else model.preprocess(request.shown)
+            pixels = made if isinstance(made, Pixels) else model.preprocess(request.frames)
         with trace.span("vision", worker):
-            seen = yield from _seen(model.seeing(pixels, pooled=pooled), worker)
+            seen = yield from _seen(model.encode_steps(pixels, pooled=pooled), worker)
     if cache is not None:
         cache.seen[model, pooled] = seen
     with trace.span("vision", worker):
         return model.prefix(seen, request.prompt or "", request.system, request.earlier)
 
 
-def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Steps[Seen]:
+def _seen(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
     """Each step of the vision tower in its turn."""
-    found: list[Seen] = []
+    found: list[VisionOutput] = []
 
     def step() -> None:
         try:

@@ -17,24 +17,24 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import nn
 
-from vidspec.engine.matrix import emptied
-from vidspec.engine.quantised import Codes, Precision
+from vidspec.engine.matrix import release_weights
+from vidspec.engine.quantised import Precision, StoredCodes
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.placement import Placement
-from vidspec.models.weight_files import Stored
+from vidspec.models.weight_files import StoredTensor
 
 __all__ = [
     "MODELOPT_FILE",
     "KeptCodes",
-    "Settings",
+    "QuantizationConfig",
     "check_method",
-    "method_of",
+    "dequantised_tensors",
+    "method_description",
     "modelopt_settings",
-    "plain",
-    "settings_of",
-    "unquantised",
+    "quantization_config",
     "weight_sizes",
+    "without_quantization",
 ]
 
 #: The settings of checkpoints by NVIDIA's ModelOpt, which have no ``quantization_config`` in older versions.
@@ -52,11 +52,11 @@ class _Args(TypedDict, total=False):
     actorder: str | None
 
 
-class _Group(TypedDict, total=False):
+class QuantizationGroup(TypedDict, total=False):
     weights: _Args | None
 
 
-class Settings(TypedDict, total=False):
+class QuantizationConfig(TypedDict, total=False):
     """``quantization_config`` of a ``config.json``; each method has some of the keys."""
 
     quant_method: str
@@ -65,7 +65,7 @@ class Settings(TypedDict, total=False):
     version: str
     checkpoint_format: str
     format: str
-    config_groups: dict[str, _Group]
+    config_groups: dict[str, QuantizationGroup]
     weight_block_size: list[int] | None
     load_in_4bit: bool
     desc_act: bool
@@ -103,12 +103,12 @@ class KeptCodes:
     def __init__(self, where: Placement) -> None:
         self._where = where
         self.precision: Precision | None = None
-        self._codes: dict[int, tuple[torch.Tensor, Codes]] = {}
+        self._codes: dict[int, tuple[torch.Tensor, StoredCodes]] = {}
 
-    def stand_in(self, codes: Codes) -> torch.Tensor:
+    def stand_in(self, codes: StoredCodes) -> torch.Tensor:
         """(out, in) of one number; the weight of codes that do not stay."""
         where, shape = self._where, (len(codes.packed), codes.packed.shape[1] * 8 // codes.bits)
-        if not Codes.nbytes(codes.bits, shape, shape[1] // codes.scales.shape[1], where.device, where.dtype):
+        if not StoredCodes.nbytes(codes.bits, shape, shape[1] // codes.scales.shape[1], where.device, where.dtype):
             return codes.dense
         number = torch.zeros(1, dtype=where.dtype)
         self._codes[number.data_ptr()] = number, codes
@@ -126,7 +126,7 @@ class KeptCodes:
                 continue
             _, codes = self._codes.pop(layer.weight.data_ptr())
             if layer in inside:
-                emptied([layer])
+                release_weights([layer])
                 vars(layer)["codes"] = codes
                 self.precision = "int8" if codes.bits == 8 else "int4"
             else:
@@ -143,7 +143,7 @@ class _Weight:
         kept: where its codes stay, if they do.
     """
 
-    def __init__(self, make: Callable[[], torch.Tensor | Codes], kept: KeptCodes | None) -> None:
+    def __init__(self, make: Callable[[], torch.Tensor | StoredCodes], kept: KeptCodes | None) -> None:
         self._make, self._kept = make, kept
 
     def __getitem__(self, index: object, /) -> torch.Tensor:
@@ -153,24 +153,24 @@ class _Weight:
         return made.dense if self._kept is None else self._kept.stand_in(made)
 
 
-def settings_of(config: StockConfig) -> Settings | None:
+def quantization_config(config: StockConfig) -> QuantizationConfig | None:
     """``quantization_config`` of a model's config or of its language model's; None if it is not quantised."""
     for part in (config, getattr(config, "text_config", None)):
         found = getattr(part, "quantization_config", None)
         if found is not None:
-            return cast(Settings, found if isinstance(found, dict) else found.to_dict())
+            return cast(QuantizationConfig, found if isinstance(found, dict) else found.to_dict())
     return None
 
 
-def modelopt_settings(file: Mapping[str, Any]) -> Settings | None:
+def modelopt_settings(file: Mapping[str, Any]) -> QuantizationConfig | None:
     """The settings in ModelOpt's own file; None where it quantised nothing but the KV cache."""
     found = file.get("quantization")
     if not isinstance(found, dict) or not found.get("quant_algo"):
         return None
-    return cast(Settings, {**found, "quant_method": "modelopt"})
+    return cast(QuantizationConfig, {**found, "quant_method": "modelopt"})
 
 
-def unquantised(config: StockConfig) -> StockConfig:
+def without_quantization(config: StockConfig) -> StockConfig:
     """A copy that says nothing of quantisation."""
     config = copy.deepcopy(config)
     for part in filter(None, (config, getattr(config, "text_config", None))):
@@ -179,7 +179,7 @@ def unquantised(config: StockConfig) -> StockConfig:
     return config
 
 
-def method_of(settings: Settings) -> str:
+def method_description(settings: QuantizationConfig) -> str:
     """The method in words, such as ``gptq, 4 bits, groups of 128``."""
     method, args = str(settings.get("quant_method")), _args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
@@ -194,7 +194,7 @@ def method_of(settings: Settings) -> str:
     return ", ".join(words)
 
 
-def check_method(name: str, settings: Settings) -> None:
+def check_method(name: str, settings: QuantizationConfig) -> None:
     """Refuse a checkpoint of a method whose tensors are not read.
 
     Raises:
@@ -221,7 +221,7 @@ def check_method(name: str, settings: Settings) -> None:
 
 
 def weight_sizes(
-    model: StockModel, language: StockModel, settings: Settings | None, where: Placement
+    model: StockModel, language: StockModel, settings: QuantizationConfig | None, where: Placement
 ) -> tuple[int, int, int]:
     """Of a model without numbers: how many its weights have but for those whose codes stay, how many of these are of
     what sees and hears, and bytes of the codes.
@@ -232,15 +232,15 @@ def weight_sizes(
     for layer in language.layers.modules() if stored else ():
         if stored and type(layer) is nn.Linear:
             shape = layer.out_features, layer.in_features
-            if taken := Codes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
+            if taken := StoredCodes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
                 codes += taken
-                emptied([layer])
+                release_weights([layer])
     writing = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
     sizes = [(weight.numel(), id(weight) in writing) for weight in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, inner in sizes if not inner), codes
 
 
-def _code(settings: Settings) -> tuple[int, int] | None:
+def _code(settings: QuantizationConfig) -> tuple[int, int] | None:
     """Bits, and inputs that share a scale (0 for all); None of codes that are no integers or in another order."""
     method, args = settings.get("quant_method"), _args(settings)
     if method == "modelopt":
@@ -254,7 +254,9 @@ def _code(settings: Settings) -> tuple[int, int] | None:
     return None if bits == 8 and not even else (bits, group)
 
 
-def plain(stored: Mapping[str, Stored], settings: Settings, kept: KeptCodes | None = None) -> dict[str, Stored]:
+def dequantised_tensors(
+    stored: Mapping[str, StoredTensor], settings: QuantizationConfig, kept: KeptCodes | None = None
+) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint by their names, with plain weights in place of what is quantised.
 
     Args:
@@ -263,8 +265,8 @@ def plain(stored: Mapping[str, Stored], settings: Settings, kept: KeptCodes | No
         kept: takes codes that stay, and gives numbers that stand in for them.
     """
     read = _READERS[str(settings.get("quant_method"))]
-    layers: dict[str, dict[str, Stored]] = {}
-    rest: dict[str, Stored] = {}
+    layers: dict[str, dict[str, StoredTensor]] = {}
+    rest: dict[str, StoredTensor] = {}
     for key, tensor in stored.items():
         part, scale = _PART.match(key), _SCALE.match(key)
         if part is not None:
@@ -280,19 +282,19 @@ def plain(stored: Mapping[str, Stored], settings: Settings, kept: KeptCodes | No
     return rest
 
 
-def _args(settings: Settings) -> _Args:
+def _args(settings: QuantizationConfig) -> _Args:
     """Of the first group of layers."""
     for group in settings.get("config_groups", {}).values():
         return group.get("weights") or {}
     return {"num_bits": settings.get("bits", 0), "group_size": settings.get("group_size")}
 
 
-def _algorithm(settings: Settings) -> str:
+def _algorithm(settings: QuantizationConfig) -> str:
     """ModelOpt's, which some versions write in lower case."""
     return str(settings.get("quant_algo")).upper()
 
 
-def _block(settings: Settings) -> list[int] | None:
+def _block(settings: QuantizationConfig) -> list[int] | None:
     if _algorithm(settings) == "FP8_PB_WO":
         return [128, 128]
     return settings.get("weight_block_size") or _args(settings).get("block_structure")
@@ -314,7 +316,7 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 def _grouped(
     bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
-) -> torch.Tensor | Codes:
+) -> torch.Tensor | StoredCodes:
     """Codes (out, in) less the zero points of their groups, times the scales (out, groups).
 
     ``order`` (in,) is the group of each column where groups are no runs of columns.
@@ -325,13 +327,13 @@ def _grouped(
     points = zeros if isinstance(zeros, torch.Tensor) else torch.full_like(scales, zeros)
     if width % groups == 0 and torch.equal(order, runs):
         if bits == 4 and width % 2 == 0:
-            return Codes.of(codes, scales, points)
+            return StoredCodes.of(codes, scales, points)
         if bits == 8 and groups == 1 and bool((points == 128).all()):
             return _by_row((codes.int() - 128).to(torch.int8), scales)
     return (codes.float() - points.float()[:, order]).mul_(scales.float()[:, order])
 
 
-def _gptq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+def _gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1.
 
     Bits are those of the layer's shapes: ``dynamic`` and ``extra_config`` give layers others than the settings name.
@@ -346,7 +348,7 @@ def _gptq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Cod
     return _grouped(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
 
 
-def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+def _awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in an order of their own."""
     scales = parts["scales"][...]
 
@@ -358,12 +360,12 @@ def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Code
     return _grouped(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
 
 
-def _auto_round(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+def _auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Tensors of GPTQ, version 1, or of AWQ."""
     return (_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _awq)(parts, settings)
 
 
-def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+def _compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`.
 
     Before version 0.9.4 zero points were not packed: int8 (out, groups), less half the codes' range.
@@ -382,7 +384,7 @@ def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor
     return _grouped(bits, _unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
 
 
-def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Numbers (..., out, in) of 8 bits, less the zero points, times the scales: one in all, or one for each row, for
     each block, or for each group of a row."""
     codes, scales = parts["weight"][...], parts["scale"][...].float()
@@ -405,13 +407,13 @@ def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | C
     return (weight if zeros is None else weight.sub_(zeros)).mul_(scales)
 
 
-def _by_row(codes: torch.Tensor, scales: torch.Tensor) -> Codes:
+def _by_row(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
     """Of int8 codes (out, in) and a scale in all or for each row."""
     scales = scales.reshape(-1, 1).expand(len(codes), 1)
-    return Codes.of(codes, scales, torch.zeros_like(scales))
+    return StoredCodes.of(codes, scales, torch.zeros_like(scales))
 
 
-def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+def _bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Rows of int8 with the largest number of each, or codes of 4 bits, the upper first, with a table of 16 numbers and
     the largest number of each block, which may be codes in their turn."""
     weight = parts["weight"][...]
@@ -430,7 +432,7 @@ def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tens
     return (numbers * largest.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Stored], Settings], torch.Tensor | Codes]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, StoredTensor], QuantizationConfig], torch.Tensor | StoredCodes]] = {
     "gptq": _gptq,
     "awq": _awq,
     "auto-round": _auto_round,

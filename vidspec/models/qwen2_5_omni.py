@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec.models.base import Pixels, Prefix, Seen, StockConfig
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
@@ -25,7 +25,7 @@ from vidspec.registry import families
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["Qwen25Omni", "Times", "interleaved", "tmrope"]
+__all__ = ["ClipTimes", "Qwen25Omni", "interleaved", "tmrope"]
 
 CHAT_TEMPLATE = QWEN_TEMPLATE.replace(
     "<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>"
@@ -76,7 +76,7 @@ class Qwen25Omni(Qwen25VL):
         self.ears = WhisperFeatureExtractor(feature_size=bins, **settings)
         self.max_sound_s = self.ears.n_samples / self.ears.sampling_rate
         per_second = int(config.position_id_per_seconds)
-        self.times = Times(per_second, int(per_second * config.seconds_per_chunk))
+        self.times = ClipTimes(per_second, int(per_second * config.seconds_per_chunk))
 
     @classmethod
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
@@ -110,9 +110,9 @@ class Qwen25Omni(Qwen25VL):
         return made["input_features"][0][:, made["attention_mask"][0].bool()]  # type: ignore[no-any-return]
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """As of Qwen2.5-VL, then the sound, in parts of bounded memory."""
-        seen = yield from super().seeing(pixels, pooled=pooled)
+        seen = yield from super().encode_steps(pixels, pooled=pooled)
         if pixels.sound is None:
             return seen
         parts = []
@@ -137,33 +137,35 @@ class Qwen25Omni(Qwen25VL):
             yield sound[:, start:end]
             start = end
 
-    def pieces(self, seen: Seen) -> Sequence[str | range]:
+    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
         if seen.audio is None:
             return super().pieces(seen)
         order = interleaved(self.times.of(seen), len(seen.audio), self.times.chunk)
         inside = [self.audio * len(part) if sound else part for sound, part in order]
         return [self.opens + self.audio_opens, *inside, self.audio_closes + self.closes]
 
-    def _audio_rows(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> torch.Tensor:
+    def _audio_rows(self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor) -> torch.Tensor:
         """(A,) rows of the audio tokens, of which the first stands behind a visual one; a prompt may name more."""
         if seen is None or seen.audio is None:
             return rows[:0]
         found = (token_ids == self.audio_id).nonzero()[:, 0]
         return found[found > rows[0]][: len(seen.audio)]
 
-    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: Seen | None) -> Prefix:
+    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: VisionOutput | None) -> EmbeddedPrompt:
         prefix = super()._embedded(token_ids, rows, seen)
         audio = self._audio_rows(prefix.token_ids, seen, rows)
         if seen is not None and seen.audio is not None:
             prefix.embeds[0, audio] = seen.audio.to(prefix.embeds)
         return replace(prefix, audio=audio)
 
-    def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def positions(
+        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
         """(3, 1, L) by :func:`tmrope`."""
         positions, following = tmrope(len(token_ids), rows, self._audio_rows(token_ids, seen, rows), seen, self.times)
         return positions[:, None].to(self.device), following
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         given = super().stock_pixels(pixels, prefix)
         del given["mm_token_type_ids"]
         given["video_second_per_grid"] = given.pop("second_per_grid_ts")
@@ -175,7 +177,7 @@ class Qwen25Omni(Qwen25VL):
 
 
 @dataclass(frozen=True)
-class Times:
+class ClipTimes:
     """How a clip's time is counted.
 
     Attributes:
@@ -186,7 +188,7 @@ class Times:
     rate: int
     chunk: int
 
-    def of(self, seen: Seen) -> torch.Tensor:
+    def of(self, seen: VisionOutput) -> torch.Tensor:
         """(N,) of each visual token, on the CPU; in float32 and rounded down, as the library does."""
         interval = torch.tensor(seconds_per_step(seen.seconds), dtype=torch.float32)
         return (seen.frame.cpu() * interval * self.rate).long()
@@ -232,7 +234,7 @@ def _cut(times: Sequence[int], chunk: int) -> list[range]:
 
 
 def tmrope(
-    length: int, rows: torch.Tensor, audio: torch.Tensor, seen: Seen | None, times: Times
+    length: int, rows: torch.Tensor, audio: torch.Tensor, seen: VisionOutput | None, times: ClipTimes
 ) -> tuple[torch.Tensor, int]:
     """Rotary positions of a prompt on the axes time, row and column, as ``transformers`` 5.23 numbers them.
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, halve
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.vision import WINDOWS
 from vidspec.registry import families
@@ -39,7 +39,7 @@ class Qwen25VL(Adapter):
     """A ``Qwen2_5_VLForConditionalGeneration``; its prompt is ``<|im_start|>system\\n{system}<|im_end|>\\n
     <|im_start|>user\\n<|vision_start|>{video}<|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``.
 
-    A frame, in :class:`~vidspec.models.base.Seen` and for pruners, is one temporal step: two frames of the clip.
+    A frame of ``VisionOutput``, and for pruners, is one temporal step: two frames of the clip.
     """
 
     family = "qwen2_5_vl"
@@ -69,7 +69,7 @@ class Qwen25VL(Adapter):
     def span(self) -> str:
         return f"{self.opens}{self.placeholder}{self.closes}"
 
-    def pieces(self, seen: Seen) -> Sequence[str | range]:
+    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
         return [self.opens, range(len(seen)), self.closes]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
@@ -82,17 +82,17 @@ class Qwen25VL(Adapter):
         return Pixels(shown, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]), rules=rules)
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """One token for each ``merge`` x ``merge`` patches, in raster order.
 
         ``pooled`` averages patches 2 x 2 before they are merged, so the grid has half the sides, rounded up: where a
         pooled side does not divide by ``merge`` its last patches are repeated.
         """
         _, rows, columns = pixels.grid
-        made = yield from self.chunked(pixels, rows * columns, lambda part: self._chunk(part, pooled))
+        made = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
         seen, sides = zip(*made, strict=True)
         features, *deepstack = (torch.cat(level) for level in zip(*seen, strict=True))
-        return Seen.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))
+        return VisionOutput.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
         """What each of :attr:`_mergers` makes of some steps, (N, hidden); rows and columns of tokens of a step."""
@@ -102,7 +102,7 @@ class Qwen25VL(Adapter):
             return self._levels(values, grid), (rows // self.merge, columns // self.merge)
         with _unmerged(self._mergers):
             levels = self._levels(values, grid)
-        halved = [self._grouped(halve(self._patches(level, pixels.grid))) for level in levels]
+        halved = [self._grouped(pool_features(self._patches(level, pixels.grid))) for level in levels]
         merged = [merger(units) for merger, (units, _) in zip(self._mergers, halved, strict=True)]
         return merged, halved[0][1][1:]
 
@@ -130,7 +130,9 @@ class Qwen25VL(Adapter):
         units = features.reshape(steps, down, m, across, m, width).transpose(2, 3)
         return units.reshape(-1, width), (steps, down, across)
 
-    def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def positions(
+        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
         """(3, 1, L) by :func:`mrope`."""
         interval = 0.0 if seen is None else self._interval(seen.seconds)
         positions, following = mrope(len(token_ids), rows, seen, interval)
@@ -140,7 +142,7 @@ class Qwen25VL(Adapter):
         """Positions that the time axis advances from one temporal step to the next."""
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         kinds = torch.zeros_like(prefix.token_ids)
         kinds[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
         return {
@@ -151,7 +153,7 @@ class Qwen25VL(Adapter):
         }
 
 
-def mrope(length: int, rows: torch.Tensor, seen: Seen | None, interval: float) -> tuple[torch.Tensor, int]:
+def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:
     """Rotary positions of a prompt on the axes time, row and column, as ``transformers`` 5.23 numbers them.
 
     Text counts on all axes alike. Visual tokens that follow each other without text between them, started at position

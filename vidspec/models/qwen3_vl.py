@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.registry import families
@@ -29,7 +29,7 @@ class Qwen3VL(Qwen25VL):
     ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
 
     The outer marks are what the processor of ``transformers`` 5.23 leaves around the steps; that of 4.57 replaced
-    them. ``Seen.deepstack`` holds the features that are added behind the first blocks of the language model.
+    them. ``VisionOutput.deepstack`` holds the features that are added behind the first blocks of the language model.
     """
 
     family = "qwen3_vl"
@@ -46,7 +46,7 @@ class Qwen3VL(Qwen25VL):
         last = np.minimum(np.arange(grid[0]) * size + size - 1, len(times) - 1)
         return Pixels(shown, grid, tuple(((times[::size] + times[last]) / 2).tolist()), rules=rules)
 
-    def pieces(self, seen: Seen) -> Sequence[str | range]:
+    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
         each = seen.grid[1] * seen.grid[2]
         pieces: list[str | range] = [self.opens]
         for step, seconds in enumerate(seen.seconds):
@@ -65,7 +65,7 @@ class Qwen3VL(Qwen25VL):
         """0: text parts the steps, and each starts its own time axis."""
         return 0.0
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         inputs = super().stock_pixels(pixels, prefix)
         del inputs["second_per_grid_ts"]
         return inputs

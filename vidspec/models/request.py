@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from vidspec.models.base import Pixels, Seen, VideoLanguageModel
+    from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
     from vidspec.models.prefix_cache import PrefixCache
     from vidspec.video.base import Clip
 
-__all__ = ["Exchange", "Question", "Request"]
+__all__ = ["CaptionRequest", "DialogueTurn", "Question"]
 
 
 #: Bytes of a clip's frames that its seed follows from.
 SAMPLED = 1 << 16
 
 
-class Exchange(NamedTuple):
+class DialogueTurn(NamedTuple):
     """One turn of a dialogue about a clip."""
 
     question: str
@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class CaptionRequest:
     """What is asked about which clip.
 
     Attributes:
@@ -72,8 +72,8 @@ class Request:
     key: Hashable = None
     timeout: float | None = None
     spent: float = 0.0
-    ahead: Mapping[VideoLanguageModel, Pixels | Seen] = field(default_factory=dict)
-    earlier: tuple[Exchange, ...] = ()
+    ahead: Mapping[VideoLanguageModel, Pixels | VisionOutput] = field(default_factory=dict)
+    earlier: tuple[DialogueTurn, ...] = ()
     attempt: int = 0
     question: Question | None = None
     cache: PrefixCache | None = None
@@ -90,22 +90,28 @@ class Request:
         Args:
             run: the run's seed (``generate.seed``).
         """
-        frames = self.shown.frames.reshape(-1)
-        told = [run + self.attempt, self.shown.frames.shape, self.shown.timestamps.tolist(), self.prompt, *self.earlier]
+        frames = self.frames.frames.reshape(-1)
+        told = [
+            run + self.attempt,
+            self.frames.frames.shape,
+            self.frames.timestamps.tolist(),
+            self.prompt,
+            *self.earlier,
+        ]
         digest = blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=6)
         digest.update(frames[:: max(1, -(-len(frames) // SAMPLED))].tobytes())
         return int.from_bytes(digest.digest(), "big")
 
     def without_pixels(self) -> Self:
         """What is left once the models have seen the clip: its frames only where they cannot be read again."""
-        return replace(self, clip=self.clip if self.reread is None else self.shown.without_frames(), ahead={})
+        return replace(self, clip=self.clip if self.reread is None else self.frames.without_frames(), ahead={})
 
     def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
         """Token ids of a model's prompt with a text where the video would be."""
         return model.text_ids(instead, self.prompt or "", self.system, self.earlier)
 
     @property
-    def shown(self) -> Clip:
+    def frames(self) -> Clip:
         """The frames.
 
         Raises:

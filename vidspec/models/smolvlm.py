@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen, StockModel
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, halve, resized
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockModel, VisionOutput
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resized
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -75,7 +75,7 @@ class SmolVLM(Adapter):
     def span(self) -> str:
         return "<video>"
 
-    def pieces(self, seen: Seen) -> list[str | range]:
+    def pieces(self, seen: VisionOutput) -> list[str | range]:
         each = self.side**2 if not len(seen) else len(seen) // seen.grid[0]
         duration = seen.seconds[-1] if seen.duration is None else seen.duration
         said = INTRODUCTION.format(frames=in_words(seen.grid[0]), duration=timedelta(seconds=int(duration)))
@@ -99,16 +99,16 @@ class SmolVLM(Adapter):
         return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s, rules=self.square)
 
     @torch.inference_mode()
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """T * side ** 2 tokens, all frames in raster order.
 
         ``pooled`` averages patches 2 x 2 before they are folded: where a pooled side is no multiple of the folded one,
         its last patches are repeated.
         """
-        made = yield from self.chunked(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
+        made = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
         features, frames = torch.cat(made), pixels.grid[0]
         side = math.isqrt(len(features) // frames)
-        return Seen.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)
+        return VisionOutput.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """(N, hidden) of some frames."""
@@ -118,12 +118,14 @@ class SmolVLM(Adapter):
             features: torch.Tensor = self.model.get_image_features(values).pooler_output[0]
         if not pooled:
             return features
-        halved = halve(calls[0][0].unflatten(1, (self.patches, self.patches)))  # the tower's features, (T, patches, d)
+        halved = pool_features(
+            calls[0][0].unflatten(1, (self.patches, self.patches))
+        )  # the tower's features, (T, patches, d)
         whole = -(-halved.shape[1] // self.scale) * self.scale
         index = torch.arange(whole, device=halved.device).clamp(max=halved.shape[1] - 1)
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
 
-    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         return {"pixel_values": pixels.on(self.device, self.vision_dtype)[None]}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Seen, StockModel
+from vidspec.models.base import Pixels, StockModel, VisionOutput
 from vidspec.models.identity import TEXT
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class TextModel(Adapter):
     def preprocess(self, clip: Clip) -> Pixels:
         self._blind()
 
-    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         self._blind()
 
     def _blind(self) -> NoReturn:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import ModelError
-from vidspec.models.hub import config_file, is_local, meant
-from vidspec.models.known_pairs import known
+from vidspec.models.hub import config_file, is_local, nearest_published
+from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import families, nearest
 
-__all__ = ["KIN", "Doubt", "doubt_of", "unsupported"]
+__all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
 
 #: By a config's ``model_type``: what the models are called, and the supported family that is used for the same.
 KIN = {
@@ -36,7 +36,7 @@ KIN = {
 }
 
 
-def unsupported(name: str, family: str, *, blind: bool = False) -> ModelError:
+def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
     """The error for a model of such a family; ``blind`` if it is a language model that may draft."""
     valid = families.names()
     called, near = _near(family)
@@ -48,19 +48,19 @@ def unsupported(name: str, family: str, *, blind: bool = False) -> ModelError:
     )
 
 
-class Doubt(NamedTuple):
+class TargetProblem(NamedTuple):
     """What is wrong with a target, and what to name instead."""
 
     what: str
     instead: str
 
 
-def doubt_of(target: str) -> Doubt | None:
+def find_target_problem(target: str) -> TargetProblem | None:
     """What is wrong with a target, as far as its name and a config on this disk tell; None if nothing is.
 
     A hub id that is neither published with a draft nor in the cache may be mistyped.
     """
-    if any(pair.target.name == target for pair in known()):
+    if any(pair.target.name == target for pair in known_pairs()):
         return None
     if (file := config_file(target)) is not None:
         try:
@@ -70,15 +70,15 @@ def doubt_of(target: str) -> Doubt | None:
         if family in families.names():
             return None
         called, near = _near(family)
-        return Doubt(
+        return TargetProblem(
             f"{target}: models of type {called} are not supported", near or f"one of {', '.join(families.names())}"
         )
     if is_local(target):
         there = Path(target).expanduser().exists()
         what = "no config.json in this folder" if there else "no such folder"
-        return Doubt(f"{target}: {what}", "a folder with a saved model, or a hub id")
-    published = meant(target, {pair.target.name for pair in known()})
-    return Doubt(
+        return TargetProblem(f"{target}: {what}", "a folder with a saved model, or a hub id")
+    published = nearest_published(target, {pair.target.name for pair in known_pairs()})
+    return TargetProblem(
         f"{target} is not among the targets that `vidspec models` lists",
         f"{published or 'one of these'}, or this one with models.draft",
     )
@@ -88,6 +88,6 @@ def _near(family: str) -> tuple[str, str]:
     """What a family that is not supported is called, and the nearest that is with a model of it, if there is one."""
     valid = families.names()
     title, near = KIN.get(family, (None, nearest(family, valid)))
-    example = next((pair.target.name for pair in reversed(known()) if pair.target.family == near), None)
+    example = next((pair.target.name for pair in reversed(known_pairs()) if pair.target.family == near), None)
     called = f"{family} ({title})" if title else family
     return called, "" if near not in valid else f"{near}, such as {example}" if example else str(near)

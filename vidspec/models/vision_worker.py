@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.models.base import Seen, VideoLanguageModel
+from vidspec.models.base import VideoLanguageModel, VisionOutput
 from vidspec.models.forking import silent_tokenizers
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["VisionWorker", "possible"]
+__all__ = ["VisionWorker", "is_available"]
 
 #: Seconds that looking at one clip may take before the process counts as stuck.
 PATIENCE = 120.0
@@ -35,7 +35,7 @@ PATIENCE = 120.0
 _PDEATHSIG = 1
 
 
-def possible(models: Sequence[VideoLanguageModel]) -> bool:
+def is_available(models: Sequence[VideoLanguageModel]) -> bool:
     """Whether there can be one: on Linux, whose forks share memory, with all models on the CPU and a core to spare."""
     return (
         sys.platform == "linux"
@@ -69,7 +69,7 @@ class VisionWorker:
         """Whether it can be asked."""
         return not self._connection.closed and bool(self.process.is_alive())
 
-    def see(self, clip: Clip) -> list[Seen]:
+    def encode(self, clip: Clip) -> list[VisionOutput]:
         """What each of the models sees, in their order.
 
         Raises:
@@ -114,9 +114,9 @@ def _serve(connection: Connection, models: Sequence[VideoLanguageModel]) -> None
     with contextlib.suppress(EOFError, OSError):
         while True:
             clip = pickle.loads(connection.recv_bytes())
-            found: list[Seen] | Exception
+            found: list[VisionOutput] | Exception
             try:
-                found = [model.see(model.preprocess(clip)) for model in models]
+                found = [model.encode(model.preprocess(clip)) for model in models]
             except Exception as error:
                 found = error
             connection.send_bytes(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))

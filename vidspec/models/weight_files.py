@@ -11,16 +11,16 @@ import torch
 
 from vidspec.errors import ModelError
 
-__all__ = ["Stored", "file", "optional_file", "stored"]
+__all__ = ["StoredTensor", "optional_file", "stored_tensors", "weight_file"]
 
 
-class Stored(Protocol):
+class StoredTensor(Protocol):
     """A tensor in a file, or made from some; read when it is indexed with an ellipsis."""
 
     def __getitem__(self, index: object, /) -> torch.Tensor: ...
 
 
-def file(source: str, name: str) -> Path:
+def weight_file(source: str, name: str) -> Path:
     """Of a hub id or folder; fetched if it has to be."""
     from transformers.utils.hub import cached_file
 
@@ -58,7 +58,7 @@ def optional_file(source: str, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def stored(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, Stored]:
+def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, StoredTensor]:
     """Those whose names begin so, by the rest of the name; each is read when it is indexed.
 
     Args:
@@ -72,8 +72,8 @@ def stored(source: str, prefix: str = "", whole: str = "model.safetensors") -> M
     if (index := optional_file(source, f"{whole}.index.json")) is not None:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({place for key, place in places.items() if key.startswith(prefix)})
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name in names:
-        shard: Any = safe_open(file(source, name), "pt")
+        shard: Any = safe_open(weight_file(source, name), "pt")
         found |= {key[len(prefix) :]: shard.get_slice(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
     return found

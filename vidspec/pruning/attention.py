@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["Attention", "Keys"]
+__all__ = ["AttentionPruner", "SoftmaxKeys"]
 
-Keys = Annotated[
+SoftmaxKeys = Annotated[
     Literal["all", "visual"],
     key("the softmax of a text row runs over all keys it sees (SpecVLM) or the visual ones (HIPPO Eq. 2)"),
 ]
 
 
 @pruners.register("attention")
-class Attention(ScoringPruner):
-    def __init__(self, keys: Keys = "all") -> None:
+class AttentionPruner(ScoringPruner):
+    def __init__(self, keys: SoftmaxKeys = "all") -> None:
         self.needs = frozenset({"visual_attention" if keys == "visual" else "attention"})
 
     def scores(self, signals: Signals) -> torch.Tensor:

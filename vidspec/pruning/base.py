@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.engine.taps import Taps
-    from vidspec.models.base import Prefix, VisualTokens
+    from vidspec.models.base import EmbeddedPrompt, VisualTokens
 
 __all__ = [
+    "BudgetSplit",
     "Pruner",
     "ScoringPruner",
     "Signals",
-    "Split",
+    "attention_ranks",
     "best",
-    "budget",
     "evenly_spaced",
-    "ranked",
-    "signals_of",
+    "kept_count",
+    "make_signals",
+    "make_taps",
     "split",
-    "taps_for",
     "token_grid",
     "top_scored",
     "whole_frames",
@@ -90,7 +90,7 @@ class Pruner(ABC):
 
     @abstractmethod
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
-        """(K,) sorted indices of the visual tokens kept, K = :func:`budget` of N and ``alpha``."""
+        """(K,) sorted indices of the visual tokens kept, K = :func:`kept_count` of N and ``alpha``."""
 
 
 class ScoringPruner(Pruner):
@@ -104,7 +104,7 @@ class ScoringPruner(Pruner):
         return top_scored(self.scores(signals), signals.visual, alpha)
 
 
-def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
+def make_taps(needs: Iterable[str], prefix: EmbeddedPrompt) -> Taps | None:
     """Observers of what a pruner (or drafter) needs of the target's prefill; None if that is nothing.
 
     Raises:
@@ -137,7 +137,7 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
     )
 
 
-def signals_of(prefix: Prefix, taps: Taps | None, seed: int = 0) -> Signals:
+def make_signals(prefix: EmbeddedPrompt, taps: Taps | None, seed: int = 0) -> Signals:
     """What was observed while the target read ``prefix``."""
     if taps is None:
         return Signals(prefix.visual, seed=seed, text=prefix.text_rows_after_video)
@@ -151,7 +151,7 @@ def signals_of(prefix: Prefix, taps: Taps | None, seed: int = 0) -> Signals:
     )
 
 
-def ranked(taps: Taps | None) -> tuple[tuple[str, bytes], ...]:
+def attention_ranks(taps: Taps | None) -> tuple[tuple[str, bytes], ...]:
     """The attention that was observed, as :class:`~vidspec.events.events.Prefilled` has it."""
     if taps is None:
         return ()
@@ -167,13 +167,13 @@ def _ranks(scores: torch.Tensor) -> torch.Tensor:
     return scores.argsort(stable=True).argsort() * 255 // max(1, len(scores) - 1)
 
 
-def budget(n: int, alpha: float) -> int:
+def kept_count(n: int, alpha: float) -> int:
     """How many of ``n`` visual tokens stay when a share ``alpha`` is pruned: at least one."""
     return max(1, round((1 - alpha) * n))
 
 
 @dataclass(frozen=True)
-class Split:
+class BudgetSplit:
     """A budget divided: ``required`` (r,) stay, and ``wanted`` of ``free`` (f,) join them; both in prompt order."""
 
     required: torch.Tensor
@@ -187,11 +187,11 @@ class Split:
         return torch.cat([self.required, chosen]).sort().values
 
 
-def split(visual: VisualTokens, alpha: float) -> Split:
+def split(visual: VisualTokens, alpha: float) -> BudgetSplit:
     """Which tokens must stay, and how many of the others may."""
-    places = budget(len(visual), alpha)
+    places = kept_count(len(visual), alpha)
     required = visual.required.nonzero()[:places, 0]
-    return Split(required, (~visual.required).nonzero()[:, 0], places - len(required))
+    return BudgetSplit(required, (~visual.required).nonzero()[:, 0], places - len(required))
 
 
 def with_required(order: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
@@ -224,7 +224,7 @@ def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tenso
 
 def top_scored(scores: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
     """The best-scored tokens within the budget; of equal scores the earlier token."""
-    return best(scores, visual, budget(len(visual), alpha))
+    return best(scores, visual, kept_count(len(visual), alpha))
 
 
 def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -> torch.Tensor:

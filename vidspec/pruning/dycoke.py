@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("dycoke")
-class DyCoke(Pruner):
+class DyCokePruner(Pruner):
     needs = frozenset({"features"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("fastvid")
-class FastVID(Pruner):
+class FastVIDPruner(Pruner):
     needs = frozenset({"features"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("frame")
-class Frame(Pruner):
+class FramePruner(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         import torch
 

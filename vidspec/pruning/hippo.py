@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from vidspec.errors import ProfileError
-from vidspec.pruning.attention import Keys
+from vidspec.pruning.attention import SoftmaxKeys
 from vidspec.pruning.base import ScoringPruner, Signals, token_grid
 from vidspec.registry import key, pruners
 
@@ -17,7 +17,7 @@ _COSINE, _VARIANCE = 1e-6, 1e-12
 
 
 @pruners.register("hippo")
-class Hippo(ScoringPruner):
+class HippoPruner(ScoringPruner):
     """Each term can be switched off, as in the paper's ablations."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Hippo(ScoringPruner):
         attention_term: Annotated[bool, key("global semantic relevance (Eq. 2) counts")] = True,
         temporal_term: Annotated[bool, key("difference of frames (Eq. 3-4) counts")] = True,
         spatial_term: Annotated[bool, key("variety in 5 x 5 tokens (Eq. 5-6) counts")] = True,
-        keys: Keys = "all",
+        keys: SoftmaxKeys = "all",
     ) -> None:
         if not (attention_term or temporal_term or spatial_term):
             raise ProfileError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from vidspec.models.base import VisualTokens
 
-__all__ = ["placed"]
+__all__ = ["token_places"]
 
 
-def placed(visual: VisualTokens) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+def token_places(visual: VisualTokens) -> tuple[tuple[int, int, int], tuple[int, ...]]:
     """The grid of frames (temporal steps), rows and columns, and of each token its cell in it.
 
     Cells count frame by frame in raster order; separators have none: -1.

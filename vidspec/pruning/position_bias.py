@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "Pair",
     "PositionBias",
+    "SharePair",
     "at_borders",
     "border_share",
     "ends_share",
@@ -18,7 +18,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Pair:
+class SharePair:
     """A share of the kept tokens, and the share of all tokens in the same place: what an even choice would keep there.
 
     Both lie within [0, 1].
@@ -43,10 +43,10 @@ class PositionBias:
         columns: left and right border.
     """
 
-    first: Pair
-    last: Pair
-    rows: Pair
-    columns: Pair
+    first: SharePair
+    last: SharePair
+    rows: SharePair
+    columns: SharePair
 
 
 def position_bias(
@@ -71,12 +71,12 @@ def position_bias(
     if not chosen:
         return None
     share, whole = frame_shares(grid, chosen), frame_shares(grid, places)
-    first, last = (Pair(*(ends_share(of)[end] for of in (share, whole))) for end in (0, 1))
+    first, last = (SharePair(*(ends_share(of)[end] for of in (share, whole))) for end in (0, 1))
     return PositionBias(
         first=first,
         last=last,
-        rows=Pair(*(at_borders(grid, views, of, axis=0) for of in (chosen, places))),
-        columns=Pair(*(at_borders(grid, views, of, axis=1) for of in (chosen, places))),
+        rows=SharePair(*(at_borders(grid, views, of, axis=0) for of in (chosen, places))),
+        columns=SharePair(*(at_borders(grid, views, of, axis=1) for of in (chosen, places))),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Pruner, Signals, budget, with_required
+from vidspec.pruning.base import Pruner, Signals, kept_count, with_required
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 @pruners.register("random")
-class Random(Pruner):
+class RandomPruner(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         import torch
 
         rng = torch.Generator().manual_seed(signals.seed)
         order = torch.randperm(len(signals.visual), generator=rng)
-        return with_required(order, signals.visual, budget(len(order), alpha))
+        return with_required(order, signals.visual, kept_count(len(order), alpha))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("specvlm")
-class SpecVLM(Pruner):
+class SpecVLMPruner(Pruner):
     """Two-stage pruning by the target's attention.
 
     Args:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("uniform")
-class Uniform(Pruner):
+class UniformPruner(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         parts = split(signals.visual, alpha)
         frame = signals.visual.frame[parts.free]

@@ -16,9 +16,9 @@ from vidspec.registry import key, pruners
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Layer", "UVPrune", "signal_layer"]
+__all__ = ["SignalLayer", "UVPruner", "signal_layer"]
 
-Layer = Annotated[
+SignalLayer = Annotated[
     int | None, key("L of ParallelVLM Eq. 3; null: 20, half the depth of a target under 24 blocks", ge=1, le=LAYERS)
 ]
 
@@ -53,14 +53,14 @@ def signal_layer(layer: int | None, depth: int | None, *, last: int | None = Non
 
 
 @pruners.register("uv")
-class UVPrune(ScoringPruner):
+class UVPruner(ScoringPruner):
     """UV-Prune: similarity variation between layer 0 and layer L.
 
     Args:
         depth: blocks of the target.
     """
 
-    def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
+    def __init__(self, layer: SignalLayer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth)
         self.needs = frozenset({"hidden@0", f"hidden@{self.layer}"})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import ScoringPruner, Signals
-from vidspec.pruning.uv import Layer, signal_layer
+from vidspec.pruning.uv import SignalLayer, signal_layer
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @pruners.register("uv_attention")
-class UVAttention(ScoringPruner):
+class UVAttentionPruner(ScoringPruner):
     """Variation of the text's attention between block 0 and block L; the last layer is the one the last block reads.
 
     Args:
         depth: blocks of the target.
     """
 
-    def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
+    def __init__(self, layer: SignalLayer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth, last=None if depth is None else depth - 1)
         self.needs = frozenset({"attention@0", f"attention@{self.layer}"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import ScoringPruner, Signals
-from vidspec.pruning.uv import Layer, signal_layer
+from vidspec.pruning.uv import SignalLayer, signal_layer
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 @pruners.register("uv_similarity")
-class UVSimilarity(ScoringPruner):
+class UVSimilarityPruner(ScoringPruner):
     """Similarity to the text at layer L alone.
 
     Args:
         depth: blocks of the target.
     """
 
-    def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
+    def __init__(self, layer: SignalLayer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth)
         self.needs = frozenset({f"hidden@{self.layer}"})
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("window")
-class Window(Pruner):
+class WindowPruner(Pruner):
     """A window over the visual tokens in prompt order."""
 
     def __init__(

@@ -10,7 +10,7 @@ image      image files as videos of one frame
 progress   signs of life while a file is read
 resize     upright RGB of decoded pictures, smaller where wanted
 sound      what is heard while the frames are seen
-decode_av, decode_decord, decode_hardware   the decoders behind ``base.Decoder``
+decode_av, decode_decord, decode_hardware   the decoders behind ``base.FrameDecoder``
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vidspec.events.source import SourceFacts
-    from vidspec.video.base import Clip, Decoder, Index
+    from vidspec.video.base import Clip, FrameDecoder, Index
     from vidspec.video.probing import probe
     from vidspec.video.reading import read, read_at
 
-__all__ = ["Clip", "Decoder", "Index", "SourceFacts", "probe", "read", "read_at"]
+__all__ = ["Clip", "FrameDecoder", "Index", "SourceFacts", "probe", "read", "read_at"]
 
 _HOMES = {"probe": "probing", "read": "reading", "read_at": "reading"}
 

@@ -14,16 +14,26 @@ from numpy.typing import NDArray
 from vidspec.errors import UsageError
 from vidspec.events.source import SourceFacts
 
-__all__ = ["Clip", "Damage", "Decoder", "Frame", "Index", "NotDelivered", "Put", "Turn", "format_seconds"]
+__all__ = [
+    "Clip",
+    "ClipDamage",
+    "Frame",
+    "FrameDecoder",
+    "Index",
+    "NotDelivered",
+    "Orientation",
+    "PutFrame",
+    "format_seconds",
+]
 
 Frame = NDArray[np.uint8]
 """One picture, upright: (height, width, 3), uint8, RGB."""
-Put: TypeAlias = Callable[[int, Frame], None]
+PutFrame: TypeAlias = Callable[[int, Frame], None]
 """Takes a frame by its position in the index: each once, in any order, from any thread."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class Orientation:
     """How a coded picture becomes upright: mirrored left to right first, then turned counter-clockwise."""
 
     degrees: int = 0
@@ -41,7 +51,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Damage:
+class ClipDamage:
     """``what`` is wrong with a file, and between which times (seconds); without them, it may be anywhere.
 
     ``hint``: what to do about it, where that is special.
@@ -52,7 +62,7 @@ class Damage:
     end: float | None = None
     hint: str | None = None
 
-    def touches(self, start: float | None, end: float | None) -> bool:
+    def affects(self, start: float | None, end: float | None) -> bool:
         """Whether the part of the clip from ``start`` to ``end`` (None: as far as it goes) may be affected."""
         return (end is None or self.start is None or self.start < end) and (
             start is None or self.end is None or self.end > start
@@ -136,11 +146,11 @@ class Index:
     order: Literal["pts", "count"]
     width: int
     height: int
-    turn: Turn
+    turn: Orientation
     duration_s: float
     truncated: bool
     doubts: tuple[str, ...]
-    damage: tuple[Damage, ...] = ()
+    damage: tuple[ClipDamage, ...] = ()
     origin: int | None = None
     suspects: tuple[int, ...] = ()
     open_start: bool = False
@@ -198,12 +208,12 @@ class NotDelivered(Exception):
         self.position = position
 
 
-class Decoder(Protocol):
+class FrameDecoder(Protocol):
     """Delivers exact frames of an indexed file, or raises ``NotDelivered``; holds nothing open afterwards."""
 
     name: str
 
-    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         """Delivers each of ``wanted`` (increasing positions in ``index``), scaled to ``size`` (width, height)."""
         ...
 

@@ -20,13 +20,13 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.stream import Stream
 
-from vidspec.video.base import Index, NotDelivered, Put
+from vidspec.video.base import Index, NotDelivered, PutFrame
 from vidspec.video.opening import accelerated, codec_name, opened, packets_of, video_streams
 from vidspec.video.payload import has_layers, without_stuffing
 from vidspec.video.progress import advance
 from vidspec.video.resize import upright
 
-__all__ = ["AvDecoder", "Reading", "decode_all"]
+__all__ = ["AvDecoder", "DecodeMode", "decode_all"]
 
 # Up to so many frames onward, decoding on is cheaper than seeking.
 _DECODE_ON = 8
@@ -42,7 +42,7 @@ _MAX_DECODER_PIXELS = 1 << 24
 _SKIPPING = {"h264", "hevc", "mpeg2video", "mpeg4"}
 
 
-class Reading(NamedTuple):
+class DecodeMode(NamedTuple):
     """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices; or by
     hardware, of FFmpeg's name for it. ``conceal``: go on after errors, and fill so what could not be decoded (FFmpeg's
     ``ec``); otherwise an error fails.
@@ -54,20 +54,20 @@ class Reading(NamedTuple):
     conceal: str | None = None
 
 
-_PLAIN = Reading()
+_PLAIN = DecodeMode()
 
 #: How H.264 is read that was cut where later pictures refer to some before the cut. Commands to forget those fail,
 #: which a decoder told to fail does not tell from damage, though all pictures are whole. Where none is concealed, two
 #: that conceal in different ways agree.
-_CUT_OPEN = (Reading(conceal="0"), Reading(conceal="guess_mvs+deblock"))
+_CUT_OPEN = (DecodeMode(conceal="0"), DecodeMode(conceal="guess_mvs+deblock"))
 
 #: How streams are read of which FFmpeg's own decoder takes nearly any bits for a picture. libvpx notices where VP9's
 #: data end too early or too late. Where x265 coded rows apart, threads for slices begin each where it must begin, and
 #: one after the other where the last has ended: after damage the two part, as do two decoders of VP8 or VP9.
 _READINGS = {
-    "vp9": (Reading("libvpx-vp9"), _PLAIN),
-    "vp8": (_PLAIN, Reading("libvpx")),
-    "hevc": (_PLAIN, Reading(threads="SLICE")),
+    "vp9": (DecodeMode("libvpx-vp9"), _PLAIN),
+    "vp8": (_PLAIN, DecodeMode("libvpx")),
+    "hevc": (_PLAIN, DecodeMode(threads="SLICE")),
 }
 
 
@@ -82,12 +82,12 @@ class AvDecoder:
     def __init__(self, *, allow_damaged: bool = False) -> None:
         self.allow_damaged = allow_damaged
 
-    def readings(self, index: Index) -> tuple[Reading, ...]:
+    def readings(self, index: Index) -> tuple[DecodeMode, ...]:
         """The ways whose pictures must agree; only the first where damage is allowed."""
         found = _READINGS.get(index.codec, (_PLAIN,))
         return found[:1] if self.allow_damaged else found
 
-    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         """See ``base.Decoder``. Raises NotDelivered at the first frame that cannot be decoded exactly, unless damage is
         allowed; VideoError if the file is gone.
         """
@@ -116,7 +116,12 @@ class _Work:
     """
 
     def __init__(
-        self, index: Index, wanted: Sequence[int], readings: tuple[Reading, ...], size: tuple[int, int], put: Put
+        self,
+        index: Index,
+        wanted: Sequence[int],
+        readings: tuple[DecodeMode, ...],
+        size: tuple[int, int],
+        put: PutFrame,
     ) -> None:
         self.index, self.readings, self.size, self._put = index, readings, size, put
         self.left = set(wanted)
@@ -170,11 +175,11 @@ class _Work:
             damaged = any(source.damaged for source in sources)
             raise NotDelivered("its data are damaged", damaged=damaged, position=min(self.left))
 
-    def _opened(self, stack: ExitStack, threads: int | None) -> list[_Source]:
+    def _opened(self, stack: ExitStack, threads: int | None) -> list[_OpenStream]:
         """The file, once for each reading; closed with ``stack``."""
         path = self.index.path
         files = [stack.enter_context(opened(path, reading.hardware)) for reading in self.readings]
-        return [_Source(self.index, *one, threads) for one in zip(files, self.readings, strict=True)]
+        return [_OpenStream(self.index, *one, threads) for one in zip(files, self.readings, strict=True)]
 
     def _take(self, passes: Iterator[Iterator[tuple[int, av.VideoFrame]]]) -> int:
         """Deliver the pictures in which all passes agree; returns how many."""
@@ -188,11 +193,11 @@ class _Work:
         return count
 
 
-class _Source:
+class _OpenStream:
     """An open file of which pictures are decoded in one way; ``damaged``: whether damage was met."""
 
     def __init__(
-        self, index: Index, container: av.container.InputContainer, reading: Reading, threads: int | None
+        self, index: Index, container: av.container.InputContainer, reading: DecodeMode, threads: int | None
     ) -> None:
         self.index, self.container, self.reading, self.threads = index, container, reading, threads
         self.stream = video_streams(container)[0]
@@ -314,7 +319,7 @@ def decode_all(
     packets: Iterator[av.Packet[Stream]],
     *,
     first_pts: int | None = None,
-    reading: Reading = _PLAIN,
+    reading: DecodeMode = _PLAIN,
     threads: int | None = None,
     only: Collection[int] | None = None,
 ) -> Iterator[av.VideoFrame | None]:
@@ -379,7 +384,7 @@ def decode_all(
                 return
 
 
-def _decoder(stream: av.VideoStream, reading: Reading, threads: int | None) -> av.VideoCodecContext:
+def _decoder(stream: av.VideoStream, reading: DecodeMode, threads: int | None) -> av.VideoCodecContext:
     """The codec context that decodes ``stream`` so, told to fail on damage rather than to conceal it."""
     codec = stream.codec_context
     if reading.hardware and not accelerated(codec):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vidspec.errors import UsageError, VideoError
-from vidspec.video.base import Frame, Index, NotDelivered, Put
+from vidspec.video.base import Frame, Index, NotDelivered, PutFrame
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.progress import advance
 from vidspec.video.resize import resized
@@ -23,7 +23,7 @@ from vidspec.video.resize import resized
 if TYPE_CHECKING:
     import decord  # type: ignore[import-untyped]
 
-__all__ = ["DecordDecoder", "available", "doubt"]
+__all__ = ["DecordDecoder", "distrust_reason", "is_available"]
 
 # Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
 # without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
@@ -42,12 +42,12 @@ _TOLERANCE = 2.0
 _STRIDE = 3
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether decord can be imported here."""
     return _import_decord() is not None
 
 
-def doubt(index: Index) -> str | None:
+def distrust_reason(index: Index) -> str | None:
     """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
     if index.format not in _CONTAINERS:
         return f"decord is not exact in {index.container} files"
@@ -73,11 +73,11 @@ class DecordDecoder:
             raise UsageError("decord is not installed", hint="pip install decord, or use the decoder 'av' or 'auto'")
         self._decord = found
 
-    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         """See ``base.Decoder``. Raises VideoError for a file of which it is not exact, and NotDelivered when it fails
         or disagrees with the index or with PyAV; frames delivered before that must not be used.
         """
-        if (why := doubt(index)) is not None:
+        if (why := distrust_reason(index)) is not None:
             raise VideoError(
                 f"{index.path}: cannot be read exactly with decord: {why}",
                 kind="unsupported",

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import av
 
 from vidspec.errors import UsageError, VideoError
-from vidspec.video.base import Index, NotDelivered, Put
-from vidspec.video.decode_av import AvDecoder, Reading
+from vidspec.video.base import Index, NotDelivered, PutFrame
+from vidspec.video.decode_av import AvDecoder, DecodeMode
 from vidspec.video.opening import accelerator
 
-__all__ = ["DEVICES", "HardwareDecoder", "refusal"]
+__all__ = ["DEVICES", "HardwareDecoder", "refusal_reason"]
 
 #: Decoders by what users call them: FFmpeg's name, and what it stands for.
 DEVICES = {
@@ -27,7 +27,7 @@ DEVICES = {
 }
 
 
-def refusal(name: str, gpu: int | None = None) -> str | None:
+def refusal_reason(name: str, gpu: int | None = None) -> str | None:
     """Why the hardware decoder ``name`` of DEVICES cannot be used here; None where its driver answers.
 
     NVIDIA's is asked of GPU number ``gpu``, and its library is loaded, which containers may lack beside the driver.
@@ -55,15 +55,15 @@ class HardwareDecoder(AvDecoder):
     def __init__(self, name: str, gpu: int | None = None) -> None:
         super().__init__()
         self.name, self.gpu = name, gpu
-        if (why := refusal(name, gpu)) is not None:
+        if (why := refusal_reason(name, gpu)) is not None:
             raise UsageError(
                 f"no {DEVICES[name][1]} can be used here: {why}", hint="use the decoder 'av' or 'auto'", kind="decoder"
             )
 
-    def readings(self, index: Index) -> tuple[Reading, ...]:
-        return (Reading(hardware=_device(self.name, self.gpu)),)
+    def readings(self, index: Index) -> tuple[DecodeMode, ...]:
+        return (DecodeMode(hardware=_device(self.name, self.gpu)),)
 
-    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         """As of ``AvDecoder``. Raises VideoError where a picture does not come: no other decoder is to stand in."""
         try:
             super().frames(index, wanted, size, put)

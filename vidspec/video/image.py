@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vidspec.errors import VideoError
-from vidspec.video.base import Index, Put, Turn
+from vidspec.video.base import Index, Orientation, PutFrame
 from vidspec.video.resize import resized
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def image_index(path: str) -> Index | None:
         order="pts",
         width=width,
         height=height,
-        turn=Turn(_TURNS.get(orientation, 0)),
+        turn=Orientation(_TURNS.get(orientation, 0)),
         duration_s=float(_SHOWN),
         truncated=False,
         doubts=(),
@@ -83,7 +83,7 @@ class ImageDecoder:
 
     name = "pillow"
 
-    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         with _opened(index.path) as image:
             put(wanted[0], resized(np.asarray(_rgb(_upright(image)), np.uint8), *size))
 

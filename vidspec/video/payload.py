@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["CODECS", "Pictures", "has_layers", "length_size", "without_stuffing"]
+__all__ = ["CODECS", "PictureInspector", "has_layers", "length_size", "without_stuffing"]
 
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 
@@ -26,7 +26,7 @@ _INTRA_ONES = b"\xff" * 16
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PictureInspector:
     """How the packets of one stream are to be looked at.
 
     ``codec``: by FFmpeg's name, of CODECS. ``pixels``: of a picture. ``length_size``: bytes of the length before each

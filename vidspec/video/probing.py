@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
-from vidspec.video.base import Damage, Index, Turn, format_seconds
+from vidspec.video.base import ClipDamage, Index, Orientation, format_seconds
 from vidspec.video.decode_av import decode_all
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
-from vidspec.video.payload import CODECS, Pictures, length_size
+from vidspec.video.payload import CODECS, PictureInspector, length_size
 
 __all__ = ["index_by_decoding", "probe", "too_large"]
 
@@ -173,7 +173,7 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
         raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
     if codec.width * codec.height > _MOST_PIXELS:
         raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
-    free = memory.available()
+    free = memory.available_memory()
     if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
         raise too_large(path, f"frames of {codec.width}x{codec.height}")
     return streams[0], len(streams) == 1
@@ -199,7 +199,9 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
     name = codec_name(stream.codec_context)
     pixels = stream.codec_context.width * stream.codec_context.height
     pictures = (
-        Pictures(name, pixels, length_size(name, stream.codec_context.extradata or b"")) if name in CODECS else None
+        PictureInspector(name, pixels, length_size(name, stream.codec_context.extradata or b""))
+        if name in CODECS
+        else None
     )
     damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
@@ -266,15 +268,15 @@ def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
 
 
 def _damage(
-    packets: _Packets, found: damage.Found, pts: NDArray[np.int64], base: Fraction | None
-) -> tuple[int, tuple[Damage, ...]]:
+    packets: _Packets, found: damage.DamageReport, pts: NDArray[np.int64], base: Fraction | None
+) -> tuple[int, tuple[ClipDamage, ...]]:
     """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
     if base is None:
         if found.joined is not None:
             what = "another stream is joined to it: its clock restarts"
-            return int(pts[0]), (Damage(what, hint=_JOINED_HINT),)
-        hinted = [damage.Spot(at, "packets are missing") for at in found.hints]
-        return int(pts[0]), tuple(Damage(spot.what) for spot in [*found.spots, *hinted][:1])
+            return int(pts[0]), (ClipDamage(what, hint=_JOINED_HINT),)
+        hinted = [damage.DamageSpot(at, "packets are missing") for at in found.hints]
+        return int(pts[0]), tuple(ClipDamage(spot.what) for spot in [*found.spots, *hinted][:1])
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
     lost = np.frombuffer(packets.lost_pts, np.int64)
     if found.joined is not None:
@@ -288,7 +290,7 @@ def _damage(
     if found.joined is not None:
         end = float((int(times.max()) + packets.last_duration - origin) * base)
         what = f"another stream is joined to it: its clock restarts at {format_seconds(end)}"
-        damages = (Damage(what, start=float((int(pts[-1]) - origin) * base), hint=_JOINED_HINT), *damages)
+        damages = (ClipDamage(what, start=float((int(pts[-1]) - origin) * base), hint=_JOINED_HINT), *damages)
     return origin, damages
 
 
@@ -297,7 +299,7 @@ def _ends_early(
     stream: av.VideoStream,
     packets: _Packets,
     base: Fraction,
-    found: damage.Found,
+    found: damage.DamageReport,
 ) -> bool:
     """Whether the header promises clearly more than the packets hold: a download or recording cut short.
 
@@ -323,7 +325,7 @@ def _ends_early(
     return bool(promises) and min(promises) - end > slack
 
 
-def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
+def _first_picture(path: str, truncated: bool) -> tuple[int, int, Orientation]:
     """Decodes one picture for what only a frame tells: its size and which way is up."""
     with opened(path) as container:
         stream = video_streams(container)[0]
@@ -335,12 +337,12 @@ def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
     raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if truncated else "no_frames")
 
 
-def _turn_of(picture: av.VideoFrame) -> Turn:
+def _turn_of(picture: av.VideoFrame) -> Orientation:
     """The turn of a decoded picture's display matrix; angles are taken to the nearest quarter."""
     sides = cast("Iterable[SideData]", picture.side_data)
     matrix = next((bytes(one) for one in sides if one.type.name == "DISPLAYMATRIX"), None)
     if matrix is None:
-        return Turn()
+        return Orientation()
     # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, what is left is
     # a rotation.
     a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(float)
@@ -348,8 +350,8 @@ def _turn_of(picture: av.VideoFrame) -> Turn:
     if mirrored:
         a, b = -a, -b
     if a == 0 and b == 0:
-        return Turn()
-    return Turn(int(round(-np.degrees(np.arctan2(b, a)) / 90) * 90) % 360, mirrored)
+        return Orientation()
+    return Orientation(int(round(-np.degrees(np.arctan2(b, a)) / 90) * 90) % 360, mirrored)
 
 
 def _count_frames(

@@ -20,7 +20,7 @@ from vidspec import memory
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.source import SourceFacts
 from vidspec.video import sample, sound
-from vidspec.video.base import Clip, Decoder, Frame, Index, NotDelivered, check_seconds, format_seconds
+from vidspec.video.base import Clip, Frame, FrameDecoder, Index, NotDelivered, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.decode_decord import DecordDecoder
 from vidspec.video.decode_hardware import DEVICES, HardwareDecoder
@@ -28,7 +28,7 @@ from vidspec.video.image import ImageDecoder, is_image
 from vidspec.video.probing import index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted
 
-__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "Check", "read", "read_at"]
+__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "CheckFrameCount", "read", "read_at"]
 
 DECODERS = ("auto", "decord", "av", *DEVICES)
 SEEKS = ("exact", "keyframes")
@@ -42,7 +42,7 @@ _MOST_BYTES = 8 << 30
 
 _DAMAGED_HINT = "--allow-damaged captions what is there; or leave the damage out by --start and --end"
 
-Check: TypeAlias = Callable[[int, int, int], None]
+CheckFrameCount: TypeAlias = Callable[[int, int, int], None]
 """Is told, before anything is decoded, how many frames of what height and width there will be; raises to refuse."""
 
 
@@ -60,7 +60,7 @@ def read(
     sound: float | None = None,
     gpu: int | None = None,
     most_bytes: int | None = None,
-    check: Check | None = None,
+    check: CheckFrameCount | None = None,
     admit: Callable[[int], None] | None = None,
     allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None,
 ) -> Clip:
@@ -82,7 +82,7 @@ def read(
     ``gpu``: number of the one that ``nvdec`` decodes on; the first by default.
     ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
     than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
-    ``check``: see ``Check``.
+    ``check``: see ``CheckFrameCount``.
     ``admit``: is told how many pixels a picture has, before the wanted ones are decoded; may wait until memory is free.
     ``allocate``: gives the array (N, H, W, 3) that frames are put into; the clip's own unless damage costs some.
 
@@ -90,7 +90,7 @@ def read(
     exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
     leave the damage out.
     """
-    wanted = _Wanted(
+    wanted = _FrameSelection(
         frames,
         fps,
         start,
@@ -125,12 +125,14 @@ def read_at(
         raise UsageError("times must be given, and in order")
     for time in (times[0], times[-1]):
         check_seconds("times", time)
-    wanted = _Wanted(None, None, None, None, max_pixels, decoder, allow_damaged=allow_damaged, times=tuple(times))
+    wanted = _FrameSelection(
+        None, None, None, None, max_pixels, decoder, allow_damaged=allow_damaged, times=tuple(times)
+    )
     return _read(path, wanted)
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _FrameSelection:
     frames: int | None
     fps: float | None
     start: float | None
@@ -143,7 +145,7 @@ class _Wanted:
     sound: float | None = None
     gpu: int | None = None
     most_bytes: int | None = None
-    check: Check | None = None
+    check: CheckFrameCount | None = None
     admit: Callable[[int], None] | None = None
     allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None
 
@@ -171,7 +173,7 @@ class _Wanted:
             )
 
 
-def _read(path: str | os.PathLike[str], wanted: _Wanted) -> Clip:
+def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
     """The clip; by counting frames where the packets of an undamaged file turn out not to be its frames."""
     decoder = _decoder(wanted)
     try:
@@ -192,14 +194,14 @@ def _read(path: str | os.PathLike[str], wanted: _Wanted) -> Clip:
         raise too_large(path, "its frames") from None
 
 
-def _decoder(wanted: _Wanted) -> Decoder:
+def _decoder(wanted: _FrameSelection) -> FrameDecoder:
     """The decoder that is asked for; UsageError if there is none here."""
     if wanted.allow_damaged or wanted.decoder in ("auto", "av"):
         return AvDecoder(allow_damaged=wanted.allow_damaged)
     return DecordDecoder() if wanted.decoder == "decord" else HardwareDecoder(wanted.decoder, wanted.gpu)
 
 
-def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
+def _with_sound(index: Index, clip: Clip, wanted: _FrameSelection) -> Clip:
     if wanted.sound is None or is_image(index):
         return clip
     begin = max(wanted.start or 0.0, float(clip.timestamps[0]))
@@ -209,7 +211,7 @@ def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
     return replace(clip, facts=facts, sound=samples)
 
 
-def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
+def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
     """Which frames of ``index`` are wanted: increasing, repeated only by ``fps`` and ``times``."""
     if wanted.times:
         _refuse_damaged(index, wanted, wanted.times[0], wanted.times[-1])
@@ -249,8 +251,8 @@ def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
     return positions
 
 
-def _refuse_damaged(index: Index, wanted: _Wanted, start: float | None, end: float | None) -> None:
-    found = [damage for damage in index.damage if damage.touches(start, end)]
+def _refuse_damaged(index: Index, wanted: _FrameSelection, start: float | None, end: float | None) -> None:
+    found = [damage for damage in index.damage if damage.affects(start, end)]
     if not found or wanted.allow_damaged:
         return
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
@@ -259,7 +261,7 @@ def _refuse_damaged(index: Index, wanted: _Wanted, start: float | None, end: flo
     )
 
 
-def _size(index: Index, count: int, wanted: _Wanted) -> tuple[int, int]:
+def _size(index: Index, count: int, wanted: _FrameSelection) -> tuple[int, int]:
     """(width, height) of the frames that are held."""
     most = [] if wanted.max_pixels is None else [wanted.max_pixels]
     if wanted.most_bytes is not None and count:
@@ -269,12 +271,12 @@ def _size(index: Index, count: int, wanted: _Wanted) -> tuple[int, int]:
     return fitted(index.width, index.height, min(most, default=None))
 
 
-def _check(index: Index, count: int, wanted: _Wanted) -> None:
+def _check(index: Index, count: int, wanted: _FrameSelection) -> None:
     """Whether so many frames are too many, before so much as a list of them is made."""
     width, height = _size(index, count, wanted)
     if wanted.check is not None and count:
         wanted.check(count, height, width)
-    free = memory.available()
+    free = memory.available_memory()
     most = _MOST_BYTES if free is None else min(_MOST_BYTES, free // 2)
     if count * width * height * 3 > most:
         raise UsageError(
@@ -284,7 +286,7 @@ def _check(index: Index, count: int, wanted: _Wanted) -> None:
         )
 
 
-def _decoded(decoder: Decoder, index: Index, wanted: _Wanted) -> Clip:
+def _decoded(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Clip:
     """The wanted frames, each decoded once and put in its places as it comes."""
     positions = _positions(index, wanted)
     width, height = size = _size(index, len(positions), wanted)

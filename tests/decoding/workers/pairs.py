@@ -9,7 +9,7 @@ from decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 CLIPS = {path.stem: path for path in shipped()}
 CLIP = CLIPS["one-object"]
@@ -22,7 +22,7 @@ class Waiting:
     def __init__(self, captioner, clips):
         paths = [CLIPS[clip] for clip in clips]
         self._left = [
-            Request(str(path), captioner.read(path), key=clip) for clip, path in zip(clips, paths, strict=True)
+            CaptionRequest(str(path), captioner.read(path), key=clip) for clip, path in zip(clips, paths, strict=True)
         ]
 
     @property

@@ -15,23 +15,23 @@ from tiers import full_but
 
 from decoding.toys import ToyEngine, blend, random_table
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.exact import Exact
-from vidspec.decoding.parallel import Scheduler, Settings
-from vidspec.decoding.protocol import Abort, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
+from vidspec.acceptance.exact import ExactRule
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.protocol import Abort, PrefillDraft, PromptRead, Propose, Proposed, Rollback, WorkerFailed
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers.heartbeat import Heartbeat
-from vidspec.decoding.workers.messages import Spans
+from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.process import _launching
 from vidspec.decoding.workers.remote import RemoteDraft
-from vidspec.decoding.workers.run import rounds
+from vidspec.decoding.workers.run import run_rounds
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
 from vidspec.draft_length.gamma import FixedGamma
-from vidspec.engine.requests import alone
-from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.requests import run_to_completion
+from vidspec.engine.sampling import Sampling, draw_token
 from vidspec.events.trace import Trace
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 VOCABULARY, EOS, LENGTH = 3, 2, 5
 TARGET = random_table(11, VOCABULARY, 1.2)
@@ -66,14 +66,14 @@ class TableDraft:
     def send(self, clip, message, visual=None):
         if isinstance(message, PrefillDraft):
             self.text, self.eos = DraftText(self.engine, self.engine.start()), message.eos
-            self.answer(Ready("draft", 0.0))
+            self.answer(PromptRead("draft", 0.0))
         elif isinstance(message, Rollback):
             self.epoch = message.epoch
             self.text.cut(message.keep, message.tokens)
         elif isinstance(message, Propose) and message.epoch == self.epoch:
             tokens = self.text.tokens
             while len(tokens) < message.until and not (tokens and tokens[-1] in self.eos):
-                token = alone(self.text.extend())
+                token = run_to_completion(self.text.extend())
                 self.answer(Proposed(self.epoch, len(tokens) - 1, token, 0.0))
         else:
             assert isinstance(message, Abort | Propose)
@@ -90,8 +90,8 @@ class TableTarget(TargetSide):
     """The target's side, on a table."""
 
     def __init__(self, rule, sampling, rng, engine):
-        super().__init__(Sequence(Request("table")))
-        self.sequence.rng, self.sequence.acceptance = rng, rule(sampling) if rule is not Exact else Exact()
+        super().__init__(Sequence(CaptionRequest("table")))
+        self.sequence.rng, self.sequence.acceptance = rng, rule(sampling) if rule is not ExactRule else ExactRule()
         self.engine, self.sampling = engine, sampling
 
     def read(self, publish):
@@ -103,9 +103,11 @@ def draws(rule, sampling, count):
     """Texts of the parallel schedule, one generator for all."""
     rng, engine = torch.Generator().manual_seed(5), ToyEngine(TARGET)
     for number in range(count):
-        settings = Settings(LENGTH, frozenset({EOS}), overlap=number % 2 == 0)
+        settings = ParallelSettings(LENGTH, frozenset({EOS}), overlap=number % 2 == 0)
         scheduler = Scheduler(settings, FixedGamma(1 + number % 3))
-        alone(rounds(scheduler, TableTarget(rule, sampling, rng, engine), remote(TableDraft()), lambda one: None))
+        run_to_completion(
+            run_rounds(scheduler, TableTarget(rule, sampling, rng, engine), remote(TableDraft()), lambda one: None)
+        )
         yield tuple(scheduler.emitted)
 
 
@@ -116,7 +118,7 @@ class AcceptsAll:
         self.sampling = sampling
 
     def __call__(self, draft, passed, rng):
-        last = draw(self.sampling.distribution(passed.logits)[-1], rng)
+        last = draw_token(self.sampling.distribution(passed.logits)[-1], rng)
         return Verdict.chain(len(draft.tokens), last)
 
 
@@ -145,7 +147,7 @@ def fits(rule, sampling, count):
 
 @pytest.mark.parametrize("sampling", full_but([Sampling(0.7, 0.8)], [Sampling(1.0), Sampling(0.7, 0.8)]))
 def test_sampled_texts_have_the_targets_distribution(sampling):
-    assert fits(Exact, sampling, 1200) > 0.001
+    assert fits(ExactRule, sampling, 1200) > 0.001
 
 
 @pytest.mark.full
@@ -155,16 +157,16 @@ def test_the_test_of_the_distribution_can_fail():
 
 def received(draft):
     """The answers of a draft that come in time."""
-    return alone(draft.receive())
+    return run_to_completion(draft.receive())
 
 
 def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes():
     process = TableDraft()
     draft = remote(process)
     draft.begin()
-    process.answer(Ready("draft", 0.0))
+    process.answer(PromptRead("draft", 0.0))
     process.answer(Proposed(0, 0, 1, 0.0))
-    assert received(draft) == [Ready("draft", 0.0), Proposed(0, 0, 1, 0.0)]
+    assert received(draft) == [PromptRead("draft", 0.0), Proposed(0, 0, 1, 0.0)]
     threading.Timer(0.1, process.answer, [Proposed(0, 1, 2, 0.1)]).start()
     begun = time.monotonic()
     assert received(draft) == [Proposed(0, 1, 2, 0.1)]
@@ -179,7 +181,7 @@ def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, w
     draft.begin()
     process.heartbeat, process.reading = Beating(beats), reads
     begun = time.monotonic()
-    assert received(draft) == [Failed("draft", "no answer for 0.1 s", lost=True)]
+    assert received(draft) == [WorkerFailed("draft", "no answer for 0.1 s", lost=True)]
     assert time.monotonic() - begun >= 0.1 * waited
 
 
@@ -189,21 +191,21 @@ def test_an_error_of_the_target_is_raised_as_it_is():
             yield from ()
             raise torch.OutOfMemoryError("mine")
 
-    target = Broken(Exact, Sampling(), torch.Generator(), ToyEngine(TARGET))
-    scheduler = Scheduler(Settings(3), FixedGamma(2))
+    target = Broken(ExactRule, Sampling(), torch.Generator(), ToyEngine(TARGET))
+    scheduler = Scheduler(ParallelSettings(3), FixedGamma(2))
     with pytest.raises(torch.OutOfMemoryError, match="mine"):
-        alone(rounds(scheduler, target, remote(TableDraft()), lambda one: None))
+        run_to_completion(run_rounds(scheduler, target, remote(TableDraft()), lambda one: None))
 
 
 def test_a_clip_is_closed_once_and_only_if_it_was_opened():
     process = TableDraft()
     draft = remote(process)
     draft.close()
-    assert alone(draft.account()) is None and not process.closed
+    assert run_to_completion(draft.account()) is None and not process.closed
     draft = remote(process)
     draft.begin()
-    threading.Timer(0.05, lambda: process.answer(Spans(1, (), 7))).start()
-    assert alone(draft.account()).forwards == 7
+    threading.Timer(0.05, lambda: process.answer(DraftSpans(1, (), 7))).start()
+    assert run_to_completion(draft.account()).forwards == 7
     draft.close()
     assert process.closed == [1]
 

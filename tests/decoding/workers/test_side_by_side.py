@@ -16,11 +16,11 @@ from tiers import full_but
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.decoding.protocol import Abort, Proposed
-from vidspec.decoding.setup import Setup
+from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import remote
-from vidspec.decoding.workers.messages import Order
-from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.decoding.workers.messages import ClipOrder
+from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.engine.requests import Encode
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.events.trace import to_chrome
@@ -109,7 +109,7 @@ def test_rounds_tell_what_they_were(pairs):
 def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
     """A target whose prefill takes as long as the drafts of all clips take to say three tokens."""
     captioner, clips = pairs.sharing(name), list(CLIPS)[:batch]
-    said, prefill, heard = {}, Setup.prefill, processes.DraftProcess.dispatch
+    said, prefill, heard = {}, DecodingSetup.prefill, processes.DraftProcess.dispatch
 
     def counted(process, message):
         if isinstance(getattr(message, "result", None), Proposed):
@@ -124,7 +124,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
         return read
 
     monkeypatch.setattr(processes.DraftProcess, "dispatch", counted)
-    monkeypatch.setattr(Setup, "prefill", late)
+    monkeypatch.setattr(DecodingSetup, "prefill", late)
     records = {
         clip: event.caption
         for clip, event in captioner.serve(Waiting(captioner, clips), batch=batch)
@@ -273,7 +273,7 @@ def test_the_draft_has_its_share_of_the_processor(pairs):
 def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     """Such as one that is still reading a long prompt when the target has written the whole text."""
     process = pairs.slot.ready()
-    monkeypatch.setattr(processes, "CloseClip", lambda clip: Order(-1, Abort()))  # which it does not answer
+    monkeypatch.setattr(processes, "CloseClip", lambda clip: ClipOrder(-1, Abort()))  # which it does not answer
     monkeypatch.setattr(remote, "ACCOUNT", 0.1)
     record = pairs.first.caption(CLIP)
     assert record.token_ids == pairs.plain("one-object")
@@ -297,7 +297,7 @@ def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
 
 def test_a_forgotten_captioner_leaves_no_process(pairs):
     """Two captioners at the same time; nobody closes the second."""
-    slot = DraftSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
+    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
     pid = slot.process.process.pid
     assert multiprocessing.active_children()
     del slot

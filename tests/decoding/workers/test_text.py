@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from decoding.toys import ToyEngine, random_table
 from vidspec.decoding.workers.text import DraftText
-from vidspec.engine.requests import alone
+from vidspec.engine.requests import run_to_completion
 
 MOVES = st.lists(
     st.one_of(st.none(), st.tuples(st.integers(0, 30), st.lists(st.integers(0, 4), max_size=3))), max_size=40
@@ -22,7 +22,7 @@ def test_it_proposes_the_greedy_continuation(seed, moves):
     for move in moves:
         if move is None:
             expected.append(int(table(tuple(expected)).argmax()))
-            assert alone(text.extend()) == expected[-1]
+            assert run_to_completion(text.extend()) == expected[-1]
         else:
             keep = min(move[0], len(expected))
             expected[keep:] = move[1]
@@ -37,7 +37,7 @@ def test_it_proposes_the_greedy_continuation(seed, moves):
 def test_it_keeps_no_more_than_there_is():
     engine = ToyEngine(random_table(1, 5))
     text = DraftText(engine, engine.start())
-    alone(text.extend())
+    run_to_completion(text.extend())
     with pytest.raises(ValueError, match="cannot keep 2 of 1"):
         text.cut(2, ())
     assert torch.is_tensor(text.prefill.logits)

@@ -24,11 +24,11 @@ from vidspec.decoding.protocol import Rollback
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers import frames
 from vidspec.decoding.workers import process as processes
-from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.errors import GenerationError, ModelError
-from vidspec.events.events import Again, Finished, Prefilled, Round
+from vidspec.events.events import Finished, Prefilled, Restarted, Round
 from vidspec.models import loading
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 KILLS = int(os.environ.get("VIDSPEC_KILLS", "3"))
 pytestmark = pytest.mark.usefixtures("forked_drafts")
@@ -62,7 +62,7 @@ def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
                 os.kill(pairs.pid, signal.SIGKILL)
         assert moved_to(Finished, events) == [len(events) - 1]
         assert events[-1].caption.token_ids == pairs.plain("one-object")
-        if again := moved_to(Again, events):
+        if again := moved_to(Restarted, events):
             restarts += 1
             assert "exit code -9" in events[again[0]].why
             rest = [event for event in events[again[0] :] if isinstance(event, Round)]
@@ -86,7 +86,7 @@ def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
             if not left:
                 os.kill(pid, signal.SIGKILL)
             assert not isinstance(event, Exception), event
-            if isinstance(event, Again):
+            if isinstance(event, Restarted):
                 assert clip not in again and "exit code -9" in event.why
                 again.add(clip)
             if isinstance(event, Finished):
@@ -101,7 +101,7 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
     stream = pairs.first.stream(CLIP)
     next(stream)
     told = []
-    request = pairs.first._whole(Request("", pairs.first.read(CLIP)))
+    request = pairs.first._with_defaults(CaptionRequest("", pairs.first.read(CLIP)))
     clip = process.open(pairs.first.profile, request, 10, told.append, eager=False)
     process.send(clip, Rollback(1, 0, (3,)))
     *_, last = stream
@@ -131,7 +131,7 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     told = []
     clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
     assert clip.frames
-    request = pairs.first._whole(Request("", pairs.first.read(CLIP)))
+    request = pairs.first._with_defaults(CaptionRequest("", pairs.first.read(CLIP)))
     process.open(pairs.first.profile, request, 10, told.append, eager=True)
     assert "exit code -9" in told[0].error
     process.stop()
@@ -149,7 +149,7 @@ def test_a_draft_that_is_stopped_is_replaced_and_the_clip_done_again(pairs):
             if getattr(event, "mode", "") in ("pre", "post") and pairs.pid == pid:
                 os.kill(pid, signal.SIGSTOP)
         assert events[-1].caption.token_ids == pairs.plain("one-object")
-        if again := moved_to(Again, events):
+        if again := moved_to(Restarted, events):
             assert "draft worker failed: no answer for 2 s" in events[again[0]].why
             break
     assert again and gone(pid) and pairs.pid != pid
@@ -163,7 +163,7 @@ def spawned(monkeypatch):
 
 @pytest.mark.full
 def test_a_draft_that_is_stopped_while_it_loads_is_replaced(pairs, spawned):
-    slot = DraftSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
+    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
     slot.target, slot._timeout = pairs.model, 1.0
     pid = slot.process.process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monk
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
     verify = Target.verify  # so slow that the target does not write the whole text before the draft fails
     monkeypatch.setattr(Target, "verify", lambda target, draft: (time.sleep(0.2), verify(target, draft))[1])
-    other = loading.load(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
+    other = loading.load_model(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
     with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
         pairs.sharing(name, target=other).caption(CLIP)
     assert "Traceback" in str(caught.value.__cause__) and "in rows" in str(caught.value.__cause__)
@@ -202,7 +202,7 @@ def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monk
 def test_a_draft_of_another_tokenizer_is_refused(pairs, tmp_path):
     folder = checkpoints.save(tmp_path)
     build_tokenizer(samples=300, seed=8).save_pretrained(folder)
-    other = loading.load(str(folder), pairs.slot._start.where)
+    other = loading.load_model(str(folder), pairs.slot._start.where)
     with pytest.raises(ModelError, match="different tokenizers"):
         pairs.sharing(target=other).caption(CLIP)
     pairs.slot.target = pairs.model

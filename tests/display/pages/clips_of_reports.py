@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from fake_captioner import record
 
-from vidspec.bench.rows import Row
-from vidspec.display.pages.clip import Clip
+from vidspec.bench.rows import BenchRow
+from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.pictures import Picture
 from vidspec.embedded.samples import shipped
-from vidspec.events.events import Loosened, Prefilled, Rejected, Round
+from vidspec.events.events import LooseToken, Prefilled, RejectedToken, Round
 from vidspec.events.trace import Span
 
 PATH = str(shipped()[0])
@@ -28,8 +28,8 @@ ROUNDS = (
         0.1,
         0.3,
         (" red", " <b>circle</b>", "\nmoves"),
-        loosened=(Loosened(1, 5, "relevance", relevance=0.25),),
-        rejected=(Rejected(2, 8, " stays"), Rejected(2, 9)),
+        loosened=(LooseToken(1, 5, "relevance", relevance=0.25),),
+        rejected=(RejectedToken(2, 8, " stays"), RejectedToken(2, 9)),
         probabilities=(0.75, 2e-5, 1.0),
     ),
     Round((4, 9), ("draft", "bonus"), 1, 1, 1.0, 0.1, 0.3, (" left.", "")),
@@ -47,9 +47,11 @@ PICTURES = (Picture(0.0, DOT, 4 / 3, DOT, 1, 4), Picture(0.5, DOT, 4 / 3, DOT, 2
 
 ONE = (1.0, 1.0, 1.0)
 MEASURED = [
-    Row("ar", 2, 2, None, 1.0, None, 40.0, ONE, ONE, ONE, place=2),
-    Row("fast", 2, 2, 4.0, 5.0, 0.1, 100.0, (0.9, 0.8, 1.0), (2.5, 2.0, 4.0), (2.0, 1.5, 3.0), 2.4, also=("quick",)),
-    Row("slow", None, 2, 1.0, 2.0, 1.0, 20.0, (0.8, 0.7, 0.9), (0.5, 0.4, 0.6), (0.6, 0.5, 0.7), 0.5, place=3),
+    BenchRow("ar", 2, 2, None, 1.0, None, 40.0, ONE, ONE, ONE, place=2),
+    BenchRow(
+        "fast", 2, 2, 4.0, 5.0, 0.1, 100.0, (0.9, 0.8, 1.0), (2.5, 2.0, 4.0), (2.0, 1.5, 3.0), 2.4, also=("quick",)
+    ),
+    BenchRow("slow", None, 2, 1.0, 2.0, 1.0, 20.0, (0.8, 0.7, 0.9), (0.5, 0.4, 0.6), (0.6, 0.5, 0.7), 0.5, place=3),
 ]
 
 
@@ -78,5 +80,5 @@ def told(**changes):
 
 def clip(**changes):
     """The clip as a watched run gives it."""
-    made = Clip(told(), SEEN, ROUNDS, SPANS, PICTURES)
+    made = ClipPage(told(), SEEN, ROUNDS, SPANS, PICTURES)
     return replace(made, **changes)

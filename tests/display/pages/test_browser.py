@@ -8,8 +8,8 @@ from display.pages.browser import BROWSER, WHY, visit
 from display.pages.clips_of_reports import MEASURED, clip, told
 from vidspec import video
 from vidspec.display.pages.bench import write_bench
-from vidspec.display.pages.clip import Clip
-from vidspec.display.pages.folder import Folder
+from vidspec.display.pages.clip import ClipPage
+from vidspec.display.pages.folder import FolderPage
 from vidspec.display.pages.report import write
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(BROWSER is None, reason=WHY)]
@@ -53,7 +53,7 @@ def pages(tmp_path_factory):
         "speed": {"tokens_per_s": 4.0, "baseline": baseline},
     }
     whole = clip(record=told(**facts))
-    one, every = Folder(), Folder()
+    one, every = FolderPage(), FolderPage()
     one.add(whole.record)
     assert not write(folder / "one.html", one, [whole], "")
     error = {"stage": "decode_video", "kind": "not_video", "message": "is not a video"}
@@ -63,7 +63,7 @@ def pages(tmp_path_factory):
     write_bench(folder / "bench.html", MEASURED, "ar", "vidspec bench run --repeats 1", {"cores": 2}, demo=True)
     numbered = [every.add(record) for record in (*records, failed)]
     inside = [replace(whole, record=record, number=at) for record, at in zip(records, numbered, strict=False)]
-    assert not write(folder / "many.html", every, [*inside[:2], Clip(records[2], number=3)], "run")
+    assert not write(folder / "many.html", every, [*inside[:2], ClipPage(records[2], number=3)], "run")
     return folder
 
 

@@ -4,13 +4,13 @@ from html import unescape
 import pytest
 
 from display.pages.clips_of_reports import ROUNDS, SEEN, SPANS, clip, told
-from vidspec.display.pages.clip import Clip, Window
-from vidspec.display.pages.page import rendered
+from vidspec.display.pages.clip import ClipPage, VerifiedWindow
+from vidspec.display.pages.page import render_page
 
 
 def shown(made):
     """The text of a page about a clip."""
-    page = rendered("clip.html", title="", demo="", clip=made).partition("<main")[2].partition("</main>")[0]
+    page = render_page("clip.html", title="", demo="", clip=made).partition("<main")[2].partition("</main>")[0]
     return unescape(" ".join(re.sub("<[^>]*>", " ", page).split()))
 
 
@@ -35,10 +35,10 @@ def test_every_token_says_who_wrote_it_and_when():
 
 
 def test_a_record_alone_tells_the_counts_and_what_it_lacks():
-    made = Clip(told())
+    made = ClipPage(told())
     assert not made.tokens and made.timeline is None and not made.pictures
     assert made.origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
-    assert made.windows == [Window(0 + 1, 2), Window(2, 1)]
+    assert made.windows == [VerifiedWindow(0 + 1, 2), VerifiedWindow(2, 1)]
     page = shown(made)
     assert "Not on this page" in page and "Not on this page" not in shown(clip())
     for absent in ("The origin and the probability of each token:", "The places in a frame", "The timeline: caption"):
@@ -46,12 +46,12 @@ def test_a_record_alone_tells_the_counts_and_what_it_lacks():
 
 
 def test_a_clip_that_is_asked_several_things_is_named_by_what_it_was_asked():
-    assert Clip(told(question={"prompt": "What\nmoves?"})).name.endswith(".mp4: What\\nmoves?")
-    assert Clip(told(question=None)).name.endswith(".mp4")
+    assert ClipPage(told(question={"prompt": "What\nmoves?"})).name.endswith(".mp4: What\\nmoves?")
+    assert ClipPage(told(question=None)).name.endswith(".mp4")
 
 
 def test_windows_hold_what_was_drafted_and_the_targets_own():
-    assert clip().windows == [Window(1, 2, 4, 1), Window(2, 1, 1, 1)]
+    assert clip().windows == [VerifiedWindow(1, 2, 4, 1), VerifiedWindow(2, 1, 1, 1)]
     assert clip().tallest == 5
 
 
@@ -81,7 +81,7 @@ def test_windows_hold_what_was_drafted_and_the_targets_own():
     ],
 )
 def test_in_short(changes, said):
-    assert said in shown(Clip(told(**changes)))
+    assert said in shown(ClipPage(told(**changes)))
 
 
 def test_speeds_stand_beside_plain_decoding_where_that_was_measured():
@@ -89,7 +89,7 @@ def test_speeds_stand_beside_plain_decoding_where_that_was_measured():
     assert [one.method for one in alone] == [0.5, 1.0, 1.5] and {one.plain for one in alone} == {None}
     timings = {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.25}
     baseline = {"timings": timings, "time_to_first_token": 0.5, "decode": 3.0, "end_to_end": 2.17}
-    both = Clip(told(speed={"baseline": baseline}))
+    both = ClipPage(told(speed={"baseline": baseline}))
     assert [one.plain for one in both.speeds] == [0.25, 3.0, 3.25] and both.slowest == 3.25
 
 
@@ -103,13 +103,13 @@ def test_every_counter_has_a_definition():
 
 def test_a_part_of_a_file_says_which():
     video = {"duration_s": 20.0, "timestamps": [5.0, 6.0, 7.0, 8.0], "frames": 4}
-    assert Clip(told(video=video)).name.endswith(".mp4, 0:05 to 0:08")
-    assert Clip({**told(), "job": {"start": 5.0, "end": 65.0}}).name.endswith(".mp4, 0:05 to 1:05")
-    assert Clip(told(video={**video, "timestamps": [0.0, 6.6, 13.2, 19.8]})).name.endswith(".mp4")
+    assert ClipPage(told(video=video)).name.endswith(".mp4, 0:05 to 0:08")
+    assert ClipPage({**told(), "job": {"start": 5.0, "end": 65.0}}).name.endswith(".mp4, 0:05 to 1:05")
+    assert ClipPage(told(video={**video, "timestamps": [0.0, 6.6, 13.2, 19.8]})).name.endswith(".mp4")
 
 
 def test_what_a_terminal_or_a_reader_would_obey_is_made_harmless():
-    made = Clip(told(path="a\x1b[31m\u202eb.mp4", caption="a\u202eb"))
+    made = ClipPage(told(path="a\x1b[31m\u202eb.mp4", caption="a\u202eb"))
     assert made.name == "a\\x1b[31m\\u202eb.mp4" and made.caption == "a\\u202eb"
 
 

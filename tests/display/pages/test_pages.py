@@ -12,10 +12,10 @@ from PIL import Image
 from display.pages.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
 from vidspec import video
 from vidspec.display.pages import folder as folders
-from vidspec.display.pages.clip import Clip
-from vidspec.display.pages.folder import Folder
+from vidspec.display.pages.clip import ClipPage
+from vidspec.display.pages.folder import FolderPage
 from vidspec.display.pages.page import check_page
-from vidspec.display.pages.pictures import pictures
+from vidspec.display.pages.pictures import draw_frames
 from vidspec.display.pages.report import write
 from vidspec.errors import OutputError, UsageError, VideoError
 
@@ -29,7 +29,7 @@ def times():
 
 def written(tmp_path, *clips, **changes):
     """The page of ``clips``, all of them in full."""
-    folder = Folder()
+    folder = FolderPage()
     numbered = [replace(one, number=folder.add(one.record)) for one in clips]
     errors = write(tmp_path / "page.html", folder, numbered, "run", **changes)
     return (tmp_path / "page.html").read_text(encoding="utf-8"), errors
@@ -48,7 +48,7 @@ def test_a_page_of_one_clip_holds_it_and_loads_nothing(tmp_path, times):
 
 
 def test_the_veil_covers_what_the_draft_did_not_see(times):
-    one, two = pictures(told(video={"timestamps": times}), SEEN, 10**6)
+    one, two = draw_frames(told(video={"timestamps": times}), SEEN, 10**6)
     assert (one.kept, one.tokens, two.kept, two.tokens) == (1, 4, 2, 4)
     veils = [Image.open(BytesIO(base64.b64decode(each.veil.partition(",")[2]))) for each in (one, two)]
     alpha = [np.asarray(each.convert("RGBA"))[..., 3] for each in veils]
@@ -65,19 +65,19 @@ def test_the_veil_covers_what_the_draft_did_not_see(times):
 def test_signals_are_laid_out_frame_by_frame(times):
     """Of tokens in another order than their cells, the last of them a separator."""
     seen = replace(SEEN, cells=(4, 5, 6, 7, 0, 1, 2, -1), signals=SIGNALS[:1])
-    found = pictures(told(video={"timestamps": times}), seen, 10**6)
+    found = draw_frames(told(video={"timestamps": times}), seen, 10**6)
     assert [one.sides for one in found] == [(2, 2), (2, 2)]
     levels = [[list(base64.b64decode(level)) for level in one.levels] for one in found]
     assert levels == [[[218, 182, 72, 0]], [[255, 109, 0, 36]]]
 
 
 def test_a_frame_that_the_draft_saw_whole_has_no_veil(times):
-    one, two = pictures(told(video={"timestamps": times}), replace(SEEN, kept=(0, 1, 2, 3, 5)), 10**6)
+    one, two = draw_frames(told(video={"timestamps": times}), replace(SEEN, kept=(0, 1, 2, 3, 5)), 10**6)
     assert (one.veil, one.kept, one.share) == (None, 4, 1.0) and two.veil is not None
 
 
 def test_records_alone_have_counts_and_no_veil(times):
-    found = pictures(told(video={"timestamps": times}), None, 10**6)
+    found = draw_frames(told(video={"timestamps": times}), None, 10**6)
     assert [(one.seconds, one.kept, one.tokens, one.veil) for one in found] == [
         (times[0], 1, None, None),
         (times[1], 2, None, None),
@@ -86,7 +86,7 @@ def test_records_alone_have_counts_and_no_veil(times):
 
 def test_each_raster_of_a_frame_is_drawn(times):
     """Two views of the whole frame, of 1 x 2 and 1 x 2 tokens, one below the other in the grid."""
-    found = pictures(told(video={"timestamps": times}), replace(SEEN, views=((1, 2), (1, 2))), 10**6)
+    found = draw_frames(told(video={"timestamps": times}), replace(SEEN, views=((1, 2), (1, 2))), 10**6)
     assert [(one.view, one.kept, one.tokens) for one in found] == [
         ("view of 1 x 2", 1, 2),
         ("view of 1 x 2", 0, 2),
@@ -134,13 +134,13 @@ def test_captions_of_the_built_in_models_cannot_be_taken_for_more(tmp_path, demo
 
 
 def test_a_folder_says_which_of_its_captions_are_the_built_in_models(tmp_path):
-    page, _ = written(tmp_path, *(Clip(told(demo=demo, video={})) for demo in (True, False, False)))
+    page, _ = written(tmp_path, *(ClipPage(told(demo=demo, video={})) for demo in (True, False, False)))
     assert "1 of 3 are by vidspec&#39;s built-in models" in page and page.count("drawn shapes only</span>") == 2
 
 
 def test_failures_come_first_and_are_counted(tmp_path):
     failed = told(path="x.mp4", caption=None, error=FAILED, token_ids=[], counters={}, lengths={}, timings={}, speed={})
-    folder = Folder()
+    folder = FolderPage()
     for record in (told(), failed, told(ended="loop")):
         folder.add(record)
     assert [(row.number, row.state) for row in folder.table] == [(2, "failed"), (1, "captioned"), (3, "ends in a loop")]
@@ -151,7 +151,7 @@ def test_failures_come_first_and_are_counted(tmp_path):
 
 
 def test_spreads_are_of_captioned_clips_that_have_the_value():
-    folder = Folder()
+    folder = FolderPage()
     for rate in (1.0, 2.0, 4.0, None):
         folder.add(told(speed={"tokens_per_s": rate}))
     folder.add(told(error=FAILED, speed={"tokens_per_s": 99.0}))
@@ -162,7 +162,7 @@ def test_spreads_are_of_captioned_clips_that_have_the_value():
 
 def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
     monkeypatch.setattr(folders, "MAX_ROWS", 2)
-    folder = Folder()
+    folder = FolderPage()
     for at in range(5):
         folder.add(told(error=FAILED if at > 3 else None))
     assert [row.state for row in folder.table] == ["failed", "captioned", "captioned"]
@@ -171,6 +171,6 @@ def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
 
 def test_a_page_that_cannot_be_written(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
-        write(tmp_path / "no" / "page.html", Folder(), [], "run")
+        write(tmp_path / "no" / "page.html", FolderPage(), [], "run")
     with pytest.raises(UsageError, match=r"--report x.pdf: must end in \.html"):
         check_page(tmp_path.joinpath("x.pdf").relative_to(tmp_path), [])

@@ -37,10 +37,10 @@ def test_ticks_are_round_times():
 
 
 def test_a_trace_file_is_read_back():
-    from vidspec.dataset.trace_file import joined
+    from vidspec.dataset.trace_file import merge_traces
 
     parts = [("a.mp4", to_chrome(SPANS)), ("b.mp4", to_chrome(SPANS[:1])), ("a.mp4", to_chrome(SPANS[:2]))]
-    found = from_chrome(json.loads(json.dumps(joined(parts))))
+    found = from_chrome(json.loads(json.dumps(merge_traces(parts))))
     assert {path: [len(one) for one in traces] for path, traces in found.items()} == {"a.mp4": [6, 2], "b.mp4": [1]}
     back = {(one.worker, one.kind, one.about) for one in found["a.mp4"][0]}
     assert back == {(one.worker, one.kind, one.about) for one in SPANS}

@@ -7,7 +7,7 @@ from display.pages.clips_of_reports import PATH, ROUNDS, SEEN
 from vidspec.config import profiles
 from vidspec.display.pages import report
 from vidspec.display.pages.report import ReportFile
-from vidspec.events.events import Again
+from vidspec.events.events import Restarted
 
 pytestmark = pytest.mark.full
 
@@ -58,7 +58,7 @@ def test_clips_in_flight_at_once_do_not_mix(page):
 
 
 def test_a_clip_that_is_done_again_shows_only_the_last_time(page):
-    watch(page, events=(SEEN, *ROUNDS[:2], Again("a worker was lost"), SEEN, *ROUNDS))
+    watch(page, events=(SEEN, *ROUNDS[:2], Restarted("a worker was lost"), SEEN, *ROUNDS))
     assert text(page).count('class="t ') == 6
 
 

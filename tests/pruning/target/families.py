@@ -6,7 +6,7 @@ import torch
 from engine.passing import forward
 from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 
-from vidspec.pruning.target.base import Choice, TargetPruner
+from vidspec.pruning.target.base import KeptTokens, TargetPruner
 from vidspec.registry import families
 
 PROMPT = "Describe the video."
@@ -30,7 +30,7 @@ def case(family):
     else:
         model = checkpoints_llava.adapter(checkpoints_llava.Kind(family))
         shown = model.preprocess(checkpoints_llava.clip(6, 60, 90))
-    return model, model.prefix(model.see(shown), PROMPT)
+    return model, model.prefix(model.encode(shown), PROMPT)
 
 
 def decode(engine, prefix, tokens=8):
@@ -82,7 +82,7 @@ class Recorded(TargetPruner):
         self.waiting = sorted(self.shares)
         return self.shares
 
-    def choose(self, reading, share) -> Choice:
+    def choose(self, reading, share) -> KeptTokens:
         choice = self.method.choose(reading, share)
         self.left = self.left[choice.kept]
         self.kept[self.waiting.pop(0)] = self.left

@@ -6,17 +6,17 @@ from engine.passing import forward
 
 from pruning.target.families import FAMILIES, ROOM, Recorded, case, decode, stock_logits
 from vidspec.engine.forward import Engine
-from vidspec.pruning.target.dycoke import DyCoke
-from vidspec.pruning.target.engine import LossyEngine, kept_per_layer
-from vidspec.pruning.target.fastv import FastV
-from vidspec.pruning.target.pdrop import PyramidDrop
-from vidspec.pruning.target.sparsevlm import SparseVLM
+from vidspec.pruning.target.dycoke import DyCokeTargetPruner
+from vidspec.pruning.target.engine import PrunedTargetEngine, kept_per_layer
+from vidspec.pruning.target.fastv import FastVPruner
+from vidspec.pruning.target.pdrop import PyramidDropPruner
+from vidspec.pruning.target.sparsevlm import SparseVLMPruner
 
 EVERYTHING = {
-    "fastv": FastV(keep=[1.0]),
-    "pdrop": PyramidDrop(keep=[1.0, 1.0, 1.0]),
-    "sparsevlm": SparseVLM(keep=[1.0, 1.0, 1.0]),
-    "dycoke": DyCoke(merge=0.0, keep=[1.0]),
+    "fastv": FastVPruner(keep=[1.0]),
+    "pdrop": PyramidDropPruner(keep=[1.0, 1.0, 1.0]),
+    "sparsevlm": SparseVLMPruner(keep=[1.0, 1.0, 1.0]),
+    "dycoke": DyCokeTargetPruner(merge=0.0, keep=[1.0]),
 }
 CLOSE = {"rtol": 0, "atol": 2e-3}
 
@@ -58,7 +58,7 @@ def unseen(prefix, rows, kept, first=0):
 def test_keeping_everything_is_plain_decoding(family, method):
     model, prefix = case(family)
     plain, plain_logits, _ = decode(Engine(model), prefix)
-    text, logits, _ = decode(LossyEngine(model, EVERYTHING[method]), prefix)
+    text, logits, _ = decode(PrunedTargetEngine(model, EVERYTHING[method]), prefix)
     assert text == plain and torch.equal(logits, plain_logits)
 
 
@@ -66,10 +66,10 @@ def test_keeping_everything_is_plain_decoding(family, method):
 @pytest.mark.parametrize(
     "method",
     [
-        FastV(layer=1, keep=[0.4]),
-        FastV(layer=2, keep=[0.2]),
-        PyramidDrop(keep=[0.6, 0.4, 0.2]),
-        SparseVLM(keep=[0.6, 0.5, 0.2], recycle=0),
+        FastVPruner(layer=1, keep=[0.4]),
+        FastVPruner(layer=2, keep=[0.2]),
+        PyramidDropPruner(keep=[0.6, 0.4, 0.2]),
+        SparseVLMPruner(keep=[0.6, 0.5, 0.2], recycle=0),
     ],
     ids=["fastv-1", "fastv-2", "pdrop", "sparsevlm"],
 )
@@ -77,7 +77,7 @@ def test_dropped_rows_are_rows_that_nobody_sees(family, method):
     """Positions, deepstack features and the cache of every layer: they give what masks give."""
     model, prefix = case(family)
     recorded = Recorded(method, prefix.visual)
-    text, logits, state = decode(LossyEngine(model, recorded), prefix)
+    text, logits, state = decode(PrunedTargetEngine(model, recorded), prefix)
     rows = prefix.length + len(text) - 1
     hidden, lengths, read, left = {}, [], [], len(prefix.visual)
     for layer in range(model.layers):
@@ -99,9 +99,9 @@ def test_dropped_rows_are_rows_that_nobody_sees(family, method):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_frames_are_a_shorter_prompt(family):
     model, prefix = case(family)
-    method = DyCoke(merge=0.7, keep=[1.0])
+    method = DyCokeTargetPruner(merge=0.7, keep=[1.0])
     kept = method.before(prefix)
-    text, logits, state = decode(LossyEngine(model, method), prefix)
+    text, logits, state = decode(PrunedTargetEngine(model, method), prefix)
     expected, expected_logits, other = decode(Engine(model), prefix.keep(kept))
     assert kept_per_layer(state.span) == (len(kept),) * model.layers and kept_per_layer(other.span) == ()
     assert len(kept) < len(prefix.visual) and text == expected and torch.equal(logits, expected_logits)
@@ -116,7 +116,7 @@ def test_merged_frames_are_a_shorter_prompt(family):
 def test_entries_that_decoding_does_not_read(family, similarity):
     model, prefix = case(family)
     layer, chosen = 2, []
-    engine = LossyEngine(model, DyCoke(merge=0.0, keep=[0.3], layer=layer, similarity=similarity))
+    engine = PrunedTargetEngine(model, DyCokeTargetPruner(merge=0.0, keep=[0.3], layer=layer, similarity=similarity))
     state = engine.prefill(prefix, ROOM)
     text, logits = [int(state.logits.argmax())], [state.logits]
     for _ in range(6):
@@ -141,7 +141,7 @@ def test_entries_that_decoding_does_not_read(family, similarity):
 def test_recycled_tokens_reach_the_next_block():
     """The state at a centre's place is the mean of its members'."""
     model, prefix = case("qwen3_vl")
-    method = SparseVLM(keep=[0.2, 0.2, 0.2], recycle=0.5, cluster=4)
+    method = SparseVLMPruner(keep=[0.2, 0.2, 0.2], recycle=0.5, cluster=4)
     seen, entered = [], []
     choose = method.choose
 
@@ -159,7 +159,7 @@ def test_recycled_tokens_reach_the_next_block():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.decoder, "block", watched)
-        LossyEngine(model, method).prefill(prefix, ROOM)
+        PrunedTargetEngine(model, method).prefill(prefix, ROOM)
     reading, (kept, into) = seen[0]
     visual, after = reading.visual, entered[0]
     assert len(after) == prefix.length - len(visual) + len(kept)
@@ -177,13 +177,18 @@ def test_prompts_without_a_video():
     model, _ = case("qwen2_5_vl")
     prefix = model.text_prefix(model.text_ids("\n", "Describe."))
     plain = decode(Engine(model), prefix)[0]
-    for method in (FastV(retention=0.4), PyramidDrop(retention=0.4), SparseVLM(retention=0.4), DyCoke(retention=0.4)):
-        assert decode(LossyEngine(model, method), prefix)[0] == plain
+    for method in (
+        FastVPruner(retention=0.4),
+        PyramidDropPruner(retention=0.4),
+        SparseVLMPruner(retention=0.4),
+        DyCokeTargetPruner(retention=0.4),
+    ):
+        assert decode(PrunedTargetEngine(model, method), prefix)[0] == plain
 
 
 def test_what_a_pruned_target_does_not_do():
     model, prefix = case("llava")
-    engine = LossyEngine(model, FastV(retention=0.4))
+    engine = PrunedTargetEngine(model, FastVPruner(retention=0.4))
     state = engine.prefill(prefix, ROOM)
     with pytest.raises(ValueError, match="token by token"):
         forward(engine, state, [1, 2])

@@ -14,8 +14,8 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
-from vidspec.models.placement import placement
-from vidspec.pruning.target.engine import LossyEngine
+from vidspec.models.placement import resolve_placement
+from vidspec.pruning.target.engine import PrunedTargetEngine
 from vidspec.registry import lossy
 
 METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
@@ -25,7 +25,9 @@ AVERAGE = 0.45
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return loading.load(str(checkpoints.save(tmp_path_factory.mktemp("target"))), placement("cpu", "float32"))
+    return loading.load_model(
+        str(checkpoints.save(tmp_path_factory.mktemp("target"))), resolve_placement("cpu", "float32")
+    )
 
 
 def captioner(target, name, **settings):
@@ -71,7 +73,7 @@ def test_what_is_refused():
 @pytest.mark.parametrize("name", METHODS)
 def test_records_say_that_it_is_not_lossless(target, name):
     one = captioner(target, name, **{"lossy.retention": AVERAGE})
-    assert isinstance(one.target, LossyEngine)
+    assert isinstance(one.target, PrunedTargetEngine)
     events = list(one.stream(shipped()[0]))
     record = events[-1].caption
     assert record.lossless is False and record.loose is None and len(record.token_ids) == 6

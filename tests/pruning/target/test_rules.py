@@ -9,15 +9,15 @@ import torch
 from pruning.given import irregular_tokens, visual_tokens
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
-from vidspec.models.base import Prefix
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.pruning.base import best, token_grid
-from vidspec.pruning.target.base import Reading, last_row_attention, share_of, without_overlap
-from vidspec.pruning.target.dycoke import DyCoke, temporally_merged
+from vidspec.pruning.target.base import BlockSignals, last_row_attention, share_of, without_overlap
+from vidspec.pruning.target.dycoke import DyCokeTargetPruner, merge_frames
 from vidspec.pruning.target.engine import Reselect
-from vidspec.pruning.target.fastv import FastV
-from vidspec.pruning.target.pdrop import PyramidDrop
-from vidspec.pruning.target.sparsevlm import SparseVLM, clusters, raters
-from vidspec.registry import configured
+from vidspec.pruning.target.fastv import FastVPruner
+from vidspec.pruning.target.pdrop import PyramidDropPruner
+from vidspec.pruning.target.sparsevlm import SparseVLMPruner, assign_clusters, rater_tokens
+from vidspec.registry import build_part
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, AFTER = 4, 2, 8, 6, 5
 SCALING = 0.7
@@ -29,10 +29,10 @@ def reading(seed, frames=5, rows=3, columns=4):
     visual = visual_tokens(frames, rows, columns, hidden=HIDDEN, seed=seed)
     length = 4 + len(visual) + AFTER
     embeds = torch.randn(1, length, HIDDEN, generator=rng)
-    prompt = Prefix(torch.zeros(length), embeds, torch.arange(length)[None], visual, length)
+    prompt = EmbeddedPrompt(torch.zeros(length), embeds, torch.arange(length)[None], visual, length)
     query = torch.randn(1, HEADS, length, WIDTH, generator=rng)
     key = torch.randn(1, KV_HEADS, length, WIDTH, generator=rng)
-    return Reading(prompt, visual, torch.randn(length, HIDDEN, generator=rng), query, key, SCALING)
+    return BlockSignals(prompt, visual, torch.randn(length, HIDDEN, generator=rng), query, key, SCALING)
 
 
 def attention(one, row):
@@ -58,7 +58,7 @@ def test_fastv_and_pdrop(seed, share):
     scores = attention(one, len(one.states) - 1)
     assert one.last_attention().tolist() == pytest.approx(scores, abs=1e-6)
     wanted = top(scores, one.visual.required.tolist(), max(1, round(share * len(one.visual))))
-    for method in (FastV(), PyramidDrop()):
+    for method in (FastVPruner(), PyramidDropPruner()):
         kept, into = method.choose(one, share)
         assert kept.tolist() == wanted and into is None
 
@@ -79,11 +79,11 @@ def test_raters(seed):
         for word, weight in enumerate(weights):
             relevance[word] += weight / sum(weights) / len(visual)
     mean = sum(relevance) / len(relevance)
-    assert raters(visual, text).tolist() == [word for word, value in enumerate(relevance) if value > mean]
+    assert rater_tokens(visual, text).tolist() == [word for word, value in enumerate(relevance) if value > mean]
 
 
 def test_text_of_equal_relevance_rates_as_a_whole():
-    assert raters(torch.ones(3, 2), torch.ones(1, 2)).tolist() == [0]
+    assert rater_tokens(torch.ones(3, 2), torch.ones(1, 2)).tolist() == [0]
 
 
 def literal_clusters(points, count):
@@ -100,7 +100,7 @@ def literal_clusters(points, count):
 def test_clusters(m, count):
     for seed in range(3):
         points = torch.randn(m, 6, generator=torch.Generator().manual_seed(seed))
-        found = clusters(points, count).tolist()
+        found = assign_clusters(points, count).tolist()
         assert found == literal_clusters(points.double().tolist(), count) and len(set(found)) == count
 
 
@@ -109,11 +109,11 @@ def test_clusters(m, count):
 def test_sparsevlm(seed, share, recycle, cluster):
     one = reading(seed)
     n, embeds = len(one.visual), one.prompt.embeds[0]
-    rating = raters(embeds[one.visual.index], embeds[-AFTER:]).tolist()
+    rating = rater_tokens(embeds[one.visual.index], embeds[-AFTER:]).tolist()
     rows = [len(one.states) - AFTER + rater for rater in rating]
     scores = [sum(values) / len(rows) for values in zip(*(attention(one, row) for row in rows), strict=True)]
     kept = top(scores, one.visual.required.tolist(), max(1, round(share * n)))
-    found = SparseVLM(recycle=recycle, cluster=cluster).choose(one, share)
+    found = SparseVLMPruner(recycle=recycle, cluster=cluster).choose(one, share)
     wanted = len(kept)
     if not recycle:
         assert found.kept.tolist() == kept and found.into is None
@@ -156,12 +156,12 @@ def literal_merge(visual, merge):
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 7, 8])
 def test_temporal_merging(frames, merge):
     for visual in (visual_tokens(frames, 2, 5), irregular_tokens(frames, 3, 4)):
-        assert temporally_merged(visual.features, token_grid(visual), merge).tolist() == literal_merge(visual, merge)
+        assert merge_frames(visual.features, token_grid(visual), merge).tolist() == literal_merge(visual, merge)
 
 
 def test_ten_tokens_of_a_frame_leave_three():
     visual = visual_tokens(8, 2, 5)
-    kept = temporally_merged(visual.features, token_grid(visual), 0.7)
+    kept = merge_frames(visual.features, token_grid(visual), 0.7)
     assert visual.frame[kept].bincount().tolist() == [10, 3, 3, 3, 10, 3, 3, 4]  # and the newline
 
 
@@ -185,7 +185,7 @@ def test_entries_are_chosen_anew_when_attention_has_turned():
             alike = product / math.sqrt(sum(float(a * a) for a in scores) * sum(float(b * b) for b in last))
         before = len(chosen)
         for block in range(3):
-            watch.attended(block, (now if block == 1 else turn)[0].transpose(0, 1), key, 1.0)
+            watch.observe_attention(block, (now if block == 1 else turn)[0].transpose(0, 1), key, 1.0)
         assert (len(chosen) > before) == (alike < 0.9)
         if alike < 0.9:
             last = scores
@@ -197,15 +197,20 @@ def test_entries_are_chosen_anew_when_attention_has_turned():
 
 
 def test_where_the_stages_are():
-    assert list(FastV().stages(28)) == [2] and FastV(layer=5, keep=[0.5]).stages(4) == {3: 0.5}
+    assert list(FastVPruner().stages(28)) == [2] and FastVPruner(layer=5, keep=[0.5]).stages(4) == {3: 0.5}
     paper = [0.5, 0.25, 0.125]
-    assert PyramidDrop(paper).stages(32) == {8: 0.5, 16: 0.25, 24: 0.125}
-    assert PyramidDrop(paper).stages(28) == {7: 0.5, 14: 0.25, 21: 0.125}
-    assert PyramidDrop(paper).stages(3) == {1: 0.25, 2: 0.125}
-    assert list(PyramidDrop().stages(28)) == [1, 7, 14, 21] and list(PyramidDrop().stages(12)) == [1, 3, 6, 9]
-    assert list(SparseVLM().stages(80)) == [7, 17, 40] and list(SparseVLM().stages(28)) == [2, 6, 14]
-    assert SparseVLM(keep=[0.3, 0.2, 0.1]).stages(4) == {1: 0.2, 2: 0.1}
-    assert DyCoke().stages(28) == {} and FastV().stages(1) == {}
+    assert PyramidDropPruner(paper).stages(32) == {8: 0.5, 16: 0.25, 24: 0.125}
+    assert PyramidDropPruner(paper).stages(28) == {7: 0.5, 14: 0.25, 21: 0.125}
+    assert PyramidDropPruner(paper).stages(3) == {1: 0.25, 2: 0.125}
+    assert list(PyramidDropPruner().stages(28)) == [1, 7, 14, 21] and list(PyramidDropPruner().stages(12)) == [
+        1,
+        3,
+        6,
+        9,
+    ]
+    assert list(SparseVLMPruner().stages(80)) == [7, 17, 40] and list(SparseVLMPruner().stages(28)) == [2, 6, 14]
+    assert SparseVLMPruner(keep=[0.3, 0.2, 0.1]).stages(4) == {1: 0.2, 2: 0.1}
+    assert DyCokeTargetPruner().stages(28) == {} and FastVPruner().stages(1) == {}
     assert without_overlap([(0, 0.5), (9, 0.1)], 9) == {1: 0.5}
 
 
@@ -222,32 +227,36 @@ def mean_share(stages, depth):
 @pytest.mark.parametrize("retention", [0.1, 0.25, 0.5, 0.9, 1.0])
 def test_the_average_over_the_blocks_is_what_was_asked_for(depth, retention):
     """PyramidDrop's own shares read 47%, whatever the others of ParallelVLM's Table 2 read."""
-    for method in (FastV(retention=retention), PyramidDrop(retention=retention), SparseVLM(retention=retention)):
+    for method in (
+        FastVPruner(retention=retention),
+        PyramidDropPruner(retention=retention),
+        SparseVLMPruner(retention=retention),
+    ):
         stages = method.stages(depth)
         assert mean_share(stages, depth) == pytest.approx(retention, abs=1e-9)
         assert all(0 < share <= 1 for share in stages.values())
         assert list(stages.values()) == sorted(stages.values(), reverse=True)
     for entered in (0.475, 0.6, 1.0):
         if retention <= 0.475:
-            whole, share = DyCoke(retention=retention).reads(depth, entered)
+            whole, share = DyCokeTargetPruner(retention=retention).reads(depth, entered)
             assert 0 < share <= 1 <= whole <= 3
             assert entered * (whole + (depth - whole) * share) / depth == pytest.approx(retention, abs=1e-9)
 
 
 def test_the_papers_own_shares_are_what_their_average_asks_for():
-    stages = PyramidDrop(retention=mean_share({7: 0.5, 14: 0.25, 21: 0.125}, 28)).stages(28)
+    stages = PyramidDropPruner(retention=mean_share({7: 0.5, 14: 0.25, 21: 0.125}, 28)).stages(28)
     assert stages == pytest.approx({1: 1.0, 7: 0.5, 14: 0.25, 21: 0.125})
-    assert FastV(layer=3, retention=0.2).stages(40) == pytest.approx({3: 5 / 37})
-    assert list(FastV(layer=3).stages(12)) == [1]  # three blocks that read everything are a quarter alone
+    assert FastVPruner(layer=3, retention=0.2).stages(40) == pytest.approx({3: 5 / 37})
+    assert list(FastVPruner(layer=3).stages(12)) == [1]  # three blocks that read everything are a quarter alone
 
 
 def test_too_few_blocks_for_so_little():
-    for method in (FastV(), PyramidDrop(), SparseVLM(), DyCoke()):
+    for method in (FastVPruner(), PyramidDropPruner(), SparseVLMPruner(), DyCokeTargetPruner()):
         with pytest.raises(ModelError, match="the first of 8 blocks reads everything, 12% of all") as caught:
             method.stages(8)
         assert caught.value.hint == "--set lossy.retention=0.17"
     with pytest.raises(ProfileError, match=r"lossy\.retention: 0\.5 is more than the 0\.475 that merging leaves"):
-        DyCoke(retention=0.5)
+        DyCokeTargetPruner(retention=0.5)
 
 
 def test_counts():
@@ -258,7 +267,9 @@ def test_counts():
 
 
 def test_options_that_the_constructor_names():
-    method = configured(DyCoke, {"method": "dycoke", "keep": (0.4,), "layer": None, "merge": 0.6, "recycle": 0.3})
+    method = build_part(
+        DyCokeTargetPruner, {"method": "dycoke", "keep": (0.4,), "layer": None, "merge": 0.6, "recycle": 0.3}
+    )
     assert (method.keep, method.layer, method.merge, method.similarity) == ((0.4,), 3, 0.6, 0.9)
     assert method.reads(28, 0.5) == (3, 0.4)
 

@@ -25,12 +25,12 @@ def write(one, seed, rows):
 def test_each_layer_has_its_own_length():
     one = span(9)
     with torch.inference_mode():
-        for layer, into in enumerate(one.writes(5)):
+        for layer, into in enumerate(one.entries_to_write(5)):
             into.fill_(layer)
     one.length, one.missing = 5, [0, 3]
     assert one.lengths == (5, 2)
     given = write(one, 9, 2)
-    for layer, (keys, values) in enumerate(zip(*one.reads(2), strict=True)):
+    for layer, (keys, values) in enumerate(zip(*one.entries_to_read(2), strict=True)):
         assert keys.shape[2] == values.shape[2] == (7, 4)[layer]
         assert torch.equal(keys[0, :, -2:], given[layer][0]) and (keys[0, :, :-2] == layer).all()
     one.length += 2
@@ -40,7 +40,7 @@ def test_each_layer_has_its_own_length():
         with pytest.raises(ValueError, match="cannot roll back"):
             one.rollback(length)
     with pytest.raises(IndexError):
-        one.writes(4)
+        one.entries_to_write(4)
 
 
 def test_what_does_not_make_sense():
@@ -67,7 +67,7 @@ def test_later_layers_read_what_is_chosen():
             rows = choices[step]
             one.choose(torch.tensor(rows), 6)
         length = full[0].shape[2]
-        for half, layers in enumerate(one.reads(1)):
+        for half, layers in enumerate(one.entries_to_read(1)):
             for layer, found in enumerate(layers):
                 read = rows + list(range(6, length)) if layer else list(range(length))
                 assert torch.equal(found[0], full[layer][half][:, read])

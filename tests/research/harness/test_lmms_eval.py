@@ -171,7 +171,7 @@ def test_until_cuts_the_answer(answering):
 
 
 def test_settings_are_honoured_over_the_same_models(answering, captioner, monkeypatch):
-    monkeypatch.setattr(loading, "load", lambda *_: pytest.fail("models were loaded again"))
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("models were loaded again"))
     sampled = {"max_new_tokens": 12, "temperature": 1.5, "top_p": 0.9, "do_sample": True}
     drawn = answering.answer(PROMPT, sampled, [CLIP], "clip")[1]
     assert drawn.token_ids == own(captioner, max_new_tokens=12, temperature=1.5, top_p=0.9).token_ids

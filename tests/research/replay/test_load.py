@@ -8,11 +8,11 @@ from research.replay import load
 from research.replay.load import DEVICES, PAIRS, Assumed, Device, memory, pass_seconds, read_seconds, throughput
 from research.replay.whatif import best_chain, chain_speedup
 from research.sizes import MODELS, SIZES, Model, Size, Tower
-from vidspec.models.known_pairs import known
+from vidspec.models.known_pairs import known_pairs
 
 H100, H200 = DEVICES["h100"], DEVICES["h200"]
 FULL = Assumed(decode_use=1.0, prefill_use=1.0)
-KNOWN = {model.name: model for pair in known() for model in (pair.target, pair.draft) if model is not None}
+KNOWN = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
 
 #: 2 layers of 4 heads, 2 of them for keys, of 2 numbers; a tower of 3 blocks, 1 of which sees the whole frame.
 SMALL = Model(Size(2, 8, 4, 2, 16, 10), Tower(3, 4, 8, 2, 12, 9, 3, 1, 1, 8, 8))

@@ -1,12 +1,12 @@
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.timeline import timeline
 from research.replay.virtual import Costs, Pattern, simulate_sequential
-from vidspec.decoding.parallel import Scheduler, Settings
-from vidspec.display.lanes import Glyphs
+from vidspec.decoding.parallel import ParallelSettings, Scheduler
+from vidspec.display.lanes import LaneGlyphs
 from vidspec.draft_length.gamma import FixedGamma
 
 COSTS = Costs(lambda rows: 8.0, lambda: 2.0, target_prefill=8.0)
-ASCII = Glyphs.ascii()
+ASCII = LaneGlyphs.ascii()
 
 
 def lines(run, **options):
@@ -14,7 +14,7 @@ def lines(run, **options):
 
 
 def parallel(lengths, tokens=40, gamma=4):
-    one = Scheduler(Settings(tokens, startup=4), FixedGamma(gamma))
+    one = Scheduler(ParallelSettings(tokens, startup=4), FixedGamma(gamma))
     return simulate(one, SimulatedWorkers(Pattern.of_lengths(lengths), COSTS))
 
 

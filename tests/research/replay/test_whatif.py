@@ -3,7 +3,7 @@ import pytest
 from research.replay.predict import Prefill, Times, even_lengths, geometric_lengths
 from research.replay.whatif import best_chain, what_if
 from vidspec.draft_length import speed
-from vidspec.draft_length.gamma import settled
+from vidspec.draft_length.gamma import settled_window
 from vidspec.draft_length.passes import pass_times
 
 
@@ -61,10 +61,10 @@ def test_pass_times_are_straight_between_the_points():
 
 
 def test_the_window_settles_on_a_pass_that_grows_with_it():
-    assert settled(lambda rows: 420.0, 46.6) == 9
-    assert settled(lambda rows: 4 + 0.5 * rows, 1.0) == 7  # T_p(7) = 7.5
-    assert settled(lambda rows: 78.3, 46.6, "up") == 2
-    assert settled(lambda rows: 2.0 * rows + 5, 1.0) == 32
+    assert settled_window(lambda rows: 420.0, 46.6) == 9
+    assert settled_window(lambda rows: 4 + 0.5 * rows, 1.0) == 7  # T_p(7) = 7.5
+    assert settled_window(lambda rows: 78.3, 46.6, "up") == 2
+    assert settled_window(lambda rows: 2.0 * rows + 5, 1.0) == 32
 
 
 def test_the_best_chain_is_the_best():

@@ -8,20 +8,20 @@ from research.replay import tables
 from research.suites import measured as paper_tables
 from research.suites import rows as suites
 from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
-from vidspec.bench.interleaved import of_turn
-from vidspec.bench.rows import Row
+from vidspec.bench.interleaved import turn_label
+from vidspec.bench.rows import BenchRow
 from vidspec.config import labels, profiles
 from vidspec.errors import UsageError
 
 pytestmark = pytest.mark.full
 
 
-def row(name: str, **fields: object) -> Row:
+def row(name: str, **fields: object) -> BenchRow:
     """A row of one clip in which nothing is fast or slow."""
     ones = (1.0, 1.0, 1.0)
     values = {"tau": None, "tokens_per_target_pass": None, "kept": None, "tokens_per_s": 1.0}
     ours = {"equal": 1, **values, "first": ones, "decode": ones, "end_to_end": ones, **fields}
-    return Row(name, clips=1, **ours)
+    return BenchRow(name, clips=1, **ours)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,9 @@ def test_single_questions_stand_beside_the_papers_first_turn_and_not_beside_both
 
 def test_turns_stand_apart_beside_the_papers_own():
     rows = [
-        row(of_turn(label, turn), tokens_per_target_pass=2.0 + turn) for turn in range(3) for label in suite("tabed-1")
+        row(turn_label(label, turn), tokens_per_target_pass=2.0 + turn)
+        for turn in range(3)
+        for label in suite("tabed-1")
     ]
     first, second, third = paper_tables.markdown(["tabed-1"], rows, "ar").split("### ")[1:]
     for text, paper, length in ((first, "2.24", 2), (second, "2", 3)):

@@ -12,18 +12,18 @@ from vidspec.config import profiles
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import eagle3, loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 pytestmark = pytest.mark.full
 
-PLACE = placement("cpu", "float32")
+PLACE = resolve_placement("cpu", "float32")
 TOKENS, DEPTH = 24, 4
 ((CLIP, PROMPT),) = clips(1, shown=4)
 
 
 @pytest.fixture(scope="module", params=["embedded", "embedded-qwen"])
 def target(request):
-    return loading.load(str(loading.embedded_folder(request.param, "target")), PLACE)
+    return loading.load_model(str(loading.embedded_folder(request.param, "target")), PLACE)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_each_depth_is_what_a_chain_of_passes_gives(target, text, tmp_path):
             part.copy_(part.half())  # as it is saved
         found = new(text, DEPTH)
     assert [len(logits) for logits in found] == [TOKENS - deep for deep in range(DEPTH)]
-    head, behind = eagle3.load(str(tmp_path), target, PLACE), 3  # pairs of the caption with the target's states
+    head, behind = eagle3.load_eagle3(str(tmp_path), target, PLACE), 3  # pairs of the caption with the target's states
     engine, embeddings = Engine(head), text.embeddings.float()
     rows, span = slice(0, text.first + behind + 1), engine.open(len(embeddings))
     states = head.joined(text.states[rows].float())
@@ -67,7 +67,7 @@ def test_each_depth_is_what_a_chain_of_passes_gives(target, text, tmp_path):
 def test_what_was_learned_is_drafted(target, text, tmp_path):
     torch.manual_seed(0)
     train_head(target, [text], tmp_path, steps=60, depth=DEPTH, peak=2e-3)
-    record = caption("eagle3", target, eagle3.load(str(tmp_path), target, PLACE))
+    record = caption("eagle3", target, eagle3.load_eagle3(str(tmp_path), target, PLACE))
     assert tuple(record.token_ids) == text.tokens
     lengths = record.counters["accepted_lengths"]
     assert sum(lengths) / len(lengths) > 0.8 * DEPTH * (TOKENS - 1) / (TOKENS + DEPTH)

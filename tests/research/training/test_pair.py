@@ -18,7 +18,7 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 pytestmark = pytest.mark.full
 
@@ -44,8 +44,10 @@ def folder(name):
 
 @pytest.fixture(scope="module")
 def pair():
-    where = placement("cpu")
-    return tuple(loading.load(str(loading.embedded_folder("embedded", role)), where) for role in ("target", "draft"))
+    where = resolve_placement("cpu")
+    return tuple(
+        loading.load_model(str(loading.embedded_folder("embedded", role)), where) for role in ("target", "draft")
+    )
 
 
 def scene(path):
@@ -149,8 +151,8 @@ def test_twice_as_many_frames_work(name):
 
 
 def test_evaluation_scores_clips_it_draws(name):
-    where = placement("cpu")
-    models = [loading.load(str(loading.embedded_folder(name, role)), where) for role in ("target", "draft")]
+    where = resolve_placement("cpu")
+    models = [loading.load_model(str(loading.embedded_folder(name, role)), where) for role in ("target", "draft")]
     found = evaluate(*models, clips=2, seed=5, frames=8)
     assert found["clips"] == 2 and found["visual_tokens"] == EIGHT[name]
     assert 0 < found["target_f1"] <= 1 and 0 <= found["draft_f1"] <= 1 and found["tau"] >= 0

@@ -33,7 +33,7 @@ from research.world.captions import caption
 from research.world.scene import draw_scene
 from vidspec.embedded.prompts import PROMPTS
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 
 pytestmark = pytest.mark.full
 
@@ -255,7 +255,7 @@ def test_a_shipped_pair_is_taken_apart_and_put_together_again(family, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_dialogue_is_what_the_chat_template_renders(family):
     family = architecture(family)
-    model = loading.load(str(loading.embedded_folder(PAIRS[family.family], "draft")), placement())
+    model = loading.load_model(str(loading.embedded_folder(PAIRS[family.family], "draft")), resolve_placement())
     turns = [("A?", "Yes."), ("B?", "No."), ("C?", "It is."), ("D?", "")]
     text = encode(family, model.tokenizer, *turns)
     whole = model.text_ids(model.span, "D?", None, turns[:3])

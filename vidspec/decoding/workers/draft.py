@@ -14,50 +14,50 @@ from typing import cast
 import torch
 
 from vidspec import garbage, video
-from vidspec.decoding.loop import Client, Loop
+from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.protocol import (
     Abort,
     DraftMessage,
-    Failed,
     PrefillDraft,
+    PromptRead,
     Propose,
     Proposed,
     Prune,
-    Ready,
-    Result,
     Rollback,
+    WorkerFailed,
+    WorkerResult,
 )
-from vidspec.decoding.workers.frames import copied
+from vidspec.decoding.workers.frames import copy_frames
 from vidspec.decoding.workers.messages import (
-    Answer,
+    ClipAnswer,
+    ClipOrder,
     CloseClip,
-    Loaded,
+    DraftLoaded,
+    DraftLoadFailed,
+    DraftSpans,
+    DraftStart,
+    FramesCopied,
     OpenClip,
-    Order,
-    Spans,
-    Start,
-    Taken,
-    Unloadable,
 )
 from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.base import drafter_of
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import history_of
+from vidspec.engine.penalties import make_history
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
 from vidspec.events.trace import Trace
 from vidspec.models import loading
-from vidspec.models.base import Prefix, VideoLanguageModel
-from vidspec.models.identity import identity
-from vidspec.models.request import Request
+from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.identity import model_identity
+from vidspec.models.request import CaptionRequest
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
 
 
-class DraftClip(Client):
+class DraftClip(LoopClient):
     """One clip on the draft's side.
 
     Args:
@@ -66,7 +66,9 @@ class DraftClip(Client):
         emit: takes its answers.
     """
 
-    def __init__(self, order: OpenClip, engine: Engine[VideoLanguageModel], emit: Callable[[Result], None]) -> None:
+    def __init__(
+        self, order: OpenClip, engine: Engine[VideoLanguageModel], emit: Callable[[WorkerResult], None]
+    ) -> None:
         super().__init__(order.clip, trace=Trace(synchroniser(engine.model.device)))
         self.number, self.engine, self.emit = order.clip, engine, emit
         self.context = DraftContext(
@@ -89,7 +91,7 @@ class DraftClip(Client):
         self._text: DraftText | None = None
         self._prefill: PrefillDraft | None = None
         self._prune: Prune | None = None
-        self._prefix: Prefix | None = None
+        self._prefix: EmbeddedPrompt | None = None
         self._eos: frozenset[int] = frozenset()
         self._epoch, self._until = 0, 0
 
@@ -144,11 +146,11 @@ class DraftClip(Client):
                 self.context.kept = torch.tensor(order.kept, dtype=torch.long)
             prefix = yield from self._kind.prefix(self.context)
             read = yield from self.context.read(self.engine, prefix)
-            history = history_of(self.context.profile.generate.penalties, prefix.token_ids)
+            history = make_history(self.context.profile.generate.penalties, prefix.token_ids)
             self._text, self._eos, self._prefix = DraftText(self.engine, read, history), order.eos, prefix.outline()
             self.context.release()
             del prefix
-            self.emit(Ready("draft", self.trace.elapsed() - begun))
+            self.emit(PromptRead("draft", self.trace.elapsed() - begun))
         if self._text is not None and self._prefix is not None and self._prune is not None:
             self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
             with self.trace.span("prune", "draft"):
@@ -161,11 +163,11 @@ class DraftClip(Client):
             seconds = self.trace.lap("draft", "draft", about)
             self.emit(Proposed(self._epoch, position, token, seconds if position else 0.0))
 
-    def spans(self) -> Spans:
+    def spans(self) -> DraftSpans:
         """What has been done."""
         origin = self.trace.origin
         shifted = (replace(span, start=span.start + origin, end=span.end + origin) for span in self.trace.spans)
-        return Spans(self.number, tuple(shifted), self.forwards)
+        return DraftSpans(self.number, tuple(shifted), self.forwards)
 
 
 class DraftWorker:
@@ -196,13 +198,13 @@ class DraftWorker:
         for clip in self._clips.values():
             clip.trace.add("collect", "draft", start - clip.trace.origin, end - clip.trace.origin)
 
-    def take(self, order: OpenClip | CloseClip | Order) -> None:
+    def take(self, order: OpenClip | CloseClip | ClipOrder) -> None:
         """Take a message of the other process; called between two passes."""
         number = order.clip
         if isinstance(order, CloseClip):
             self._loop.drop(number)
             clip = self._clips.pop(number, None)
-            self.send(clip.spans() if clip else Spans(number, (), 0))
+            self.send(clip.spans() if clip else DraftSpans(number, (), 0))
             return
         try:
             if isinstance(order, OpenClip):
@@ -215,7 +217,7 @@ class DraftWorker:
             self._failed(number, error)
             return
         if isinstance(order, OpenClip):
-            self.send(Taken(number))
+            self.send(FramesCopied(number))
         clip = self._clips[number]
         if clip.read or number not in self._loop:
             self._loop.drop(number)  # its rows for the next pass
@@ -228,21 +230,21 @@ class DraftWorker:
         for client in self._loop.turn():
             self._check(client)
 
-    def _check(self, client: Client) -> None:
+    def _check(self, client: LoopClient) -> None:
         if client.error is not None:
             self._failed(cast(int, client.key), client.error)
 
-    def _emit(self, number: int, result: Result) -> None:
-        self.send(Answer(number, result))
+    def _emit(self, number: int, result: WorkerResult) -> None:
+        self.send(ClipAnswer(number, result))
 
     def _failed(self, number: int, error: Exception) -> None:
         """One clip cannot continue; the others do."""
         self._loop.drop(number)
         self._clips.pop(number, None)
-        self.send(Answer(number, _failure(error)))
+        self.send(ClipAnswer(number, _failure(error)))
 
 
-def serve(connection: Connection, start: Start) -> None:
+def serve(connection: Connection, start: DraftStart) -> None:
     """The process: load the model, then work on clips until the pipe is closed."""
     for name in ("SIGINT", "SIGHUP"):  # a terminal's are the other process's business; it ends this one
         if hasattr(signal, name):
@@ -252,11 +254,11 @@ def serve(connection: Connection, start: Start) -> None:
             torch.set_num_threads(start.threads)
         try:
             with garbage.loading(fresh=True):
-                engine = Engine(loading.load(start.model, start.where, text=True))
+                engine = Engine(loading.load_model(start.model, start.where, text=True))
         except VidspecError as error:
-            connection.send(Unloadable(error.message, error.hint, error.kind, traceback.format_exc()))
+            connection.send(DraftLoadFailed(error.message, error.hint, error.kind, traceback.format_exc()))
             return
-        connection.send(Loaded(identity(engine.model)))
+        connection.send(DraftLoaded(model_identity(engine.model)))
         worker = DraftWorker(engine, connection.send)
         with garbage.deferred(worker.add_collection):
             while True:
@@ -272,13 +274,13 @@ def serve(connection: Connection, start: Start) -> None:
             connection.send(_failure(error, lost=True))
 
 
-def _failure(error: Exception, *, lost: bool = False) -> Failed:
+def _failure(error: Exception, *, lost: bool = False) -> WorkerFailed:
     told = "".join(traceback.format_exception(error))
-    return Failed("draft", f"{type(error).__name__}: {error}", told, lost=lost)
+    return WorkerFailed("draft", f"{type(error).__name__}: {error}", told, lost=lost)
 
 
-def _request(order: OpenClip) -> Request:
+def _request(order: OpenClip) -> CaptionRequest:
     """The clip; its frames and sound are copied out of the shared block, which belongs to the other process."""
-    frames, sound = copied(order.memory, order.shape, order.samples)
+    frames, sound = copy_frames(order.memory, order.shape, order.samples)
     clip = video.Clip.of(frames, order.timestamps, sound)
-    return Request("", clip, order.prompt, order.system, earlier=order.earlier)
+    return CaptionRequest("", clip, order.prompt, order.system, earlier=order.earlier)

@@ -11,16 +11,16 @@ import numpy as np
 
 from vidspec.errors import GenerationError
 
-__all__ = ["copied", "drop", "share"]
+__all__ = ["copy_frames", "release_frames", "share_frames"]
 
 #: Where Linux keeps shared memory. What is written beyond its size kills the process instead of raising.
 FOLDER = "/dev/shm"
 
 
-def share(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedMemory:
+def share_frames(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedMemory:
     """A block with ``frames``, (T, H, W, 3) uint8, and after them ``sound``, (S,) float32.
 
-    It must be freed by :func:`drop`.
+    It must be freed by :func:`release_frames`.
 
     Raises:
         GenerationError: there is not enough shared memory (kind ``memory``).
@@ -42,14 +42,14 @@ def share(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedMemory:
     return block
 
 
-def drop(block: SharedMemory) -> None:
+def release_frames(block: SharedMemory) -> None:
     """Free the memory, even if another process still reads it."""
     block.close()
     with contextlib.suppress(FileNotFoundError):
         block.unlink()
 
 
-def copied(name: str, shape: tuple[int, ...], samples: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+def copy_frames(name: str, shape: tuple[int, ...], samples: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """The frames in the block ``name`` of another process, and so many samples of sound; that process drops it."""
     block = SharedMemory(name)
     try:

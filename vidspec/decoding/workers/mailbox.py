@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, TypeAlias
 
-from vidspec.decoding.protocol import Result
-from vidspec.decoding.workers.messages import Spans
+from vidspec.decoding.protocol import WorkerResult
+from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.events.wake import WakeEvent
 
-__all__ = ["DraftAnswer", "Mailbox"]
+__all__ = ["ClipMailbox", "DraftAnswer"]
 
 #: What a draft's process says of a clip: answers, and in the end its account.
-DraftAnswer: TypeAlias = Result | Spans
+DraftAnswer: TypeAlias = WorkerResult | DraftSpans
 
 
-class Mailbox:
+class ClipMailbox:
     """Messages in the order of their arrival; each sets ``wake``."""
 
     def __init__(self) -> None:

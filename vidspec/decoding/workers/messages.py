@@ -6,20 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vidspec.decoding.protocol import DraftMessage, Result
+from vidspec.decoding.protocol import DraftMessage, WorkerResult
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.events.trace import Span
     from vidspec.models.identity import Identity
-    from vidspec.models.request import Exchange
+    from vidspec.models.request import DialogueTurn
 
-__all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start", "Taken", "Unloadable"]
+__all__ = [
+    "ClipAnswer",
+    "ClipOrder",
+    "CloseClip",
+    "DraftLoadFailed",
+    "DraftLoaded",
+    "DraftSpans",
+    "DraftStart",
+    "FramesCopied",
+    "OpenClip",
+]
 
 
 @dataclass(frozen=True)
-class Start:
+class DraftStart:
     """How the process begins: the drafting model, where it runs, and threads of torch on a CPU."""
 
     model: str
@@ -28,14 +38,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class DraftLoaded:
     """The model is loaded; its identity."""
 
     identity: Identity
 
 
 @dataclass(frozen=True)
-class Unloadable:
+class DraftLoadFailed:
     """The model cannot be loaded: the error's message, hint and kind, and its traceback. The process ends."""
 
     message: str
@@ -61,14 +71,14 @@ class OpenClip:
     timestamps: tuple[float, ...]
     prompt: str
     system: str | None
-    earlier: tuple[Exchange, ...]
+    earlier: tuple[DialogueTurn, ...]
     room: int
     eager: bool
     texts: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Taken:
+class FramesCopied:
     """The clip's frames have been copied; the shared memory is no longer needed."""
 
     clip: int
@@ -76,13 +86,13 @@ class Taken:
 
 @dataclass(frozen=True)
 class CloseClip:
-    """A clip is over: answer with ``Spans``, forget it."""
+    """A clip is over: answer with ``DraftSpans``, forget it."""
 
     clip: int
 
 
 @dataclass(frozen=True)
-class Order:
+class ClipOrder:
     """A protocol message for a clip. ``visual``: the number of the target's visual tokens, if known."""
 
     clip: int
@@ -91,15 +101,15 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClipAnswer:
     """A protocol result for a clip."""
 
     clip: int
-    result: Result
+    result: WorkerResult
 
 
 @dataclass(frozen=True)
-class Spans:
+class DraftSpans:
     """The draft's timed work, on ``time.perf_counter``, which all processes of a machine share.
 
     ``forwards`` counts its passes over this clip so far.

@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from vidspec.config.profiles import Profile
-from vidspec.engine.layouts import Wanted
-from vidspec.models.placement import Placement, placement
+from vidspec.engine.layouts import WeightFormat
+from vidspec.models.placement import Placement, resolve_placement
 
-__all__ = ["of_draft", "of_target", "room_for_two"]
+__all__ = ["draft_placement", "has_room_for_two", "target_placement"]
 
 
-def room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:
+def has_room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:
     """Whether work on both at once is faster than in turns: two devices, or a processor with several cores.
 
     Args:
@@ -23,10 +23,10 @@ def room_for_two(target: torch.device, draft: torch.device, threads: int | None 
     return target != draft or (target.type == "cpu" and (threads or torch.get_num_threads()) > 1)
 
 
-def of_target(profile: Profile) -> Placement:
+def target_placement(profile: Profile) -> Placement:
     """Where the target runs, and what its weights are kept as."""
     wanted = profile.models
-    where = placement(
+    where = resolve_placement(
         profile.workers.target or wanted.device,
         wanted.dtype,
         wanted.decoder,
@@ -38,10 +38,10 @@ def of_target(profile: Profile) -> Placement:
     return replace(where, adapter=wanted.adapter, fitted=where.fitted and wanted.pair is None)
 
 
-def of_draft(profile: Profile) -> Placement:
+def draft_placement(profile: Profile) -> Placement:
     """Where the draft runs (as named, else on a second GPU where there is one), and what its weights are kept as."""
     wanted, precision = profile.models, profile.draft.precision
-    weights: Wanted = "auto" if precision == "auto" else None
+    weights: WeightFormat = "auto" if precision == "auto" else None
     if precision == "int8" or precision == "int4":
         weights = precision
     elif profile.drafts_with_the_target:
@@ -49,5 +49,5 @@ def of_draft(profile: Profile) -> Placement:
     device = profile.workers.draft or wanted.draft_device or wanted.device
     if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
         device = "cuda:1"
-    where = placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
+    where = resolve_placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
     return replace(where, fitted=where.fitted and wanted.pair is None)

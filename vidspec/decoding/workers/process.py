@@ -19,26 +19,26 @@ from typing import Any
 import numpy as np
 
 from vidspec.config.profiles import Profile
-from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, failure
-from vidspec.decoding.protocol import DraftMessage, Failed, Ready
+from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, worker_error
+from vidspec.decoding.protocol import DraftMessage, PromptRead, WorkerFailed
 from vidspec.decoding.workers.draft import serve
-from vidspec.decoding.workers.frames import drop, share
+from vidspec.decoding.workers.frames import release_frames, share_frames
 from vidspec.decoding.workers.heartbeat import Heartbeat
 from vidspec.decoding.workers.mailbox import DraftAnswer
 from vidspec.decoding.workers.messages import (
-    Answer,
+    ClipAnswer,
+    ClipOrder,
     CloseClip,
-    Loaded,
+    DraftLoaded,
+    DraftLoadFailed,
+    DraftSpans,
+    DraftStart,
+    FramesCopied,
     OpenClip,
-    Order,
-    Spans,
-    Start,
-    Taken,
-    Unloadable,
 )
 from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
-from vidspec.models.request import Request
+from vidspec.models.request import CaptionRequest
 
 __all__ = ["DraftProcess"]
 
@@ -50,21 +50,21 @@ class DraftProcess:
         start: the model.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: DraftStart) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: Any = context.Process(target=serve, args=(theirs, start), name="vidspec-draft", daemon=True)
         with _launching():
             self.process.start()
         theirs.close()
-        self.loaded: Loaded | None = None
-        self.unloadable: Unloadable | None = None
+        self.loaded: DraftLoaded | None = None
+        self.unloadable: DraftLoadFailed | None = None
         self.heartbeat = Heartbeat(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
         self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the clips that are open
         self._reading: set[int] = set()
-        self._early: Failed | None = None
+        self._early: WorkerFailed | None = None
         self._owed: dict[int, float] = {}  # clips that were closed and not accounted for, and since when
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._ready = threading.Event()
@@ -104,7 +104,7 @@ class DraftProcess:
                 WorkerTraceback(wrong.traceback)
             )
         if self._early is not None:
-            raise failure(self._early)
+            raise worker_error(self._early)
         if self.loaded is None:
             raise AssertionError("ready without a model")
         return self.loaded.identity
@@ -112,7 +112,7 @@ class DraftProcess:
     def open(
         self,
         profile: Profile,
-        request: Request,
+        request: CaptionRequest,
         room: int,
         listener: Callable[[DraftAnswer], None],
         *,
@@ -124,9 +124,9 @@ class DraftProcess:
         Raises:
             GenerationError: there is not enough shared memory for its frames.
         """
-        frames = np.ascontiguousarray(request.shown.frames)
-        sound = request.shown.sound
-        block = share(frames, sound)
+        frames = np.ascontiguousarray(request.frames.frames)
+        sound = request.frames.sound
+        block = share_frames(frames, sound)
         with self._lock:
             self._clip += 1
             number = self._clip
@@ -139,7 +139,7 @@ class DraftProcess:
                 block.name,
                 frames.shape,
                 None if sound is None else len(sound),
-                tuple(float(t) for t in request.shown.timestamps),
+                tuple(float(t) for t in request.frames.timestamps),
                 request.prompt or "",
                 request.system,
                 request.earlier,
@@ -154,7 +154,7 @@ class DraftProcess:
 
     def send(self, clip: int, message: DraftMessage, visual: int | None = None) -> None:
         """Send a protocol message for a clip; without effect on one that is over."""
-        self._send(Order(clip, message, visual))
+        self._send(ClipOrder(clip, message, visual))
 
     def close(self, clip: int) -> None:
         """End a clip: the draft stops, and its listener receives the account when it arrives."""
@@ -164,7 +164,7 @@ class DraftProcess:
 
     def stop(self, *, lost: bool = False) -> None:
         """End the process at once, and the clips that are open; ``lost``: they may be repeated."""
-        self.gone(Failed("draft", "it was given up" if lost else "it was stopped", lost=lost))
+        self.gone(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
         self.process.kill()  # it may be stopped or stuck in a pass: nothing gentler is certain
         self.process.join()
         if threading.current_thread() is not self._reader:
@@ -172,7 +172,7 @@ class DraftProcess:
         with self._lock:
             blocks, self._blocks = list(self._blocks.values()), {}
         for block in blocks:
-            drop(block)
+            release_frames(block)
 
     def _send(self, order: object) -> None:
         with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader tells of it
@@ -185,38 +185,38 @@ class DraftProcess:
 
     def dispatch(self, message: object) -> None:
         """Called by the reader with everything the process sends."""
-        if isinstance(message, Loaded):
+        if isinstance(message, DraftLoaded):
             self.loaded = message
             self._ready.set()
-        elif isinstance(message, Unloadable):
+        elif isinstance(message, DraftLoadFailed):
             self.unloadable = message
-        elif isinstance(message, Failed):
+        elif isinstance(message, WorkerFailed):
             self.gone(message)
-        elif isinstance(message, (Taken, Spans, Answer)):
+        elif isinstance(message, (FramesCopied, DraftSpans, ClipAnswer)):
             self._deliver(message.clip, message)
 
-    def _deliver(self, clip: int, message: Taken | Spans | Answer) -> None:
+    def _deliver(self, clip: int, message: FramesCopied | DraftSpans | ClipAnswer) -> None:
         block = None
         with self._lock:
-            if isinstance(message, Answer):
-                if isinstance(message.result, (Ready, Failed)):
+            if isinstance(message, ClipAnswer):
+                if isinstance(message.result, (PromptRead, WorkerFailed)):
                     self._reading.discard(clip)
             else:
                 block = self._blocks.pop(clip, None)
             listener = self._listeners.get(clip)
-            if isinstance(message, Spans):
+            if isinstance(message, DraftSpans):
                 self._forget(clip)
         if block is not None:
-            drop(block)
-        if listener is not None and not isinstance(message, Taken):
-            listener(message.result if isinstance(message, Answer) else message)
+            release_frames(block)
+        if listener is not None and not isinstance(message, FramesCopied):
+            listener(message.result if isinstance(message, ClipAnswer) else message)
 
     def _forget(self, clip: int) -> None:
         self._reading.discard(clip)
         self._owed.pop(clip, None)
         self._listeners.pop(clip, None)
 
-    def gone(self, failed: Failed) -> None:
+    def gone(self, failed: WorkerFailed) -> None:
         """The process cannot continue."""
         with self._lock:
             self._early = self._early or failed
@@ -264,8 +264,8 @@ def _listen(connection: Connection, owner: DraftProcess) -> None:
         while True:
             owner.dispatch(connection.recv())
     except (EOFError, OSError):
-        owner.gone(Failed("draft", owner.exit_text(), lost=True))
+        owner.gone(WorkerFailed("draft", owner.exit_text(), lost=True))
     except Exception as error:  # whatever it is, the one who waits must hear of it
-        owner.gone(Failed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
+        owner.gone(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
         owner.hang_up()

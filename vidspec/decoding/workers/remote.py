@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vidspec.decoding.protocol import DraftMessage, Failed, PrefillDraft, Prune, Result
+from vidspec.decoding.protocol import DraftMessage, PrefillDraft, Prune, WorkerFailed, WorkerResult
 from vidspec.decoding.workers.heartbeat import PATIENCE
-from vidspec.decoding.workers.mailbox import DraftAnswer, Mailbox
-from vidspec.decoding.workers.messages import Spans
+from vidspec.decoding.workers.mailbox import ClipMailbox, DraftAnswer
+from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.engine.requests import Receive, Steps
 from vidspec.events.trace import Trace
@@ -40,7 +40,7 @@ class RemoteDraft:
         visual: Callable[[], int | None],
         trace: Trace,
     ) -> None:
-        self.process, self.timeout, self.trace, self.mailbox = process, timeout, trace, Mailbox()
+        self.process, self.timeout, self.trace, self.mailbox = process, timeout, trace, ClipMailbox()
         self._opened: Callable[[Callable[[DraftAnswer], None]], int] | None = opened
         self._visual = visual
         self._clip: int | None = None
@@ -59,15 +59,15 @@ class RemoteDraft:
         sees = isinstance(message, (PrefillDraft, Prune))
         self.process.send(self.begin(), message, self._visual() if sees else None)
 
-    def receive(self) -> Steps[list[Result]]:
-        """Its answers since the last call, at least one, or ``Failed`` if it is lost."""
+    def receive(self) -> Steps[list[WorkerResult]]:
+        """Its answers since the last call, at least one, or ``WorkerFailed`` if it is lost."""
         begun, since = self.trace.elapsed(), time.monotonic()
         while not (found := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since
             if self.process.reading and silent < PATIENCE:
                 silent = min(silent, self.process.heartbeat.silent())
             if silent >= self.timeout:
-                return [Failed("draft", f"no answer for {self.timeout:g} s", lost=True)]
+                return [WorkerFailed("draft", f"no answer for {self.timeout:g} s", lost=True)]
         self.trace.add("wait", "target", begun, self.trace.elapsed())
         return found  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ class RemoteDraft:
             self._closed = True
             self.process.close(self._clip)
 
-    def account(self) -> Steps[Spans | None]:
+    def account(self) -> Steps[DraftSpans | None]:
         """End the clip; returns the draft's account if it arrives soon."""
         if self._clip is None:
             return None
@@ -85,8 +85,8 @@ class RemoteDraft:
         until = time.monotonic() + ACCOUNT
         while (left := until - time.monotonic()) > 0:
             for found in (yield Receive(self.mailbox, left)):
-                if isinstance(found, Spans):
+                if isinstance(found, DraftSpans):
                     return found
-                if isinstance(found, Failed):
+                if isinstance(found, WorkerFailed):
                     return None
         return None

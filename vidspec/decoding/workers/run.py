@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 
-from vidspec.decoding.parallel import Scheduler, Settings, WorkerLost
-from vidspec.decoding.protocol import Kept, PrefillTarget, Send, TargetMessage, Verify
+from vidspec.decoding.parallel import ParallelSettings, Scheduler, WorkerLost
+from vidspec.decoding.protocol import KeptTokensMessage, OutgoingMessage, PrefillTarget, TargetMessage, Verify
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.setup import ROWS, Setup
-from vidspec.decoding.workers.messages import Spans
+from vidspec.decoding.setup import ROWS, DecodingSetup
+from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.draft_length.base import WindowSize
@@ -20,10 +20,10 @@ from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
 
-__all__ = ["parallel", "rounds"]
+__all__ = ["run_parallel", "run_rounds"]
 
 
-def parallel(sequence: Sequence) -> Steps[None]:
+def run_parallel(sequence: Sequence) -> Steps[None]:
     """The target in this process, by passes that it requests, the draft in its own (``setup.slot``).
 
     Emits ``Prefilled`` and a round per target pass. The draft's lane of the trace is filled in at the end.
@@ -63,7 +63,7 @@ def parallel(sequence: Sequence) -> Steps[None]:
         with slot.sharing():
             if overlap:
                 draft.begin()
-            yield from rounds(Scheduler(_settings(setup, windows), windows), target, draft, emit)
+            yield from run_rounds(Scheduler(_settings(setup, windows), windows), target, draft, emit)
         slot.gamma = windows.gamma
         _account(sequence, (yield from draft.account()))
     except WorkerLost:
@@ -73,9 +73,9 @@ def parallel(sequence: Sequence) -> Steps[None]:
         draft.close()
 
 
-def _settings(setup: Setup, windows: WindowSize) -> Settings:
+def _settings(setup: DecodingSetup, windows: WindowSize) -> ParallelSettings:
     schedule, limits = setup.profile.schedule, setup.limits
-    return Settings(
+    return ParallelSettings(
         max_new_tokens=limits.max_new_tokens,
         eos=limits.eos,
         stop_loops=limits.stop_loops,
@@ -88,7 +88,7 @@ def _settings(setup: Setup, windows: WindowSize) -> Settings:
     )
 
 
-def _account(sequence: Sequence, done: Spans | None) -> None:
+def _account(sequence: Sequence, done: DraftSpans | None) -> None:
     """Fill in the draft's lane."""
     if done is None:
         return
@@ -103,7 +103,7 @@ def _account(sequence: Sequence, done: Spans | None) -> None:
         sequence.trace.add(span.kind, "draft", span.start - origin, span.end - origin, about)
 
 
-def rounds(
+def run_rounds(
     scheduler: Scheduler,
     target: TargetSide,
     draft: RemoteDraft,
@@ -120,7 +120,7 @@ def rounds(
     """
     orders: list[TargetMessage] = []
 
-    def send(sends: list[Send]) -> None:
+    def send(sends: list[OutgoingMessage]) -> None:
         for _, message in sends:
             if isinstance(message, (PrefillTarget, Verify)):
                 orders.append(message)
@@ -128,7 +128,7 @@ def rounds(
                 draft.send(message)
 
     def publish(kept: tuple[int, ...]) -> None:
-        send(scheduler.receive(Kept(kept))[0])
+        send(scheduler.receive(KeptTokensMessage(kept))[0])
 
     send(scheduler.start())
     while not scheduler.finished:
@@ -144,7 +144,7 @@ def rounds(
                 emit(settled)
 
 
-def _windows(setup: Setup, start: int) -> WindowSize:
+def _windows(setup: DecodingSetup, start: int) -> WindowSize:
     gamma = setup.profile.draft.gamma
     if gamma != "auto":
         return FixedGamma(gamma)

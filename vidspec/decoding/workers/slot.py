@@ -9,14 +9,14 @@ import torch
 from vidspec.config.profiles import Profile
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.workers.heartbeat import PATIENCE
-from vidspec.decoding.workers.messages import Start
+from vidspec.decoding.workers.messages import DraftStart
 from vidspec.decoding.workers.process import DraftProcess
-from vidspec.engine.device import Sharing
+from vidspec.engine.device import CoreSharing
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.identity import Identity, agree, check_sight, identity
+from vidspec.models.identity import Identity, check_identity, model_identity, require_vision
 from vidspec.models.placement import Placement
 
-__all__ = ["DraftSlot", "split_threads"]
+__all__ = ["DraftProcessSlot", "split_threads"]
 
 #: Seconds that reading the weights of a large draft may take.
 LOADING = 1800.0
@@ -33,7 +33,7 @@ def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
     return max(1, total - share), share
 
 
-class DraftSlot:
+class DraftProcessSlot:
     """One draft process at a time.
 
     Args:
@@ -55,13 +55,13 @@ class DraftSlot:
         self.gamma, self._shown = 5, profile.shows_the_video
         self._agreed: tuple[VideoLanguageModel, Identity] | None = None
         #: The target leaves the draft its share of the processor while any clip is here.
-        self.sharing = Sharing(lambda threads: self.target_threads or threads)
+        self.sharing = CoreSharing(lambda threads: self.target_threads or threads)
         self.target_threads: int | None = None
         threads: int | None = None
         if where.device.type == "cpu":
             total = profile.models.threads or torch.get_num_threads()
             self.target_threads, threads = split_threads(total, wanted.draft_threads)
-        self._start, self._timeout = Start(model, where, threads), wanted.timeout
+        self._start, self._timeout = DraftStart(model, where, threads), wanted.timeout
         self._processes: list[DraftProcess] = []
         self.start()
         weakref.finalize(self, _end, self._processes)  # its reader would keep a forgotten process for ever
@@ -94,8 +94,8 @@ class DraftSlot:
             self.drop(process)
             raise
         if self._agreed != (self.target, loaded):  # reading two vocabularies takes long: once, not for every clip
-            agree(identity(self.target), loaded)
-            check_sight(loaded, shown=self._shown)
+            check_identity(model_identity(self.target), loaded)
+            require_vision(loaded, shown=self._shown)
             self._agreed = self.target, loaded
         return process
 

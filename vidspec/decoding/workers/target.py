@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 
 from vidspec.acceptance.base import for_clip
-from vidspec.decoding.protocol import Ready, TargetMessage, Verdict, Verify
+from vidspec.decoding.protocol import PromptRead, TargetMessage, Verify, VerifyResult
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import prefilled
 from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Prefilled
-from vidspec.models.base import Prefix
-from vidspec.pruning.base import ranked, taps_for
+from vidspec.models.base import EmbeddedPrompt
+from vidspec.pruning.base import attention_ranks, make_taps
 
 __all__ = ["Publish", "TargetSide"]
 
@@ -35,12 +35,12 @@ class TargetSide:
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.prefix: Prefix | None = None
+        self.prefix: EmbeddedPrompt | None = None
         self._kept: torch.Tensor | None = None
         self._signals: tuple[tuple[str, bytes], ...] = ()
         self._emitted = 0
 
-    def answer(self, order: TargetMessage, publish: Publish) -> Steps[Ready | Verdict]:
+    def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | VerifyResult]:
         """The answer to one message; ``publish`` may be called in the middle of a pass."""
         if isinstance(order, Verify):
             return (yield from self._verify(order))
@@ -49,7 +49,7 @@ class TargetSide:
         target = self.sequence.target
         token = target.first()
         self._emitted = 1
-        return Ready("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
+        return PromptRead("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
 
     def prefilled(self, elapsed: float) -> Prefilled:
         """The event of the prompts that have been read."""
@@ -64,7 +64,7 @@ class TargetSide:
         """Read the target's prompt; the draft's visual tokens are published once their signals exist, or at its end."""
         sequence, setup, trace = self.sequence, self.sequence.setup, self.sequence.trace
         prefix = self.prefix = yield from setup.read(sequence.job, trace)
-        taps = taps_for(setup.needs, prefix)
+        taps = make_taps(setup.needs, prefix)
 
         def choose() -> None:
             self._kept = setup.kept(prefix, taps, trace, "target")
@@ -77,7 +77,7 @@ class TargetSide:
                 taps.ready = choose
         with trace.span("target_prefill"):
             read = yield from setup.prefill(prefix, taps)
-        self._signals, self.prefix = ranked(taps), prefix.outline()
+        self._signals, self.prefix = attention_ranks(taps), prefix.outline()
         if setup.late:
             choose()
         if setup.pruner is not None and self._kept is None:
@@ -87,7 +87,7 @@ class TargetSide:
         probs, history = sequence.job.return_probs, setup.history(prefix)
         sequence.target = Target(setup.target, read, setup.sampling, sequence.rng, return_probs=probs, history=history)
 
-    def _verify(self, order: Verify) -> Steps[Verdict]:
+    def _verify(self, order: Verify) -> Steps[VerifyResult]:
         sequence, trace = self.sequence, self.sequence.trace
         if order.prefix != self._emitted:
             raise RuntimeError(f"{order} does not follow {self._emitted} emitted tokens")
@@ -103,7 +103,7 @@ class TargetSide:
         target.commit(verdict.path, verdict.token)
         trace.lap("rollback")
         self._emitted += verdict.accepted + 1
-        return Verdict(
+        return VerifyResult(
             order.round,
             verdict.accepted,
             verdict.token,

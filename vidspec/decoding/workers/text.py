@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import History
+from vidspec.engine.penalties import PenaltyHistory
 from vidspec.engine.requests import Chain, Steps
-from vidspec.engine.rows import Prefill
+from vidspec.engine.rows import PrefillResult
 
 __all__ = ["DraftText"]
 
@@ -23,7 +23,7 @@ class DraftText:
         history: of the prompt alone, for penalties on its choices; None without penalties.
     """
 
-    def __init__(self, engine: Engine, prefill: Prefill, history: History | None = None) -> None:
+    def __init__(self, engine: Engine, prefill: PrefillResult, history: PenaltyHistory | None = None) -> None:
         self.engine, self.prefill, self.span, self.history = engine, prefill, prefill.span, history
         self.tokens: list[int] = []
         self.forwards = 0
@@ -41,7 +41,7 @@ class DraftText:
         else:
             logits = self.prefill.logits
             if self.history is not None:
-                logits = self.history.after([()])(logits[None])
+                logits = self.history.changes_for_paths([()])(logits[None])
             self.tokens.append(int(logits.argmax()))
         return self.tokens[-1]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from vidspec.display.pages import words
-from vidspec.display.pages.page import rendered
+from vidspec.display.pages.page import render_page
 from vidspec.escaping import one_line
 from vidspec.files import write_whole
 
-__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "Measured", "Plane", "Point", "planes", "write_bench"]
+__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "MeasuredMethod", "PlanePoint", "SpeedPlane", "planes", "write_bench"]
 
 #: Where the axes of a picture of 640 x 340 end, as its template draws them.
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 626.0, 14.0, 300.0
@@ -25,7 +25,7 @@ CHARTS = {
 }
 
 
-class Measured(Protocol):
+class MeasuredMethod(Protocol):
     """A row of a bench: one method; the template reads further figures of :class:`vidspec.bench.interleaved.Row`."""
 
     @property
@@ -43,7 +43,7 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True)
-class Point:
+class PlanePoint:
     """A method in a picture; ``best`` are those that no other beats in both figures."""
 
     x: float
@@ -54,19 +54,19 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plane:
+class SpeedPlane:
     """Decoding speed against another figure; ``frontier`` joins the best points, ``across`` and ``up`` are places on
     the axes with their labels."""
 
     title: str
     meaning: str
-    points: tuple[Point, ...]
+    points: tuple[PlanePoint, ...]
     frontier: str
     across: tuple[tuple[float, str], ...]
     up: tuple[tuple[float, str], ...]
 
 
-def planes(rows: Sequence[Measured], baseline: str) -> list[Plane]:
+def planes(rows: Sequence[MeasuredMethod], baseline: str) -> list[SpeedPlane]:
     """Speed against the share of the target's own tokens, where a method changes the text, and against what was kept.
 
     There is a picture where the figure differs between methods.
@@ -85,7 +85,7 @@ def planes(rows: Sequence[Measured], baseline: str) -> list[Plane]:
 
 def write_bench(
     file: Path,
-    rows: Sequence[Measured],
+    rows: Sequence[MeasuredMethod],
     baseline: str,
     command: str,
     machine: Mapping[str, object],
@@ -107,7 +107,7 @@ def write_bench(
     Raises:
         OutputError: it cannot be written.
     """
-    content = rendered(
+    content = render_page(
         "bench.html",
         title=f"{len(rows)} methods side by side",
         demo=words.MEASURED if demo else "",
@@ -123,14 +123,14 @@ def write_bench(
     write_whole(file, content)
 
 
-def _own(row: Measured) -> float | None:
+def _own(row: MeasuredMethod) -> float | None:
     """The share of a text's tokens that the target would have written; None where it is not known."""
     if row.accepted_by_target is not None:
         return row.accepted_by_target
     return 1.0 if row.equal is None or row.equal == row.clips else None
 
 
-def _plane(title: str, meaning: str, known: Sequence[tuple[Measured, float]], more: bool) -> Plane:
+def _plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float]], more: bool) -> SpeedPlane:
     fastest = 1.1 * max(row.decode[0] for row, _ in known)
     least, most = min(figure for _, figure in known), max(figure for _, figure in known)
     low, high = max(0.0, least - 0.15 * (most - least)), most + 0.15 * (most - least)
@@ -143,7 +143,7 @@ def _plane(title: str, meaning: str, known: Sequence[tuple[Measured, float]], mo
 
     figures = [(row.decode[0], figure if more else -figure) for row, figure in known]
     points = tuple(
-        Point(
+        PlanePoint(
             across(row.decode[0]),
             up(figure),
             row.names,
@@ -152,7 +152,7 @@ def _plane(title: str, meaning: str, known: Sequence[tuple[Measured, float]], mo
         )
         for (row, figure), one in zip(known, figures, strict=True)
     )
-    return Plane(
+    return SpeedPlane(
         title,
         f"{meaning}; the best are on the right and {'above' if more else 'below'}",
         points,

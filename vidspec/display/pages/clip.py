@@ -8,21 +8,21 @@ from functools import cached_property
 from statistics import fmean
 
 from vidspec.display.pages import words
-from vidspec.display.pages.page import Record
+from vidspec.display.pages.page import RecordMapping
 from vidspec.display.pages.pictures import MAX_FRAMES, Picture
 from vidspec.display.pages.timeline import Timeline, timeline
-from vidspec.escaping import one_line, shown
+from vidspec.escaping import escape_text, one_line
 from vidspec.events.events import Prefilled, Round
 from vidspec.events.trace import Span
 
-__all__ = ["Clip", "Speed", "Token", "Window"]
+__all__ = ["ClipPage", "PageToken", "SpeedFigure", "VerifiedWindow"]
 
 #: What is shown of a token that adds nothing to the text.
 _SILENT = "∎"
 
 
 @dataclass(frozen=True)
-class Token:
+class PageToken:
     """A piece of the caption; ``origin`` is empty where it was not recorded, ``about`` lists what is known of it."""
 
     text: str
@@ -32,7 +32,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Window:
+class VerifiedWindow:
     """One verification: so many tokens were drafted and accepted, and the target added ``own``. ``drafted`` and
     ``own`` are None where only accepted lengths were recorded."""
 
@@ -43,7 +43,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedFigure:
     """A time of this run and of plain decoding, in seconds, and how many times as fast this run was."""
 
     name: str
@@ -54,18 +54,18 @@ class Speed:
 
 
 @dataclass
-class Clip:
+class ClipPage:
     """One clip, captioned or failed.
 
     Attributes:
-        record: as :data:`~vidspec.display.pages.page.Record` says.
+        record: as :data:`~vidspec.display.pages.page.RecordMapping` says.
         seen, rounds: of a run that was watched, what the draft was shown and what each pass brought.
         spans: the trace, if there is one.
         pictures: its frames, or ``unseen``, why there are none.
         number: which of a page's clips it is, from 1.
     """
 
-    record: Record
+    record: RecordMapping
     seen: Prefilled | None = None
     rounds: Sequence[Round] = ()
     spans: Sequence[Span] = ()
@@ -80,7 +80,7 @@ class Clip:
         name = path if self._part is None else f"{path}, {words.span(*self._part)}"
         return f"{name}: {one_line(prompt)}" if prompt else name
 
-    def section(self, name: str) -> Record:
+    def section(self, name: str) -> RecordMapping:
         """A part of the record; empty where it has none."""
         return self.record.get(name) or {}
 
@@ -105,7 +105,7 @@ class Clip:
 
     @property
     def caption(self) -> str:
-        return shown(self.record.get("caption") or "")
+        return escape_text(self.record.get("caption") or "")
 
     @property
     def demo(self) -> bool:
@@ -164,11 +164,11 @@ class Clip:
         return None if tokens == len(self.record["token_ids"]) else tokens
 
     @cached_property
-    def tokens(self) -> list[Token]:
+    def tokens(self) -> list[PageToken]:
         """The caption piece by piece; empty where pieces were not recorded."""
         return list(self._tokens())
 
-    def _tokens(self) -> Iterator[Token]:
+    def _tokens(self) -> Iterator[PageToken]:
         place = 0
         for number, one in enumerate(self.rounds):
             loosened = {loose.at: loose for loose in one.loosened}
@@ -191,7 +191,7 @@ class Clip:
                     facts.append(f"let pass by {loose.by}, the target wanted {self._wanted(place - 1, loose.wanted)}")
                     facts += [f"visual relevance {loose.relevance:.3f}"] if loose.relevance is not None else []
                     facts += [f"entropy {loose.entropy:.2f} nats"] if loose.entropy is not None else []
-                yield Token(shown(text) or _SILENT, origin, number, "; ".join(facts))
+                yield PageToken(escape_text(text) or _SILENT, origin, number, "; ".join(facts))
 
     def _wanted(self, at: int, token: int) -> str:
         known = self.section("loose").get("tokens") or ()
@@ -217,15 +217,15 @@ class Clip:
         return {origin: count for origin, count in counts.items() if count}
 
     @property
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[VerifiedWindow]:
         if self.rounds:
             return [
-                Window(number, one.accepted, one.drafted, len(one.token_ids) - one.accepted)
+                VerifiedWindow(number, one.accepted, one.drafted, len(one.token_ids) - one.accepted)
                 for number, one in enumerate(self.rounds)
                 if one.drafted
             ]
         lengths = self.section("counters").get("accepted_lengths") or ()
-        return [Window(number, accepted) for number, accepted in enumerate(lengths, start=1)]
+        return [VerifiedWindow(number, accepted) for number, accepted in enumerate(lengths, start=1)]
 
     @property
     def tallest(self) -> int:
@@ -254,7 +254,7 @@ class Clip:
         return [(name.replace("_", " "), value, meaning) for name, value, meaning in rows]
 
     @property
-    def speeds(self) -> list[Speed]:
+    def speeds(self) -> list[SpeedFigure]:
         timings, baseline = self.section("timings"), self.section("speed").get("baseline") or {}
         plain = baseline.get("timings") or {}
         equal = "; the speed-up at equal length" if self.equal_length else ""
@@ -264,7 +264,7 @@ class Clip:
             ("end_to_end", "end to end", f"from the beginning of work on the clip to the last token{equal}"),
         )
         return [
-            Speed(name, meaning, timings[key], plain.get(key), baseline.get(key))
+            SpeedFigure(name, meaning, timings[key], plain.get(key), baseline.get(key))
             for key, name, meaning in names
             if timings.get(key) is not None
         ]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import Clip
-from vidspec.display.pages.page import Record
+from vidspec.display.pages.clip import ClipPage
+from vidspec.display.pages.page import RecordMapping
 from vidspec.escaping import one_line
 
-__all__ = ["MAX_ROWS", "Folder", "Row", "Spread"]
+__all__ = ["MAX_ROWS", "FolderPage", "FolderRow", "Histogram"]
 
 #: Of the clips that failed, and of the others, so many stand in the table.
 MAX_ROWS = 2000
@@ -22,7 +22,7 @@ _STEPS = 24
 
 
 @dataclass(frozen=True)
-class Row:
+class FolderRow:
     """A clip in the table; ``words`` are its caption, or why there is none."""
 
     number: int
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Histogram:
     """How many clips lie in each of equal steps from ``low`` to ``high``."""
 
     name: str
@@ -55,7 +55,7 @@ class Spread:
 
 
 @dataclass
-class Folder:
+class FolderPage:
     """Clips as they come, in any order.
 
     Attributes:
@@ -67,11 +67,11 @@ class Folder:
     clips: int = 0
     failed: int = 0
     demo: int = 0
-    rows: list[Row] = field(default_factory=list)
-    pictured: dict[int, Record] = field(default_factory=dict)
+    rows: list[FolderRow] = field(default_factory=list)
+    pictured: dict[int, RecordMapping] = field(default_factory=dict)
     _values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _SPREADS})
 
-    def add(self, record: Record) -> int:
+    def add(self, record: RecordMapping) -> int:
         """Take in a clip; its number, from 1."""
         self.clips += 1
         failed = record.get("error") is not None
@@ -88,7 +88,7 @@ class Folder:
         return self.clips
 
     @property
-    def table(self) -> list[Row]:
+    def table(self) -> list[FolderRow]:
         """The rows, failures first."""
         return sorted(self.rows, key=lambda row: row.state != "failed")
 
@@ -111,17 +111,17 @@ class Folder:
         return any(row.faster is not None for row in self.rows)
 
     @property
-    def spreads(self) -> list[Spread]:
+    def spreads(self) -> list[Histogram]:
         """Of each measured value that clips have; none where there are fewer than three."""
         return [_spread(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3]
 
 
-def _row(number: int, record: Record) -> Row:
-    clip = Clip(record)
+def _row(number: int, record: RecordMapping) -> FolderRow:
+    clip = ClipPage(record)
     measured, speed = record.get("lengths") or {}, record.get("speed") or {}
     captioned = clip.error is None
     state = {"loop": "ends in a loop", "length": "cut off"}.get(record.get("ended") or "", "captioned")
-    return Row(
+    return FolderRow(
         number=number,
         name=clip.name,
         state=state if captioned else "failed",
@@ -136,16 +136,16 @@ def _row(number: int, record: Record) -> Row:
     )
 
 
-def _middle(record: Record) -> tuple[float, ...]:
+def _middle(record: RecordMapping) -> tuple[float, ...]:
     times = (record.get("video") or {}).get("timestamps") or ()
     return tuple(times[len(times) // 2 :][:1])
 
 
-def _under(key: str, name: str) -> Callable[[Record], float | None]:
+def _under(key: str, name: str) -> Callable[[RecordMapping], float | None]:
     return lambda record: (record.get(key) or {}).get(name)
 
 
-_SPREADS: Mapping[str, tuple[Callable[[Record], float | None], Callable[[float], str]]] = {
+_SPREADS: Mapping[str, tuple[Callable[[RecordMapping], float | None], Callable[[float], str]]] = {
     "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
     "tokens/s while decoding": (_under("speed", "tokens_per_s"), words.number),
     "time end to end": (_under("timings", "end_to_end"), words.time),
@@ -154,9 +154,9 @@ _SPREADS: Mapping[str, tuple[Callable[[Record], float | None], Callable[[float],
 }
 
 
-def _spread(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Spread:
+def _spread(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Histogram:
     low, high = min(values), max(values)
     counts = [0] * (_STEPS if high > low else 1)
     for value in values:
         counts[min(len(counts) - 1, int((value - low) / (high - low) * len(counts))) if high > low else 0] += 1
-    return Spread(name, len(values), shown(low), shown(median(values)), shown(high), tuple(counts))
+    return Histogram(name, len(values), shown(low), shown(median(values)), shown(high), tuple(counts))

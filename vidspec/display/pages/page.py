@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from vidspec._version import __version__
 from vidspec.display.pages import words
 from vidspec.errors import UsageError
-from vidspec.files import Kind, check_output
+from vidspec.files import FileKind, check_output
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["Record", "check_page", "rendered"]
+__all__ = ["RecordMapping", "check_page", "render_page"]
 
 #: A clip's record as ``--format json`` has it; of ``--format jsonl``, without what was measured.
-Record: TypeAlias = Mapping[str, Any]
+RecordMapping: TypeAlias = Mapping[str, Any]
 
 #: What every page of ours has in its head.
-PAGE = Kind("page of vidspec", rb'<meta name="generator" content="vidspec ')
+PAGE = FileKind("page of vidspec", rb'<meta name="generator" content="vidspec ')
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -37,7 +37,7 @@ def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> N
     check_output(file, inputs, option, PAGE)
 
 
-def rendered(template: str, **content: object) -> str:
+def render_page(template: str, **content: object) -> str:
     """A whole page. Texts in ``content`` are escaped."""
     return _environment().get_template(template).render(version=__version__, words=words, **content)
 

@@ -9,7 +9,7 @@ from io import BytesIO
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
-from vidspec.display.pages.page import Record
+from vidspec.display.pages.page import RecordMapping
 from vidspec.errors import OutputError
 from vidspec.events.events import Prefilled
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-__all__ = ["MAX_FRAMES", "Drawing", "Picture", "pictures", "thumbnail"]
+__all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "draw_frames", "draw_thumbnail"]
 
 #: Of a clip's frames, so many are drawn at most, spread evenly.
 MAX_FRAMES = 64
@@ -50,12 +50,12 @@ class Picture:
         return self.kept / self.tokens if self.kept is not None and self.tokens else None
 
 
-#: :func:`pictures` of a record and of what the draft saw.
-Drawing: TypeAlias = Callable[[Record, Prefilled | None], list[Picture]]
+#: :func:`draw_frames` of a record and of what the draft saw.
+DrawFrames: TypeAlias = Callable[[RecordMapping, Prefilled | None], list[Picture]]
 
 
-def pictures(
-    record: Record,
+def draw_frames(
+    record: RecordMapping,
     seen: Prefilled | None,
     budget: int,
     *,
@@ -115,7 +115,7 @@ def pictures(
     return found
 
 
-def thumbnail(record: Record) -> str:
+def draw_thumbnail(record: RecordMapping) -> str:
     """The frame in the middle of a clip, small.
 
     Raises:

@@ -13,13 +13,13 @@ from pathlib import Path
 from vidspec._version import __version__
 from vidspec.config.schema import Profile
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import Clip
-from vidspec.display.pages.folder import Folder
-from vidspec.display.pages.page import Record, rendered
-from vidspec.display.pages.pictures import Drawing, pictures, thumbnail
-from vidspec.display.pages.side_by_side import Couple, couples, write_couples
+from vidspec.display.pages.clip import ClipPage
+from vidspec.display.pages.folder import FolderPage
+from vidspec.display.pages.page import RecordMapping, render_page
+from vidspec.display.pages.pictures import DrawFrames, draw_frames, draw_thumbnail
+from vidspec.display.pages.side_by_side import CaptionPair, pair_captions, write_comparison
 from vidspec.display.pages.timeline import from_chrome
-from vidspec.display.state import Watching
+from vidspec.display.state import ClipStates
 from vidspec.errors import UsageError, VidspecError
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption
@@ -38,8 +38,8 @@ MAX_TRACE_BYTES = 1 << 30
 
 def write(
     file: Path,
-    folder: Folder,
-    clips: Sequence[Clip],
+    folder: FolderPage,
+    clips: Sequence[ClipPage],
     title: str,
     *,
     frames: bool = True,
@@ -65,16 +65,16 @@ def write(
     errors: list[VidspecError] = []
     if frames:
         draw = partial(
-            pictures, budget=_ALONE if len(clips) == 1 else _AMONG, decoder=decoder, allow_damaged=allow_damaged
+            draw_frames, budget=_ALONE if len(clips) == 1 else _AMONG, decoder=decoder, allow_damaged=allow_damaged
         )
         whole = [_with_pictures(clip, draw, errors) for clip in clips]
     else:
         whole = [replace(clip, unseen="the run was interrupted, and they were not read again") for clip in clips]
     demo = words.demo(folder.demo, folder.clips - folder.failed)
     if folder.clips == 1 and whole:
-        content = rendered("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
+        content = render_page("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
     else:
-        content = rendered(
+        content = render_page(
             "folder.html",
             title=one_line(f"{title}: {words.number(folder.clips)} records"),
             demo=demo,
@@ -86,7 +86,7 @@ def write(
     return errors
 
 
-def _with_pictures(clip: Clip, draw: Drawing, errors: list[VidspecError]) -> Clip:
+def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError]) -> ClipPage:
     if clip.error is not None:
         return clip
     if (changed := _changed(clip.record)) is not None:
@@ -98,17 +98,17 @@ def _with_pictures(clip: Clip, draw: Drawing, errors: list[VidspecError]) -> Cli
         return replace(clip, unseen=one_line(str(error)))
 
 
-def _thumbnails(folder: Folder) -> dict[int, str]:
+def _thumbnails(folder: FolderPage) -> dict[int, str]:
     """By number; a clip whose frame cannot be had goes without."""
     found: dict[int, str] = {}
     for number, record in folder.pictured.items():
         if _changed(record) is None:
             with suppress(VidspecError):
-                found[number] = thumbnail(record)
+                found[number] = draw_thumbnail(record)
     return found
 
 
-def _changed(record: Record) -> str | None:
+def _changed(record: RecordMapping) -> str | None:
     """Why the file is not the one that was captioned; None as far as its record knows."""
     job, file = record.get("job") or {}, Path(record["path"])
     try:
@@ -119,7 +119,7 @@ def _changed(record: Record) -> str | None:
     return None if known == (status.st_size, status.st_mtime_ns) else "the file is another one since"
 
 
-class ReportFile(Watching):
+class ReportFile(ClipStates):
     """One page for all clips of a run.
 
     The first clips are kept with their events, to be shown in full; of the others only what stands in the table.
@@ -139,8 +139,8 @@ class ReportFile(Watching):
         super().__init__()
         self.file, self.profile = file, profile
         self.interrupted = False
-        self.folder = Folder()
-        self.clips: list[Clip] = []
+        self.folder = FolderPage()
+        self.clips: list[ClipPage] = []
         self.errors: list[VidspecError] = []
         self._several = False
 
@@ -154,7 +154,7 @@ class ReportFile(Watching):
         place, state = self.folder.add(record), self.states.pop(number, None)
         if state is not None and (caption.error is None or not self._several):
             spans = caption.trace.spans if caption.trace is not None else ()
-            self.clips.append(Clip(record, state.prefilled, state.rounds, spans, number=place))
+            self.clips.append(ClipPage(record, state.prefilled, state.rounds, spans, number=place))
 
     def write(self) -> None:
         """Write the page; nothing where no clip ended.
@@ -190,7 +190,7 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
 
 
 def write_finished(
-    file: Path, records: Sequence[Record], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
+    file: Path, records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
 ) -> list[VidspecError]:
     """Write the page of ``records``; returns why frames could not be drawn.
 
@@ -207,8 +207,8 @@ def write_finished(
 
 
 def write_compared(
-    file: Path, left: Sequence[Record], right: Sequence[Record], names: tuple[str, str]
-) -> Sequence[Couple]:
+    file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
+) -> Sequence[CaptionPair]:
     """Write the page of two runs side by side; returns their clips, and writes nothing where they share none.
 
     Raises:
@@ -216,10 +216,10 @@ def write_compared(
         OutputError: it cannot be written.
     """
     with _of_vidspec():
-        found = couples(left, right)
+        found = pair_captions(left, right)
         if not any(one.left and one.right for one in found):
             return ()
-        write_couples(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
+        write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
         return found
 
 
@@ -237,10 +237,12 @@ def _of_vidspec() -> Iterator[None]:
         ) from error
 
 
-def _collected(records: Sequence[Record], traces: Mapping[str, Sequence[Sequence[Span]]]) -> tuple[Folder, list[Clip]]:
+def _collected(
+    records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
+) -> tuple[FolderPage, list[ClipPage]]:
     """All records, and the first of them with their traces."""
-    folder = Folder()
-    clips: list[Clip] = []
+    folder = FolderPage()
+    clips: list[ClipPage] = []
     captioned = Counter(record["path"] for record in records if record.get("error") is None)
     met: Counter[str] = Counter()
     for record in records:
@@ -251,5 +253,5 @@ def _collected(records: Sequence[Record], traces: Mapping[str, Sequence[Sequence
         spans = mine[met[path]] if len(mine) == captioned[path] else ()
         met[path] += 1
         if len(clips) < IN_FULL:
-            clips.append(Clip(record, spans=spans, number=number))
+            clips.append(ClipPage(record, spans=spans, number=number))
     return folder, clips

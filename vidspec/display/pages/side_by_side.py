@@ -10,22 +10,22 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import Clip
-from vidspec.display.pages.folder import MAX_ROWS, Folder
-from vidspec.display.pages.page import Record, rendered
+from vidspec.display.pages.clip import ClipPage
+from vidspec.display.pages.folder import MAX_ROWS, FolderPage
+from vidspec.display.pages.page import RecordMapping, render_page
 from vidspec.files import write_whole
 
-__all__ = ["Couple", "couples", "differences", "write_couples"]
+__all__ = ["CaptionPair", "differences", "pair_captions", "write_comparison"]
 
 #: A stretch of a text, and whether the other text lacks it.
-Piece = tuple[str, bool]
+DiffPiece = tuple[str, bool]
 
 
-def differences(left: str, right: str) -> tuple[list[Piece], list[Piece]]:
+def differences(left: str, right: str) -> tuple[list[DiffPiece], list[DiffPiece]]:
     """Two texts as stretches of words and blanks, with those marked that the other one does not have there."""
     texts = [re.findall(r"\w+\s*|[^\w\s]\s*|\s+", text) for text in (left, right)]
     a, b = ([word.strip() for word in text] for text in texts)  # words with their blanks, which do not count
-    found: tuple[list[Piece], list[Piece]] = ([], [])
+    found: tuple[list[DiffPiece], list[DiffPiece]] = ([], [])
     for kind, *ends in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         for side, text, start, end in zip(found, texts, ends[::2], ends[1::2], strict=True):
             if end > start:
@@ -34,22 +34,22 @@ def differences(left: str, right: str) -> tuple[list[Piece], list[Piece]]:
 
 
 @dataclass(frozen=True)
-class Couple:
+class CaptionPair:
     """What two runs made of one clip and prompt; None where one of them did not have it."""
 
-    left: Clip | None
-    right: Clip | None
+    left: ClipPage | None
+    right: ClipPage | None
     number: int = 0
 
     @property
-    def one(self) -> Clip:
+    def one(self) -> ClipPage:
         """Either, for what both share."""
         clip = self.left or self.right
         assert clip is not None
         return clip
 
     @property
-    def sides(self) -> list[tuple[Clip | None, list[Piece]]]:
+    def sides(self) -> list[tuple[ClipPage | None, list[DiffPiece]]]:
         """Both, each with its caption in pieces."""
         texts = [clip.caption if clip is not None else "" for clip in (self.left, self.right)]
         both = all(clip is not None and clip.error is None for clip in (self.left, self.right))
@@ -66,24 +66,24 @@ class Couple:
         return "same words" if self.left.caption == self.right.caption else "differs"
 
 
-def couples(left: Sequence[Record], right: Sequence[Record]) -> list[Couple]:
+def pair_captions(left: Sequence[RecordMapping], right: Sequence[RecordMapping]) -> list[CaptionPair]:
     """The records of two runs by path, part and prompt, in the order of the first run, then those of the second alone.
 
     Of several records of a run for one prompt the last counts.
     """
-    sides = [{_key(record): Clip(record) for record in records} for records in (left, right)]
-    return [Couple(sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]
+    sides = [{_key(record): ClipPage(record) for record in records} for records in (left, right)]
+    return [CaptionPair(sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]
 
 
-def _key(record: Record) -> tuple[object, ...]:
+def _key(record: RecordMapping) -> tuple[object, ...]:
     part = {**record, **(record.get("job") or {})}
     question = record.get("question") or {}
     prompt = question.get("prompt") or part.get("prompt")
     return os.path.normpath(record["path"]), part.get("start"), part.get("end"), question.get("index"), prompt
 
 
-def write_couples(
-    file: Path, found: Sequence[Couple], names: tuple[str, str], thumbnails: Callable[[Folder], dict[int, str]]
+def write_comparison(
+    file: Path, found: Sequence[CaptionPair], names: tuple[str, str], thumbnails: Callable[[FolderPage], dict[int, str]]
 ) -> None:
     """Write the page.
 
@@ -96,13 +96,13 @@ def write_couples(
     Raises:
         OutputError: it cannot be written.
     """
-    folder = Folder()
-    rows = [Couple(one.left, one.right, folder.add(one.one.record)) for one in found]
+    folder = FolderPage()
+    rows = [CaptionPair(one.left, one.right, folder.add(one.one.record)) for one in found]
     states = [one.state for one in rows]
     counts = {state: states.count(state) for state in ("same words", "differs", "failed", "in one run")}
     demo = sum(bool(clip and clip.demo) for one in rows for clip in (one.left, one.right))
     captioned = sum(bool(clip and clip.error is None) for one in rows for clip in (one.left, one.right))
-    content = rendered(
+    content = render_page(
         "side_by_side.html",
         title=f"{names[0]} and {names[1]}",
         demo=words.demo(demo, captioned),

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vidspec.display.pages import words
-from vidspec.display.pages.page import Record
+from vidspec.display.pages.page import RecordMapping
 from vidspec.events.trace import Span, Trace
 
-__all__ = ["Bar", "Lane", "Timeline", "from_chrome", "timeline"]
+__all__ = ["Timeline", "TimelineBar", "TimelineLane", "from_chrome", "timeline"]
 
 #: What is shorter than this share of the whole is not drawn.
 _MIN_SHARE = 1 / 8000
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """A piece of work; ``left`` and ``width`` are percent of the whole, ``group`` is its colour."""
 
     group: str
@@ -27,11 +27,11 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Lane:
+class TimelineLane:
     """A worker's bars, and its seconds by kind: each counts once, for the innermost piece of work."""
 
     worker: str
-    bars: tuple[Bar, ...]
+    bars: tuple[TimelineBar, ...]
     seconds: Mapping[str, float]
 
     @property
@@ -48,7 +48,7 @@ class Timeline:
     (percent), and ``undrawn`` counts pieces too short to be seen, which are in the lanes' seconds all the same."""
 
     seconds: float
-    lanes: tuple[Lane, ...]
+    lanes: tuple[TimelineLane, ...]
     ticks: tuple[tuple[float, str], ...]
     decoding: float
     undrawn: int
@@ -72,12 +72,12 @@ def timeline(spans: Sequence[Span]) -> Timeline | None:
         mine = sorted((one for one in spans if one.worker == worker), key=lambda one: (one.start, -one.end))
         drawn = [one for one in mine if one.end - one.start >= end * _MIN_SHARE]
         undrawn += len(mine) - len(drawn)
-        lanes.append(Lane(worker, tuple(_bar(one, end) for one in drawn), seconds))
+        lanes.append(TimelineLane(worker, tuple(_bar(one, end) for one in drawn), seconds))
     begun = min((one.start for one in spans if one.kind in ("draft", "verify")), default=0.0)
     return Timeline(end, tuple(lanes), _ticks(end), 100 * begun / end, undrawn)
 
 
-def from_chrome(trace: Record) -> dict[str, list[list[Span]]]:
+def from_chrome(trace: RecordMapping) -> dict[str, list[list[Span]]]:
     """The spans in a file of ``--trace``, by path; a clip of several parts has a list for each, in their order.
 
     Raises:
@@ -106,7 +106,7 @@ def from_chrome(trace: Record) -> dict[str, list[list[Span]]]:
     return found
 
 
-def _bar(span: Span, end: float) -> Bar:
+def _bar(span: Span, end: float) -> TimelineBar:
     about = dict(span.about)
     group, meaning = words.KINDS.get(span.kind, ("other", span.kind))
     wasted = about.get("emitted") == 0
@@ -116,7 +116,7 @@ def _bar(span: Span, end: float) -> Bar:
     facts += [f"{about['rows']} row{'s' if about['rows'] != 1 else ''}"] if "rows" in about else []
     facts += ["not emitted"] if wasted else []
     left, width = 100 * span.start / end, 100 * (span.end - span.start) / end
-    return Bar("wasted" if wasted else group, round(left, 4), round(width, 4), ", ".join(facts))
+    return TimelineBar("wasted" if wasted else group, round(left, 4), round(width, 4), ", ".join(facts))
 
 
 def _ticks(end: float) -> tuple[tuple[float, str], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vidspec.events.tally import duration
+from vidspec.events.tally import format_duration
 
 __all__ = [
     "COUNTERS",
@@ -116,12 +116,12 @@ def ratio(value: float | None) -> str:
 
 
 def time(seconds: float | None) -> str:
-    """``71 ms``, ``2.89 s`` or as :func:`~vidspec.events.tally.duration` has it."""
+    """``71 ms``, ``2.89 s`` or as :func:`~vidspec.events.tally.format_duration` has it."""
     if seconds is None:
         return "-"
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.2f} s" if seconds < 10 else duration(seconds)
+    return f"{seconds:.2f} s" if seconds < 10 else format_duration(seconds)
 
 
 def span(start: float, end: float) -> str:

@@ -16,14 +16,14 @@ from vidspec.registry import key
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.models.base import Prefix, VisualTokens
+    from vidspec.models.base import EmbeddedPrompt, VisualTokens
 
 __all__ = [
-    "Choice",
-    "Layer",
-    "Reading",
+    "BlockSignals",
+    "KeptTokens",
     "StagedPruner",
     "TargetPruner",
+    "WholeBlocks",
     "last_row_attention",
     "on_average",
     "places",
@@ -32,11 +32,11 @@ __all__ = [
     "without_overlap",
 ]
 
-Layer = Annotated[int | None, key("blocks that read everything; null: as many as the paper's", ge=1, le=LAYERS)]
+WholeBlocks = Annotated[int | None, key("blocks that read everything; null: as many as the paper's", ge=1, le=LAYERS)]
 
 
 @dataclass(frozen=True)
-class Reading:
+class BlockSignals:
     """What a method may look at behind a decoder block.
 
     Attributes:
@@ -48,7 +48,7 @@ class Reading:
         scaling: of its attention scores.
     """
 
-    prompt: Prefix
+    prompt: EmbeddedPrompt
     visual: VisualTokens
     states: torch.Tensor
     query: torch.Tensor
@@ -76,7 +76,7 @@ class Reading:
         return last_row_attention(self.query, self.key, self.visual.index, self.scaling)
 
 
-class Choice(NamedTuple):
+class KeptTokens(NamedTuple):
     """What is left of n visual tokens.
 
     Attributes:
@@ -103,7 +103,7 @@ class TargetPruner(ABC):
 
     similarity: float = 0.0
 
-    def before(self, prefix: Prefix) -> torch.Tensor | None:
+    def before(self, prefix: EmbeddedPrompt) -> torch.Tensor | None:
         """(K,) sorted indices of the visual tokens that enter the first block; None for all."""
         return None
 
@@ -115,10 +115,10 @@ class TargetPruner(ABC):
             ModelError: the model has too few blocks.
         """
 
-    def choose(self, reading: Reading, share: float) -> Choice:
+    def choose(self, reading: BlockSignals, share: float) -> KeptTokens:
         """Which of the visual tokens that are left stay, when a share of the prompt's may: those that the last row of
         the prompt attends to most."""
-        return Choice(best(reading.last_attention(), reading.visual, places(reading, share)))
+        return KeptTokens(best(reading.last_attention(), reading.visual, places(reading, share)))
 
     def reads(self, depth: int, entered: float) -> tuple[int, float] | None:
         """How many of ``depth`` blocks read all cache entries, and the share of the visual ones that the others read;
@@ -160,7 +160,7 @@ def share_of(tokens: int, share: float) -> int:
     return max(1, round(share * tokens))
 
 
-def places(reading: Reading, share: float) -> int:
+def places(reading: BlockSignals, share: float) -> int:
     """How many visual tokens may stay: a share of those of the prompt, at least one, at most all that are left."""
     return min(share_of(len(reading.prompt.visual), share), len(reading.visual))
 

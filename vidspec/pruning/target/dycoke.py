@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import Layer, TargetPruner, whole_blocks
+from vidspec.pruning.target.base import TargetPruner, WholeBlocks, whole_blocks
 from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.models.base import Prefix
+    from vidspec.models.base import EmbeddedPrompt
 
-__all__ = ["DyCoke", "temporally_merged"]
+__all__ = ["DyCokeTargetPruner", "merge_frames"]
 
 #: Frame of a group -> the frame it is compared with.
 _LIKE = {1: 0, 2: 0, 3: 2}
 
 
-def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) -> torch.Tensor:
+def merge_frames(features: torch.Tensor, grid: torch.Tensor, merge: float) -> torch.Tensor:
     """The tokens that are left when like ones are merged in groups of four frames.
 
     Args:
@@ -64,7 +64,7 @@ def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) 
 
 
 @lossy.register("dycoke")
-class DyCoke(TargetPruner):
+class DyCokeTargetPruner(TargetPruner):
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of the visual
     entries behind ``layer`` blocks, 1 - p; ``layer``, 3 if None."""
 
@@ -76,7 +76,7 @@ class DyCoke(TargetPruner):
             float, key("k, the share of like tokens merged between frames", ge=0, le=1, allow_inf_nan=False)
         ] = 0.7,
         keep: Sequence[float] | None = None,
-        layer: Layer = None,
+        layer: WholeBlocks = None,
         similarity: Annotated[
             float, key("of attention, below which entries are chosen anew", ge=-1, le=1, allow_inf_nan=False)
         ] = 0.9,
@@ -100,8 +100,8 @@ class DyCoke(TargetPruner):
         whole = min(whole, whole_blocks(whole, depth, of_entries))
         return whole, min(1.0, (of_entries * depth - whole) / (depth - whole))
 
-    def before(self, prefix: Prefix) -> torch.Tensor | None:
-        return temporally_merged(prefix.visual.features, token_grid(prefix.visual), self.merge)
+    def before(self, prefix: EmbeddedPrompt) -> torch.Tensor | None:
+        return merge_frames(prefix.visual.features, token_grid(prefix.visual), self.merge)
 
     def stages(self, depth: int) -> Mapping[int, float]:
         self.reads(depth, 1.0)  # says so if there are too few blocks

@@ -9,21 +9,21 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
-from vidspec.engine.attention import Attention
-from vidspec.engine.choices import read_back
+from vidspec.engine.attention import PassAttention
+from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.forward import Engine, Prefilling
-from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
+from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
-from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
+from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisualTokens
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import Choice, Reading, TargetPruner, last_row_attention, share_of
+from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
 from vidspec.pruning.target.span import PrunedSpan
 
-__all__ = ["LossyEngine", "Reselect", "kept_per_layer"]
+__all__ = ["PrunedTargetEngine", "Reselect", "kept_per_layer"]
 
 
-class _Look(Taps):
+class _BlockAttention(Taps):
     """Keeps what the attention of one block was computed from."""
 
     def __init__(self, block: int) -> None:
@@ -31,7 +31,7 @@ class _Look(Taps):
         self.block = block
         self.seen: tuple[torch.Tensor, torch.Tensor, float] | None = None
 
-    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+    def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         if block == self.block:
             self.seen = query.transpose(0, 1)[None], key, scaling
 
@@ -45,7 +45,7 @@ class Reselect(Taps):
         self.tokens, self.span, self.prompt = visual, span, prompt
         self.last: torch.Tensor | None = None
 
-    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+    def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         if block != self.span.whole - 1:
             return
         scores = last_row_attention(query.transpose(0, 1)[None], key, self.visual, scaling)
@@ -66,7 +66,7 @@ def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
     return span.kept if isinstance(span, PrunedSpan) else ()
 
 
-class LossyEngine(Engine[VideoLanguageModel]):
+class PrunedTargetEngine(Engine[VideoLanguageModel]):
     """Runs a pruned target, one sequence and one token at a time: for plain decoding.
 
     Args:
@@ -84,7 +84,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
         self.method = method
         method.stages(model.layers)  # raises where the blocks are too few
 
-    def reading(
+    def start_prefill(
         self,
         prompt: Prompt,
         room: int,
@@ -97,13 +97,13 @@ class LossyEngine(Engine[VideoLanguageModel]):
         raise ValueError("a pruned target reads its prompt in one go")
 
     @torch.inference_mode()
-    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
+    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> PrefillResult:
         """Read a prompt, dropping what the method drops; see :meth:`Engine.prefill`.
 
         Raises:
             ValueError: something else wants to observe the pass, or it is no prompt of a video.
         """
-        if taps is not None or states or not isinstance(prompt, Prefix):
+        if taps is not None or states or not isinstance(prompt, EmbeddedPrompt):
             raise ValueError("the prefill of a pruned target shows nothing")
         prefix, every = prompt, len(prompt.visual)
         if every and (kept := self.method.before(prefix)) is not None:
@@ -117,14 +117,14 @@ class LossyEngine(Engine[VideoLanguageModel]):
         hidden, rows = self._blocks(prefix, span)
         normed = self.model.decoder.norm(hidden[-1:])
         logits = self.model.decoder.logits(normed)[:, : self.model.vocabulary]
-        self.check(read_back([Rows(span)], [Passed(logits, normed)]))
+        self.check(read_back_tokens([Rows(span)], [PassResult(logits, normed)]))
         span.length, span.missing = length, [length - count for count in rows]
         visual, text = len(prefix.visual), length - len(prefix.visual)
         read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]
         span.kept = tuple(read)
-        return Prefill(span, logits[0].to(self.model.device))
+        return PrefillResult(span, logits[0].to(self.model.device))
 
-    def run(self, batch: Sequence[Rows]) -> list[Passed]:
+    def run(self, batch: Sequence[Rows]) -> list[PassResult]:
         """Append one token to one sequence; see :meth:`Engine.run`.
 
         Raises:
@@ -135,20 +135,20 @@ class LossyEngine(Engine[VideoLanguageModel]):
         span = batch[0].span
         return super().run([replace(batch[0], taps=span.watch if isinstance(span, PrunedSpan) else None)])
 
-    def _blocks(self, prefix: Prefix, span: PrunedSpan) -> tuple[torch.Tensor, list[int]]:
+    def _blocks(self, prefix: EmbeddedPrompt, span: PrunedSpan) -> tuple[torch.Tensor, list[int]]:
         """(rows, hidden) behind the last block, and how many rows each block has read into the sequence."""
         decoder, method = self.model.decoder, self.method
         visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)
         hidden, counts = prefix.embeds[0], []
         positions = prefix.positions.reshape(decoder.axes, -1)
         stages = method.stages(decoder.depth) if len(visual) else {}
-        attention: Attention | None = None
+        attention: PassAttention | None = None
         for index in range(decoder.depth):
             if attention is None or index + 1 in stages:
-                look = _Look(index) if index + 1 in stages else None
+                look = _BlockAttention(index) if index + 1 in stages else None
                 passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=look)
                 rotation = decoder.rotation(positions[:, rows])
-                attention = Attention([passing], decoder.scaling, decoder.windows)
+                attention = PassAttention([passing], decoder.scaling, decoder.windows)
             counts.append(len(rows))
             hidden = decoder.block(index, hidden, rotation, attention)
             if index < len(visual.deepstack):
@@ -157,7 +157,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
             if look is None or look.seen is None:
                 continue
             attention = None
-            choice = method.choose(Reading(prefix, visual, hidden, *look.seen), stages[index + 1])
+            choice = method.choose(BlockSignals(prefix, visual, hidden, *look.seen), stages[index + 1])
             if len(choice.kept) < len(visual):
                 hidden, visual, stays = _dropped(hidden, visual, choice)
                 rows = rows[stays.to(rows.device)]
@@ -165,7 +165,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
 
 
 def _dropped(
-    hidden: torch.Tensor, visual: VisualTokens, choice: Choice
+    hidden: torch.Tensor, visual: VisualTokens, choice: KeptTokens
 ) -> tuple[torch.Tensor, VisualTokens, torch.Tensor]:
     """What a choice leaves of (rows, hidden) states and of the visual tokens, and which rows (sorted) it leaves."""
     place = visual.index.device

@@ -13,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.pruning.target.base import Layer, StagedPruner
+from vidspec.pruning.target.base import StagedPruner, WholeBlocks
 from vidspec.registry import lossy
 
 
 @lossy.register("fastv")
-class FastV(StagedPruner):
+class FastVPruner(StagedPruner):
     """Args: ``layer``, FastV's K, 2 if None; ``retention``, the mean share of the visual tokens that a block reads, or
     ``keep``, the one share behind K blocks."""
 
     shares: ClassVar[int] = 1
 
-    def __init__(self, layer: Layer = None, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
+    def __init__(self, layer: WholeBlocks = None, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
         super().__init__(keep, retention)
         self.layer = 2 if layer is None else layer
 

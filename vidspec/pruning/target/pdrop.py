@@ -21,7 +21,7 @@ from vidspec.registry import lossy
 
 
 @lossy.register("pdrop")
-class PyramidDrop(StagedPruner):
+class PyramidDropPruner(StagedPruner):
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, the shares behind a
     quarter, a half and three quarters of the blocks."""
 

@@ -7,7 +7,7 @@ from typing import NoReturn, overload
 
 import torch
 
-from vidspec.engine.slab import KVSpan, Reads, Slab
+from vidspec.engine.slab import KVSpan, LayerTensors, Slab
 from vidspec.engine.taps import Taps
 
 __all__ = ["PrunedSpan"]
@@ -33,7 +33,7 @@ class PrunedSpan(KVSpan):
 
     def __init__(self, slab: Slab, room: int, offset: int = 0, whole: int = 0) -> None:
         super().__init__(slab, room, offset)
-        slab.place(self)
+        slab.allocate(self)
         self.missing = [0] * len(slab)
         self.whole = whole
         self.kept: tuple[int, ...] = ()
@@ -57,13 +57,13 @@ class PrunedSpan(KVSpan):
         self.chosen, self._prompt = rows, prompt
         self._packed.clear()
 
-    def writes(self, rows: int) -> list[torch.Tensor]:
+    def entries_to_write(self, rows: int) -> list[torch.Tensor]:
         self.check_room(rows)
         whole = self.slab.layers(self.start, self.start + self.length + rows)
         ends = [self.length + rows - missing for missing in self.missing]
         return [layer[:, :, end - rows : end] for layer, end in zip(whole, ends, strict=True)]
 
-    def reads(self, rows: int) -> tuple[Reads, Reads]:
+    def entries_to_read(self, rows: int) -> tuple[LayerTensors, LayerTensors]:
         return _Half(self, rows, 0), _Half(self, rows, 1)
 
     def read(self, layer: int, rows: int) -> torch.Tensor:

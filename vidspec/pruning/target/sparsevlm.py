@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.config.bounds import MANY
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import Choice, Reading, StagedPruner, places
+from vidspec.pruning.target.base import BlockSignals, KeptTokens, StagedPruner, places
 from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SparseVLM", "clusters", "raters"]
+__all__ = ["SparseVLMPruner", "assign_clusters", "rater_tokens"]
 
 #: Blocks behind which LLaVA-1.5-7B is pruned, of its 32.
 _BLOCKS, _OF = (3, 7, 16), 32
 
 
-def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+def rater_tokens(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     """Text tokens whose relevance to the video is above the mean.
 
     Args:
@@ -46,7 +46,7 @@ def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     return above if len(above) else above.new_tensor(range(len(text)))
 
 
-def clusters(states: torch.Tensor, count: int) -> torch.Tensor:
+def assign_clusters(states: torch.Tensor, count: int) -> torch.Tensor:
     """Assign tokens to ``count`` of them, by density peaks over nearest neighbours (SparseVLM, recycling).
 
     Distances are Euclidean over sqrt(d). A token's density is exp(-mean squared distance to its ``count`` nearest,
@@ -77,7 +77,7 @@ def clusters(states: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @lossy.register("sparsevlm")
-class SparseVLM(StagedPruner):
+class SparseVLMPruner(StagedPruner):
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind a stage."""
 
     shares: ClassVar[int] = 3
@@ -96,30 +96,30 @@ class SparseVLM(StagedPruner):
     def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
         return [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, shares, strict=True)]
 
-    def choose(self, reading: Reading, share: float) -> Choice:
+    def choose(self, reading: BlockSignals, share: float) -> KeptTokens:
         import torch
 
         visual, prompt = reading.visual, reading.prompt
         text = reading.text
         if len(text):
             embeds = prompt.embeds[0]
-            rating = raters(embeds[prompt.visual.index], embeds[prompt.text_rows_after_video])
+            rating = rater_tokens(embeds[prompt.visual.index], embeds[prompt.text_rows_after_video])
             text = text[rating.to(text.device)]
         scores = reading.attention(text) if len(text) else reading.last_attention()
         wanted = places(reading, share)
         again, centres = self._recycled(len(visual), wanted)
         kept = best(scores, visual, wanted - centres)
         if not centres:
-            return Choice(kept)
+            return KeptTokens(kept)
         dropped = torch.ones(len(visual), dtype=torch.bool, device=kept.device)
         dropped[kept] = False
         rest = dropped.nonzero()[:, 0]
         again_at = rest[scores[rest].sort(descending=True, stable=True).indices[:again]].sort().values
         states = reading.states[visual.index.to(reading.states.device)[again_at.to(reading.states.device)]]
-        centre = again_at[clusters(states, centres).to(again_at.device)]
+        centre = again_at[assign_clusters(states, centres).to(again_at.device)]
         into = torch.full((len(visual),), -1, dtype=torch.long, device=kept.device)
         into[again_at] = centre
-        return Choice(torch.cat([kept, centre.unique()]).sort().values, into)
+        return KeptTokens(torch.cat([kept, centre.unique()]).sort().values, into)
 
     def _recycled(self, tokens: int, wanted: int) -> tuple[int, int]:
         """How many of the dropped tokens are clustered, and into how many of the ``wanted`` that stay."""

@@ -5,7 +5,7 @@ durations several times over, AVI and FLV chain chunks of stated sizes. None of 
 changed inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
 always.
 
-A container that is known here is one function in a file of its own: bytes and the video stream's number in, ``Found``
+Each known container is one function in a file of its own: bytes and the video stream's number in, ``DamageReport``
 out. ``spans`` tells what that means in time.
 """
 
@@ -15,15 +15,15 @@ import mmap
 from collections.abc import Callable
 
 from vidspec.video.damage.chunks import avi, flv
-from vidspec.video.damage.found import Found, Spot
+from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.damage.matroska import matroska
 from vidspec.video.damage.mp4 import mp4
 from vidspec.video.damage.mpegts import transport_stream
 from vidspec.video.damage.spans import damages
 
-__all__ = ["Found", "Spot", "damages", "examine"]
+__all__ = ["DamageReport", "DamageSpot", "damages", "examine"]
 
-_EXAMINERS: dict[str, Callable[[mmap.mmap, int], Found]] = {
+_EXAMINERS: dict[str, Callable[[mmap.mmap, int], DamageReport]] = {
     "mpegts": transport_stream,
     "matroska,webm": matroska,
     "mov,mp4,m4a,3gp,3g2,mj2": mp4,
@@ -32,16 +32,16 @@ _EXAMINERS: dict[str, Callable[[mmap.mmap, int], Found]] = {
 }
 
 
-def examine(path: str, container: str, stream_id: int) -> Found:
+def examine(path: str, container: str, stream_id: int) -> DamageReport:
     """What is wrong with the file at ``path``, of FFmpeg's format ``container``; nothing for those not known here.
 
     ``stream_id``: the video stream's number in the container (a transport stream's PID, an AVI's or FLV's index).
     """
     by = _EXAMINERS.get(container)
     if by is None:
-        return Found()
+        return DamageReport()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return by(data, stream_id)
         except (IndexError, ValueError, OverflowError, RecursionError):  # sizes and counts that cannot be
-            return Found((Spot(None, "its index is broken"),))
+            return DamageReport((DamageSpot(None, "its index is broken"),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from vidspec.video.damage.found import Found, Spot
+from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
 __all__ = ["avi", "flv"]
@@ -13,9 +13,9 @@ __all__ = ["avi", "flv"]
 _UNFILLED = (0, 0xFFFFFFFF)
 
 
-def avi(data: mmap.mmap, stream: int) -> Found:
+def avi(data: mmap.mmap, stream: int) -> DamageReport:
     """Chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
-    spots: list[Spot] = []
+    spots: list[DamageSpot] = []
     seen = 0
     ours = b"%02d" % stream
     ends_early = streamed = False  # streamed: its writer could not go back to fill in sizes and counts
@@ -38,13 +38,13 @@ def avi(data: mmap.mmap, stream: int) -> Found:
                     ends_early, stop = True, len(data)
                 walk(at + 12, min(stop, end), in_movie or movie)
             elif not all(32 <= byte < 127 for byte in kind):
-                spots.append(Spot(at, "bytes are missing or changed"))
+                spots.append(DamageSpot(at, "bytes are missing or changed"))
                 return
             elif stop > end:
                 if stop > len(data):
                     ends_early = True
                 if stop <= len(data) or index:
-                    spots.append(Spot(at, "bytes are missing or changed"))
+                    spots.append(DamageSpot(at, "bytes are missing or changed"))
                 return
             elif in_movie:
                 walked.append((kind, size))
@@ -65,20 +65,20 @@ def avi(data: mmap.mmap, stream: int) -> Found:
     listed = [chunk for chunk in walked if chunk[0][:2] != b"ix" and chunk[0] != b"JUNK"][: len(index)]
     wrong = sum(one != other for one, other in zip(listed, index, strict=False))
     if 0 < wrong <= len(index) // 10:
-        spots.append(Spot(None, "its index does not list its chunks"))
-    return Found(tuple(spots), (), ends_early or (not streamed and 0 < seen < promised))
+        spots.append(DamageSpot(None, "its index does not list its chunks"))
+    return DamageReport(tuple(spots), (), ends_early or (not streamed and 0 < seen < promised))
 
 
-def flv(data: mmap.mmap, _: int) -> Found:
+def flv(data: mmap.mmap, _: int) -> DamageReport:
     """Tags whose size is not repeated behind them."""
     at = int.from_bytes(data[5:9], "big") + 4
     while at + 11 <= len(data):
         advance()
         size = 11 + int.from_bytes(data[at + 1 : at + 4], "big")
         if at + size + 4 > len(data):
-            return Found((), (), True)
+            return DamageReport((), (), True)
         repeated = int.from_bytes(data[at + size : at + size + 4], "big")
         if data[at] & 0x1F not in (8, 9, 18) or repeated not in (size, size - 11, 0):
-            return Found((Spot(at, "bytes are missing or changed"),))
+            return DamageReport((DamageSpot(at, "bytes are missing or changed"),))
         at += size + 4
-    return Found((), (), at < len(data))
+    return DamageReport((), (), at < len(data))

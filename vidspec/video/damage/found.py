@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Found", "Spot"]
+__all__ = ["DamageReport", "DamageSpot"]
 
 
-class Spot(NamedTuple):
+class DamageSpot(NamedTuple):
     """Something wrong: ``what``, and the byte ``at`` which it was noticed (None: the file's index, not a place)."""
 
     at: int | None
@@ -16,7 +16,7 @@ class Spot(NamedTuple):
 
 
 @dataclass
-class Found:
+class DamageReport:
     """What examining a container found.
 
     ``spots``: in the file's order. ``hints``: signs that bytes are missing, though none of the video's own; with a gap
@@ -24,7 +24,7 @@ class Found:
     ``joined``: the byte from which on another stream, with a clock of its own, follows the first.
     """
 
-    spots: tuple[Spot, ...] = ()
+    spots: tuple[DamageSpot, ...] = ()
     hints: tuple[int, ...] = ()
     ends_early: bool | None = None
     joined: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import zlib
 
-from vidspec.video.damage.found import Found, Spot
+from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
 __all__ = ["matroska"]
@@ -32,15 +32,15 @@ def _element(data: mmap.mmap, at: int, end: int) -> tuple[int, int, int | None] 
     return int.from_bytes(data[at:at_size], "big"), content, None if size == (1 << bits) - 1 else size
 
 
-def matroska(data: mmap.mmap, _: int) -> Found:
+def matroska(data: mmap.mmap, _: int) -> DamageReport:
     """Elements that do not follow each other as their sizes say, or whose CRC is not that of their content."""
-    spots: list[Spot] = []
+    spots: list[DamageSpot] = []
     end = len(data)
     head = _element(data, 0, end)
     at = head[1] + head[2] if head and head[0] == _EBML and head[2] is not None else end
     segment = _element(data, at, end)
     if segment is None or segment[0] != _SEGMENT:
-        return Found((Spot(0, "its header is broken"),))
+        return DamageReport((DamageSpot(0, "its header is broken"),))
     at = segment[1]
     stop = end if segment[2] is None else at + segment[2]
     ends_early = stop > end
@@ -51,7 +51,7 @@ def matroska(data: mmap.mmap, _: int) -> Found:
         if found is None or found[0] not in _TOP:
             if found is not None and found[0] in (_EBML, _SEGMENT):
                 break  # another segment behind this one
-            spots.append(Spot(at, "bytes are missing or changed"))
+            spots.append(DamageSpot(at, "bytes are missing or changed"))
             again = data.find(_CLUSTER.to_bytes(4, "big"), at + 1)
             if again < 0:
                 break
@@ -61,13 +61,13 @@ def matroska(data: mmap.mmap, _: int) -> Found:
         if size is None:
             at, whole = _blocks(data, content, stop, open_ended=True)
             if not whole and at < stop:
-                spots.append(Spot(at, "bytes are missing or changed"))
+                spots.append(DamageSpot(at, "bytes are missing or changed"))
                 at += 1
             ends_early = ends_early or not whole
             continue
         if content + size > stop:
             if name == _CLUSTER and (again := data.find(_CLUSTER.to_bytes(4, "big"), content)) >= 0:
-                spots.append(Spot(at, "bytes are missing or changed"))
+                spots.append(DamageSpot(at, "bytes are missing or changed"))
                 at = again
                 continue
             ends_early = True
@@ -76,11 +76,11 @@ def matroska(data: mmap.mmap, _: int) -> Found:
             stated = int.from_bytes(data[content + 2 : content + 6], "little")
             with memoryview(data) as view, view[content + 6 : content + size] as inner:
                 if zlib.crc32(inner) != stated:
-                    spots.append(Spot(at, "bytes are missing or changed"))
+                    spots.append(DamageSpot(at, "bytes are missing or changed"))
         elif name == _CLUSTER and not _blocks(data, content, content + size, open_ended=False)[1]:
-            spots.append(Spot(at, "bytes are missing or changed"))
+            spots.append(DamageSpot(at, "bytes are missing or changed"))
         at = content + size
-    return Found(tuple(spots), (), ends_early)
+    return DamageReport(tuple(spots), (), ends_early)
 
 
 def _blocks(data: mmap.mmap, at: int, end: int, *, open_ended: bool) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec.video.base import format_seconds
-from vidspec.video.damage.found import Found, Spot
+from vidspec.video.damage.found import DamageReport, DamageSpot
 
 __all__ = ["mp4"]
 
@@ -24,14 +24,14 @@ class _Box(NamedTuple):
     end: int
 
 
-def mp4(data: mmap.mmap, _: int) -> Found:
+def mp4(data: mmap.mmap, _: int) -> DamageReport:
     """Boxes that do not fill their parents, tables that disagree, samples outside of the media data."""
     top, whole = _boxes(data, 0, len(data))
     ends_early = bool(top) and top[-1].end > len(data)
-    broken: list[Spot] = [] if whole or ends_early else [Spot(None, "its boxes are broken")]
+    broken: list[DamageSpot] = [] if whole or ends_early else [DamageSpot(None, "its boxes are broken")]
     moov = next((box for box in top if box.kind == b"moov"), None)
     if moov is None or moov.end > len(data):
-        return Found(tuple(broken), (), ends_early or None)
+        return DamageReport(tuple(broken), (), ends_early or None)
     tracks, whole = _boxes(data, moov.at, moov.end)
     movie = _movie_scale(data, tracks)
     media = [(box.at, box.end) for box in top if box.kind == b"mdat"]
@@ -42,13 +42,13 @@ def mp4(data: mmap.mmap, _: int) -> Found:
         whole = _collect(data, track, parts) and whole
         what = None if fragmented else _tables(data, parts, movie, media, extents)
         if what:
-            broken.append(Spot(None, what))
+            broken.append(DamageSpot(None, what))
     if not whole:
-        broken.append(Spot(None, "its index is broken"))
+        broken.append(DamageSpot(None, "its index is broken"))
     extents.sort()
     if any(end > start for (_, end), (start, _) in pairwise(extents)):
-        broken.append(Spot(None, "its index places one picture's data inside another's"))
-    return Found(tuple(broken[:1]), (), ends_early or None)
+        broken.append(DamageSpot(None, "its index places one picture's data inside another's"))
+    return DamageReport(tuple(broken[:1]), (), ends_early or None)
 
 
 def _boxes(data: mmap.mmap, at: int, end: int) -> tuple[list[_Box], bool]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vidspec.video.damage.found import Found, Spot
+from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
 __all__ = ["transport_stream"]
@@ -23,19 +23,19 @@ _STRETCH = 4096
 _ENOUGH = 1000
 
 
-def transport_stream(data: mmap.mmap, pid: int) -> Found:
+def transport_stream(data: mmap.mmap, pid: int) -> DamageReport:
     """Packets that are not where they must be, are marked as faulty, or break their PID's count of 16."""
     size, first = _packet_size(data)
     if not size:
-        return Found()
+        return DamageReport()
     expected = first
-    spots: list[Spot] = []
+    spots: list[DamageSpot] = []
     hints: list[int] = []
     pictures: list[int] = []  # where packets are in which one of the video's begins
     last: dict[int, tuple[int, int]] = {}  # of each PID's last packet: its count, and where it is
     for start, count in _aligned(data, size, first):
         if start != expected:
-            spots.append(Spot(start, "bytes are missing or changed"))
+            spots.append(DamageSpot(start, "bytes are missing or changed"))
         if len(spots) > _ENOUGH:
             break
         expected = start + count * size
@@ -63,7 +63,7 @@ def transport_stream(data: mmap.mmap, pid: int) -> Found:
                 pictures += places[head[:, 1] & 0x40 > 0].tolist()
             places = places[wrong]
             if one == pid:
-                spots += [Spot(int(place), "packets are missing") for place in places]
+                spots += [DamageSpot(int(place), "packets are missing") for place in places]
             else:
                 hints += places.tolist()
         del rows
@@ -72,7 +72,7 @@ def transport_stream(data: mmap.mmap, pid: int) -> Found:
     joined = _joined(data, [spot.at or 0 for spot in spots], pictures)
     if joined is not None:
         spots = [spot for spot in spots if (spot.at or 0) < joined]
-    return Found(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
+    return DamageReport(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
 
 
 def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:

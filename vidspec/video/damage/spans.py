@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec.video.base import Damage, format_seconds
-from vidspec.video.damage.found import Found
+from vidspec.video.base import ClipDamage, format_seconds
+from vidspec.video.damage.found import DamageReport
 
 __all__ = ["damages"]
 
 
 def damages(
-    found: Found,
+    found: DamageReport,
     positions: NDArray[np.int64],
     times: NDArray[np.float64],
     lost: NDArray[np.float64],
     shown: NDArray[np.float64],
-) -> tuple[Damage, ...]:
+) -> tuple[ClipDamage, ...]:
     """Where in time a file's damage lies, merged, with how many frames it costs.
 
     ``positions``, ``times`` (P,): where each packet begins and when it is shown (seconds). ``lost`` (L,): the times of
     packets that cannot be decoded for it. ``shown`` (N,): the times of the frames that can be.
     """
-    whole = [Damage(spot.what) for spot in found.spots if spot.at is None]
+    whole = [ClipDamage(spot.what) for spot in found.spots if spot.at is None]
     usual = float(np.median(np.diff(shown))) if len(shown) > 1 else 0.0
     order = np.argsort(positions, kind="stable")
     positions, times = positions[order], times[order]
@@ -51,7 +51,7 @@ def damages(
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
             merged.append((start, end))
-    return (*(Damage(_lost(start, end, shown, usual), start, end) for start, end in merged), *whole)
+    return (*(ClipDamage(_lost(start, end, shown, usual), start, end) for start, end in merged), *whole)
 
 
 def _lost(start: float, end: float, shown: NDArray[np.float64], usual: float) -> str:

@@ -132,12 +132,12 @@ def test_quiet_prints_failures_only(vidspec, monkeypatch):
     assert vidspec("caption", *args, "-o", "o.jsonl").err.count("note: ") >= 3
 
 
-@pytest.mark.parametrize("options", [("--device", "cuda"), ("--set", "models.device=cuda:7")])
-def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, options):
+@pytest.mark.parametrize("device", [("--device", "cuda"), ("--set", "models.device=cuda:7")])
+def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, device):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("vidspec.dataset.inputs.collect_inputs", lambda sources: pytest.fail("clips were looked for"))
-    ran = vidspec("caption", "good.mp4", *options)
+    ran = vidspec("caption", "good.mp4", *device)
     assert (ran.code, ran.out) == (3, "") and not FakeCaptioner.made
     assert ran.err.startswith("error: device cuda") and "this machine has 0 CUDA devices" in ran.err
 
@@ -489,7 +489,10 @@ def test_a_speed_up_of_a_text_of_another_length_says_at_which_it_is():
 
 def test_output_file(vidspec):
     Path("out.jsonl").write_text("old\n")
-    ran = vidspec("caption", "good.mp4", "missing.mp4", "--format", "json", "-o", "out.jsonl")
+    args = ("caption", "good.mp4", "missing.mp4", "--format", "json", "-o", "out.jsonl")
+    refused = vidspec(*args)
+    assert refused.code == 2 and Path("out.jsonl").read_text() == "old\n" and "--overwrite replaces it" in refused.err
+    ran = vidspec(*args, "--overwrite")
     assert (ran.code, ran.out) == (1, "")
     assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == [
         "good.mp4",
@@ -585,7 +588,7 @@ from types import ModuleType
 from fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
 from vidspec.dataset import inputs, local
-local.Reader, inputs.leave_out_missing = FakeReader, lambda found, named: None
+local.Reader, inputs.drop_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module

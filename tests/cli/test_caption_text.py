@@ -231,7 +231,7 @@ fake_captioner.events = many
 module = ModuleType("vidspec.captioner"); module.Captioner = fake_captioner.FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 import vidspec.dataset.inputs, vidspec.dataset.local
-vidspec.dataset.local.Reader = fake_captioner.FakeReader
+vidspec.dataset.local.ClipReader = fake_captioner.FakeReader
 vidspec.dataset.inputs.drop_missing = lambda found, named: None
 from vidspec.cli import main
 sys.exit(main(["caption", "good.mp4"]))

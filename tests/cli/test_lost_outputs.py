@@ -237,7 +237,7 @@ sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
 import vidspec.dataset.local
 from fake_captioner import FakeCaptioner, FakeReader
-vidspec.dataset.local.Reader = FakeReader
+vidspec.dataset.local.ClipReader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Stopped(FakeCaptioner):

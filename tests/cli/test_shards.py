@@ -205,7 +205,7 @@ def test_a_part_that_cannot_be_written_loses_nothing(vidspec, monkeypatch):
         real(name, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(parts, "put", put)
+        patched.setattr(parts, "write_url", put)
         ran = vidspec(*args)
     assert ran.code == 1 and "out/00000.parquet: cannot be written: the disk is full" in ran.err
     assert "00001.parquet" in os.listdir("out") and "00000.parquet" not in os.listdir("out")

@@ -119,7 +119,7 @@ class Reading:
         self.now = Stretch(self, most)
         return self.now
 
-    def took(self, passed):
+    def add_result(self, passed):
         self.left -= len(self.now)
         self.span.prompt += len(self.now)
         if self.left:
@@ -150,7 +150,7 @@ class Engine:
         self.took, self.passes = took, 0
         self.model = Model()
 
-    def reading(self, prompt, room, taps=None, *, states=False, cached=None):
+    def start_prefill(self, prompt, room, taps=None, *, states=False, cached=None):
         return Reading(prompt)
 
     def run(self, batch):
@@ -317,8 +317,8 @@ def enter(monkeypatch):
     """Put the parts of this module in the place of what computes, sleeps or starts processes."""
     monkeypatch.setattr(drafts, "DraftClip", DraftClip)
     monkeypatch.setattr(runs, "TargetSide", lambda sequence: sequence.setup.acceptance)
-    monkeypatch.setattr(processes, "share", lambda frames, sound: SimpleNamespace(name="frames"))
-    monkeypatch.setattr(processes, "drop", lambda block: None)
+    monkeypatch.setattr(processes, "share_frames", lambda frames, sound: SimpleNamespace(name="frames"))
+    monkeypatch.setattr(processes, "release_frames", lambda block: None)
     monkeypatch.setattr(slots, "DraftProcess", Process)
 
 

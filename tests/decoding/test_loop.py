@@ -205,7 +205,7 @@ class Prompted(Shared):
         super().__init__()
         self.reads = []
 
-    def reading(self, prompt, room, taps, *, states, cached):
+    def start_prefill(self, prompt, room, taps, *, states, cached):
         at = 0
 
         def rows(most):
@@ -216,7 +216,7 @@ class Prompted(Shared):
             at += passed
             return "read" if at == prompt else None
 
-        return SimpleNamespace(rows=rows, took=took)
+        return SimpleNamespace(rows=rows, add_result=took)
 
     def run(self, batch):
         stretches = [rows for rows in batch if isinstance(rows, range)]

@@ -81,7 +81,7 @@ def drafts_its_best(drafter):
     def wrong(gamma):
         yield from ()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("vidspec.drafting.ensemble_chain.draw", lambda q, rng: int(q.argmax()))
+            patch.setattr("vidspec.drafting.ensemble_chain.draw_token", lambda q, rng: int(q.argmax()))
             return run_to_completion(propose(gamma))
 
     drafter.propose = wrong

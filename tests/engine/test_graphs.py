@@ -48,7 +48,7 @@ def prompts(engine):
 
 
 def static(engine, batch):
-    assert engine.model.decoder.graphs.take(batch)
+    assert engine.model.decoder.graphs.is_replayable(batch)
     return engine.run(batch)
 
 
@@ -84,7 +84,7 @@ def test_the_most_rows(engine):
     span = engine.prefill(prompts(engine)[0], ROOM).span
     tokens = (TOKENS * 8)[:64]
     check(engine, [Rows(span, tokens)])
-    assert not engine.model.decoder.graphs.take([Rows(span, [*tokens, 1])])
+    assert not engine.model.decoder.graphs.is_replayable([Rows(span, [*tokens, 1])])
 
 
 def test_windows_of_many_clips_are_one_pass(engine):
@@ -94,7 +94,7 @@ def test_windows_of_many_clips_are_one_pass(engine):
     check(engine, [Rows(span, TOKENS[:6]) for span in spans[:16]])
     assert set(graphs.captured) == {128}
     batch = [Rows(span, TOKENS[:6]) for span in spans]
-    assert not graphs.take(batch) and graphs.parted(batch) == ([[*range(42)], [42, 43]], [])
+    assert not graphs.is_replayable(batch) and graphs.split_batch(batch) == ([[*range(42)], [42, 43]], [])
     expected = unreplayed(engine, batch)
     for mine, theirs in zip(engine.run(batch), expected, strict=True):
         torch.testing.assert_close(mine.logits, theirs.logits, **CLOSE)

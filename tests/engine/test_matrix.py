@@ -109,7 +109,7 @@ def test_a_packed_weight_can_be_the_only_copy(bias):
 
 @needs_packing
 def test_large_bfloat16_weights_are_packed_where_the_cpu_computes_in_it(monkeypatch):
-    monkeypatch.setattr(layouts, "Packed", lambda layers: "packed")
+    monkeypatch.setattr(layouts, "PackedMatrix", lambda layers: "packed")
     large = layers(1024, (1024,), False, dtype=torch.bfloat16)
     assert build_matrix(large, packed=True) == "packed"
     assert build_matrix(large, packed=True, shared=True).nbytes == 0
@@ -221,7 +221,7 @@ def test_in_place_of_a_layer():
 def test_the_layout_of_a_weight(monkeypatch):
     full, half, large = torch.float32, torch.bfloat16, LARGE
     for eight_bits in (True, False):
-        monkeypatch.setattr(layouts, "fast_eight_bits", lambda known=eight_bits: known)
+        monkeypatch.setattr(layouts, "has_fast_int8", lambda known=eight_bits: known)
         assert layouts.choose_layout(large, full, "cpu", "auto", packed=True) == (
             "int8" if eight_bits else "packed copy"
         )

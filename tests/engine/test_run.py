@@ -252,12 +252,12 @@ def test_logits_that_are_not_finite_are_an_error_of_their_sequence(several):
     broken, sound = found[1], found[0]
     embeds = broken.embeds.clone()
     embeds[0, 2] = float("nan")
-    reads = [engine.reading(prefix, ROOM) for prefix in (replace(broken, embeds=embeds), sound)]
+    reads = [engine.start_prefill(prefix, ROOM) for prefix in (replace(broken, embeds=embeds), sound)]
     passed = engine.run([one.rows(door.CHUNK) for one in reads])
     assert [one.finite for one in passed] == [False, True]
     with pytest.raises(ModelError, match="not finite"):
-        reads[0].took(passed[0])
-    torch.testing.assert_close(reads[1].took(passed[1]).logits, alone(engine, sound, [1])[0], **CLOSE)
+        reads[0].add_result(passed[0])
+    torch.testing.assert_close(reads[1].add_result(passed[1]).logits, alone(engine, sound, [1])[0], **CLOSE)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

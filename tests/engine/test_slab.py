@@ -23,7 +23,7 @@ def slab(layers=3, budget=None):
 @torch.inference_mode()
 def append(span, values):
     """Entries whose keys are full of their value plus the layer, and values of the negative."""
-    for layer, into in enumerate(span.writes(len(values))):
+    for layer, into in enumerate(span.entries_to_write(len(values))):
         keys = (torch.tensor(values, dtype=torch.float32) + 1000 * layer)[None, :, None].expand(2, -1, 4)
         into.copy_(torch.stack([keys, -keys]))
     span.length += len(values)
@@ -32,7 +32,7 @@ def append(span, values):
 def held(span):
     """What each layer reads, the layer's thousand taken off."""
     found = []
-    for layer, (keys, values) in enumerate(zip(*span.reads(0), strict=True)):
+    for layer, (keys, values) in enumerate(zip(*span.entries_to_read(0), strict=True)):
         assert torch.equal(keys, -values) and keys.shape == (1, 2, span.length, 4)
         assert (keys == keys[:, :1, :, :1]).all()
         found.append((keys[0, 0, :, 0] - 1000 * layer).tolist())

@@ -248,9 +248,9 @@ def test_what_a_reader_of_signals_raises_ends_its_own_prompt(engine, prefix):
         raise LookupError("no tokens")
 
     taps = watch(prefix, hidden=(0, 1), ready=ready)
-    reading = engine.reading(prefix, 4, taps)
+    reading = engine.start_prefill(prefix, 4, taps)
     other = engine.open(prefix.length + 4, 0)
     passed = engine.run([reading.rows(prefix.length), Rows(other, prompt=prefix, stretch=(0, prefix.length))])
     assert other.length == prefix.length and calls == [1]
     with pytest.raises(LookupError, match="no tokens"):
-        reading.took(passed[0])
+        reading.add_result(passed[0])

@@ -45,7 +45,7 @@ def engine(request):
 def behind(engine, entries, room=256):
     """A sequence that holds noise, and NaN behind it."""
     span = engine.open(entries + room)
-    for layer in span.writes(entries + room):
+    for layer in span.entries_to_write(entries + room):
         layer[:, :, :entries].normal_()
         layer[:, :, entries:] = float("nan")
     span.length = entries
@@ -53,7 +53,7 @@ def behind(engine, entries, room=256):
 
 
 def check(engine, batch):
-    assert engine.model.decoder.graphs.take(batch)
+    assert engine.model.decoder.graphs.is_replayable(batch)
     expected = unreplayed(engine, batch)
     for mine, theirs in zip(engine.run(batch), expected, strict=True):
         assert mine.logits.isfinite().all()

@@ -115,7 +115,7 @@ def test_a_gpu_that_fails_is_not_the_files_fault(gpu, monkeypatch, tmp_path):
     [
         ("nvdec", PermissionError(1, "Operation not permitted"), "NVIDIA"),
         ("vaapi", NotImplementedError("no"), "VA-API"),
-        ("videotoolbox", ImportError, "VideoToolbox"),
+        ("videotoolbox", OSError(5, "no"), "VideoToolbox"),
     ],
 )
 def test_without_hardware_it_is_an_error_and_software_does_not_stand_in(decoder, error, named, monkeypatch, tmp_path):

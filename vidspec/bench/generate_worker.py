@@ -99,7 +99,7 @@ class GenerateContender:
         """What ``generate`` takes for one clip. How many visual tokens there are is learnt once for each shape."""
         generate = self.profile.generate
         if pixels.grid not in self._shapes:
-            self._shapes[pixels.grid] = self.target.see(pixels)
+            self._shapes[pixels.grid] = self.target.encode(pixels)
         seen = replace(self._shapes[pixels.grid], seconds=pixels.seconds)
         found: dict[str, torch.Tensor] = self.target.stock_inputs(
             pixels, self.target.prefix(seen, generate.prompt, generate.system)

@@ -170,7 +170,7 @@ class ExternalPeer(Contender):
             adapter: Any = self.target
             generate = self.profile.generate
             text = adapter.template_text(generate.prompt, generate.system)
-            whole = adapter.prefix(adapter.see(adapter.preprocess(clip)), generate.prompt, generate.system)
+            whole = adapter.prefix(adapter.encode(adapter.preprocess(clip)), generate.prompt, generate.system)
             self._prompts[path] = {
                 "text": text,
                 "ids": adapter.tokenizer.encode(text, add_special_tokens=False),

@@ -158,7 +158,7 @@ class GeneratePeer(Contender):
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
         # How many visual tokens there are is known from looking; generate looks again, in its own time.
-        inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.see(pixels), generate.prompt, generate.system))
+        inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.encode(pixels), generate.prompt, generate.system))
         begun += time.perf_counter() - paused
         options: dict[str, object] = {}
         if self.name == "generate-assisted":

@@ -113,7 +113,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         adapter = kind(name, model, tokenizer, processor, template)
         adapter.codes = codes
         if where.vision is not None:
-            adapter.see_in(where.vision)
+            adapter.set_vision_dtype(where.vision)
     except VidspecError:
         raise
     except Exception as error:

@@ -106,13 +106,12 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         packets = _read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
         container_format, name = container.format.name, codec_name(codec)
-        coded = codec.width, codec.height
+        coded, position = (codec.width, codec.height), stream.index  # read while the container is open
         base = Fraction(stream.time_base or 1)
         rate = stream.average_rate or stream.guessed_rate
         truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
     if not packets.seen:
-        kind = "truncated" if truncated else "no_frames"
-        raise VideoError(f"{path}: its video stream holds no frames", kind=kind)
+        raise VideoError(f"{path}: its video stream holds no frames", kind="truncated" if truncated else "no_frames")
 
     _check_animation(path, name, packets.seen, coded)
     width, height, turn = _first_picture(path, truncated)
@@ -142,7 +141,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         path=path,
         format=container_format,
         codec=name,
-        stream=stream.index,
+        stream=position,
         time_base=base,
         pts=pts,
         raw=raw,

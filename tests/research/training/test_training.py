@@ -117,7 +117,7 @@ def test_one_step_lowers_the_loss_on_its_own_batch(words):
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_half_precision_changes_the_loss_little_where_it_is_fast(tokenizer, monkeypatch, slow):
-    monkeypatch.setattr(stage_language, "slow_half", lambda: slow)
+    monkeypatch.setattr(stage_language, "has_slow_half_precision", lambda: slow)
     torch.manual_seed(0)
     reader = Reader(QWEN, draft(QWEN, tokenizer))
     text = encode(QWEN, tokenizer, (PROMPTS[0], "The video shows one object."))

@@ -19,18 +19,18 @@ LONGEST = 60
 
 HEAD = """# The papers' tables, replayed
 
-The forward times and accepted lengths that a paper prints go through this project's own scheduler under a virtual
-clock; the same scheduler runs the real workers. The result is the speed-up that those figures imply, beside the
-speed-up that the paper claims. No model is run, and nothing here was measured by this project.
+The forward times and accepted lengths that a paper prints go through this project's own scheduler, the one of the real
+workers, under a virtual clock. The result is the speed-up that those figures imply, beside the speed-up that the paper
+claims. No model is run, and nothing here was measured by this project.
 
 - **predicted** is simulated; **formula** is the closed form (the renewal formula for parallel methods, Leviathan's for
   sequential ones; none for end-to-end rows); **claimed** is printed in the paper. **deviation** is
   predicted / claimed - 1: positive if the paper claims less than its own figures imply.
-- A small deviation means that the paper's times, lengths and speed-ups agree with each other under this schedule, not
-  that the method gives these lengths elsewhere.
-- A large deviation has three possible reasons: an assumed figure (marked \\*, explained below the table), costs that
-  the paper does not list (pruning, communication, batch effects), or contradictions between the paper's figures, also
-  listed below the table.
+- A small deviation means that the paper's times, lengths and speed-ups agree under this schedule, not that the method
+  gives these lengths elsewhere.
+- A large deviation has three possible reasons: an assumed figure (marked \\*), costs that the paper does not list
+  (pruning, communication, batch effects), or contradictions between the paper's figures. Assumptions and contradictions
+  are listed below each table.
 - If the output length is not given, texts of 1200 tokens are simulated; the random error is then about 1%.
 - Start-up tokens of a parallel prefill are simulated with the same acceptance as any other token. If a text's first
   word is open, fewer are accepted.

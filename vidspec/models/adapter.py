@@ -1,4 +1,4 @@
-"""What the adapters of all families share: names and ends, the prompt around the video, the language model's pass."""
+"""Base class of the family adapters: end tokens, the prompt around the video, and the decoder."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 class ChatMessage(TypedDict):
-    """One message of a dialogue, as chat templates take it."""
+    """One message of a dialogue in the form chat templates read."""
 
     role: str
     content: list[dict[str, str]]
 
 
 class Adapter:
-    """A stock model of ``transformers`` behind :class:`~vidspec.models.base.VideoLanguageModel`; families derive.
+    """A stock ``transformers`` model as a :class:`~vidspec.models.base.VideoLanguageModel`; one subclass per family.
 
     Args:
-        name: what the user called it.
+        name: the name the user gave.
         model: the stock model, on its device and in its dtype.
         tokenizer: a fast tokenizer.
         processor: the video (or image) processor's config.
@@ -59,23 +59,23 @@ class Adapter:
     """
 
     family: ClassVar[str]
-    #: What the published processors render for one video and a prompt.
+    #: The published chat template, reduced to one video and text.
     chat_template: ClassVar[str]
-    #: What the template calls the video.
+    #: Content type of the video in the template.
     content: ClassVar[str] = "video"
-    #: The key of the config that holds the id of the token that stands for one visual token.
+    #: Config key of the placeholder token's id.
     visual_token: ClassVar[str] = "video_token_id"
-    #: The attention of the vision tower, by a name ``transformers`` knows.
+    #: Attention implementation of the vision tower, as ``transformers`` names it.
     vision_attention: ClassVar[str] = "sdpa"
-    #: Whether the stock model keeps the output of each block of the tower to choose from.
+    #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
-    #: Rows of the tower that become one visual token, about; and features of a token, with those for early blocks.
+    #: Approximate tower rows per visual token; feature vectors per visual token, deepstack levels included.
     folded, levels = 1, 1
-    #: Seconds of a clip's sound that are read at most; None of families without audio input.
+    #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
-    #: What users of this checkpoint should know, in one line.
+    #: One-line notice for users of this checkpoint.
     note: str | None = None
-    #: The checkpoint's codes that its blocks kept when it was loaded.
+    #: Precision of the stored codes its blocks kept; None if none.
     codes: Precision | None = None
     _vision_dtype: torch.dtype | None = None
 
@@ -90,7 +90,7 @@ class Adapter:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
         self._decoder: FusedDecoder | StockDecoder | None = None
         self._quantised: dict[Precision, Self] = {}
-        #: Taken while the tower works: some families read it by hooks, and several threads encode clips.
+        #: Guards the tower: several threads encode clips, and some families read it through hooks.
         self.looking = threading.Lock()
         self._parts()
         self.template = template or self.own_template()
@@ -102,79 +102,79 @@ class Adapter:
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
         self.set_up(processor)
 
-    # What families differ in.
+    # Hooks that families override.
 
     @staticmethod
     def config_of(config: StockConfig) -> StockConfig:
-        """What of a checkpoint's config the stock model is made from."""
+        """Return the part of a checkpoint's config that the stock model is built from."""
         return config
 
     @staticmethod
     def language_of(model: StockModel) -> StockModel:
-        """The language model inside the stock model."""
+        """Return the language model inside the stock model."""
         return model.model.language_model
 
     def _parts(self) -> None:
-        """Find the language model and the token that stands for the video."""
+        """Set the attention implementations, the language model and the placeholder token."""
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
         self.language: StockModel = self.language_of(self.model)
         self.visual_id = int(getattr(self.model.config, self.visual_token))
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 
     def set_up(self, processor: ProcessorConfig) -> None:
-        """Read what preprocessing and prompts need from the processor's and the model's configs."""
+        """Read the settings of preprocessing and prompts from the processor's and the model's configs."""
 
     def own_template(self) -> str:
-        """The family's chat template, for checkpoints that come without one."""
+        """Return the family's chat template, for checkpoints without one."""
         return self.chat_template
 
     @property
     def span(self) -> str:
-        """What the rendered template has in the place of the video; all of it gives way to the video or a text."""
+        """Text of the rendered template that the video, or a text instead of it, replaces."""
         return self.placeholder
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        """How many visual tokens a clip makes, without class tokens that a tower may keep; by arithmetic alone."""
+        """Return the number of visual tokens of a clip, class tokens excluded, without running the tower."""
         raise NotImplementedError
 
     def audio_tokens(self, samples: int) -> int:
-        """How many tokens so many samples of a clip's sound make."""
+        """Return the number of audio tokens of so many samples."""
         return 0
 
     def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
-        """What stands in the place of :attr:`span`: texts, and ranges of visual tokens, in their order."""
+        """Return the texts and ranges of visual tokens that replace :attr:`span`, in prompt order."""
         return [range(len(seen))]
 
     def opening(self) -> list[int]:
-        """Ids before the first of the template; published tokenizers of some families begin with one."""
+        """Return the ids before the template, such as a BOS token."""
         return []
 
     def positions(
         self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        """Rotary positions of a prompt (L,), shaped (1, L) or (3, 1, L), and that of the first generated token.
+        """Return the rotary positions of a prompt (L,), (1, L) or (3, 1, L), and that of the first generated token.
 
-        ``rows`` (N,) are those of the visual tokens.
+        ``rows`` (N,) are the rows of the visual tokens.
         """
         return torch.arange(len(token_ids), device=self.device)[None], len(token_ids)
 
     def stock_inputs(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        """What the stock model's own ``forward`` and ``generate`` take for the same prompt."""
+        """Return the arguments of the stock ``forward`` and ``generate`` for the same prompt."""
         ids = prefix.token_ids[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.stock_pixels(pixels, prefix)}
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        """The part of :meth:`stock_inputs` that differs between families."""
+        """Return the family's part of :meth:`stock_inputs`."""
         return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
+        """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
         raise NotImplementedError
 
-    # What they share.
+    # Shared by all families.
 
     def encode_chunks(self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T]) -> Generator[None, None, list[T]]:
-        """What ``see`` gives for each part of a clip, step by step; arguments as of :func:`~vision.chunks`."""
+        """Run ``see`` on each part of :func:`~vision.chunks`, one per step, and return the results."""
         seen = []
         for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
             with self.looking:
@@ -190,9 +190,9 @@ class Adapter:
 
     @property
     def device(self) -> torch.device:
-        """Where prompts begin and logits are; the layers of a model split by accelerate may be elsewhere."""
+        """Device of embeddings and logits; layers of a model split by accelerate may be elsewhere."""
         embeddings = self.language.embed_tokens
-        # Of modules whose weights wait on the disk or the CPU, accelerate's hook knows the device.
+        # Offloaded weights are on the meta device or the CPU; accelerate's hook knows the device they run on.
         place = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
         return embeddings.weight.device if place is None else torch.device(place)
 
@@ -202,11 +202,11 @@ class Adapter:
 
     @property
     def vision_dtype(self) -> torch.dtype:
-        """Of the vision tower and what is shown to it."""
+        """Dtype of the vision tower and its input."""
         return self._vision_dtype or self.dtype
 
     def set_vision_dtype(self, dtype: torch.dtype) -> None:
-        """Let all of the model but its language model and head compute in another dtype."""
+        """Cast everything but the language model and head to another dtype."""
         inner = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
         for module in self.model.modules():
             tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
@@ -220,7 +220,7 @@ class Adapter:
 
     @property
     def decoder(self) -> FusedDecoder | StockDecoder:
-        """What runs the language model's blocks; without packed weights unless :meth:`prepare` was told otherwise."""
+        """Decoder of the language model; :meth:`prepare` with ``packed=False`` runs on first use."""
         if self._decoder is None:
             self.prepare(packed=False)
         assert self._decoder is not None
@@ -243,7 +243,7 @@ class Adapter:
             and self.device.type == "cpu"
             and unsupported_reason(self.language, self.model.lm_head) is None
         ):
-            # As long as one weight is mapped from a file, the pages of those that are fused stay too.
+            # One weight still mapped from a file keeps the pages of the fused ones resident.
             for weight in self.model.parameters():
                 if not weight.untyped_storage().resizable():
                     weight.data = weight.data.clone()
@@ -252,15 +252,15 @@ class Adapter:
         if isinstance(self._decoder, StockDecoder):
             self.model.lm_head = self._decoder.head  # quantised or not
         if self._decoder.name == "fused" and self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the parts of fused matrices were in: others may need it
+            torch.cuda.empty_cache()  # memory of the unfused matrices
 
     @property
     def unquantisable_reason(self) -> str | None:
-        """Why its weights cannot be quantised; None if they can."""
+        """Reason its weights cannot be quantised; None if they can."""
         return self.decoder.unquantisable_reason
 
     def quantised_copy(self, precision: Precision) -> Self:
-        """The same model with copies of its language model's weights as codes, over the same slab; made once."""
+        """Return the model with quantised copies of the language model's weights, over the same slab; cached."""
         if precision not in self._quantised:
             other = copy.copy(self)
             what, left = f"{self.name}: a copy of its weights in {precision}", "a profile with draft.kind: model, or ar"
@@ -271,7 +271,7 @@ class Adapter:
         return self._quantised[precision]
 
     def with_own_slab(self) -> Self:
-        """The same model for passes in another thread: its sequences are in a slab of their own."""
+        """Return the model with a slab of its own, for passes in another thread."""
         other = copy.copy(self)
         other._decoder = with_own_slab(self.decoder)
         return other
@@ -288,14 +288,14 @@ class Adapter:
     def prefix(
         self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> EmbeddedPrompt:
-        """The prompt as the family's template renders it, with the video's features in it."""
+        """Return the embedded prompt: the rendered template with the video's features in it."""
         before, after = self._around(prompt, system, earlier)
         pieces = self.pieces(seen)
         stretches = iter([piece for piece in pieces if isinstance(piece, range)])
         between = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
         ids: list[int] = self.opening()
         rows = torch.empty(len(seen), dtype=torch.long)
-        # As one text: what a tokenizer makes of a part may depend on what comes before it.
+        # Tokenized as one text: the tokens of a part may depend on the text before it.
         for token in self.tokenizer.encode(before + between + after, add_special_tokens=False):
             stretch = next(stretches, None) if token == self.visual_id else None
             if stretch is None:
@@ -306,23 +306,23 @@ class Adapter:
         return self._embedded(ids, rows.to(self.device), seen)
 
     def template_text(self, prompt: str, system: str | None = None) -> str:
-        """What the template renders, with :attr:`span` in the place of the video."""
+        """Return the rendered template, with :attr:`span` in the place of the video."""
         return self.span.join(self._around(prompt, system, ()))
 
     def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> list[int]:
-        """Token ids of the prompt with the text ``instead`` where the video would be."""
+        """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
         before, after = self._around(prompt, system, earlier)
         ids: list[int] = self.tokenizer.encode(before + instead + after, add_special_tokens=False)
         return self.opening() + ids
 
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
-        """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
+        """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
         return self._embedded(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
 
     def render(self, messages: list[ChatMessage]) -> str:
-        """What the template makes of ``messages``, up to where the answer begins; the last text is kept."""
+        """Render ``messages`` up to the start of the answer; the last result is cached."""
         known, text = self._rendered
         if known != messages:
             apply = partial(
@@ -331,14 +331,14 @@ class Adapter:
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=True,
-                enable_thinking=False,  # of templates that know it: a caption, no reasoning before it
+                enable_thinking=False,  # read by templates of reasoning models
             )
             text = render_template(self.name, apply)
             self._rendered = messages, text
         return text
 
     def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
-        """How many tokens of the prompt are no visual tokens; a few more may come between frames."""
+        """Return the number of text tokens of the prompt; a few more may come between frames."""
         before, after = self._around(prompt, system, earlier)
         return len(self.opening()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
 

@@ -1,15 +1,15 @@
-"""An EAGLE-3 head (Li et al. 2025), one block that drafts from states of its target: how it is loaded and checked.
+"""EAGLE-3 heads (Li et al. 2025): loading, checks and the decoder block that drafts from the target's hidden states.
 
 The layout is that of published checkpoints (``LlamaForCausalLMEagle3``, and the ``speculators`` package's): config.json
-with ``draft_vocab_size``, and in safetensors ``fc`` over the states of several blocks of the target side by side,
-``midlayer.*`` (a Llama block whose queries, keys and values read an embedding and a state, each behind a norm of its
-own, ``input_layernorm`` and ``hidden_norm``, side by side), ``norm``, ``lm_head`` over the draft's vocabulary, ``d2t``
-(what to add to a draft's id for the target's), ``t2d`` (which ids of the target it knows; not needed), and sometimes
-``embed_tokens``; without, the embeddings are the target's.
+with ``draft_vocab_size``, and in safetensors ``fc`` over the concatenated hidden states of several target blocks,
+``midlayer.*`` (a Llama block whose queries, keys and values read the concatenation of an embedding and a state, each
+after its own norm, ``input_layernorm`` and ``hidden_norm``), ``norm``, ``lm_head`` over the draft's vocabulary, ``d2t``
+(offsets from the draft's ids to the target's), ``t2d`` (mask of the target's ids; unused), and optionally
+``embed_tokens``; without it, the embeddings are the target's.
 
-The states are those that enter blocks 2, n // 2 and n - 3 of the target's n, unless the config names others:
-``eagle_aux_hidden_state_layer_ids`` on its first level are blocks whose input is read, as vLLM has it; within
-``eagle_config`` those whose output is, as SGLang has it.
+The states are the inputs of blocks 2, n // 2 and n - 3 of the target's n, unless the config names others:
+``eagle_aux_hidden_state_layer_ids`` at its top level lists blocks whose input is read, as in vLLM; within
+``eagle_config``, blocks whose output is read, as in SGLang.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from vidspec.models.weight_files import weight_file
 
 __all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "default_tap_blocks", "head_config", "load_eagle3"]
 
-#: Of its attention, in the order in which they are used.
+#: Projections of the attention, in order of use.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-#: What a head has to have, but for the biases that some have.
+#: Required tensors.
 _TENSORS = (
     "fc.weight",
     "norm.weight",
@@ -48,19 +48,20 @@ _TENSORS = (
     *(f"midlayer.self_attn.{name}.weight" for name in PROJECTIONS),
     *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
 )
+#: Optional tensors.
 _MORE = (
     *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
     *(f"midlayer.self_attn.{name}.bias" for name in PROJECTIONS),
 )
-#: Rotary frequencies that do not depend on the length of the text.
+#: Types of rotary frequencies that do not depend on the sequence length.
 _STATIC = ("default", "linear", "llama3", "yarn")
 
 
 class Eagle3Decoder(HeadDecoder):
-    """The block of a head behind :class:`~vidspec.engine.decoder.Decoder`; what enters it is twice as wide.
+    """The head's block as a :class:`~vidspec.engine.decoder.Decoder`; its input is twice as wide as its output.
 
     Args:
-        config: a ``LlamaConfig`` with what the head's own has.
+        config: the head's config as a ``LlamaConfig``.
         tensors: by name, on their device and in their dtype.
         budget: bytes of the slab.
     """
@@ -73,7 +74,7 @@ class Eagle3Decoder(HeadDecoder):
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(config.head_dim)
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
-        #: Whether what is added to the block's output is the state behind its norm.
+        #: True if the residual of the attention is the normed state.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters
         rotary = LlamaRotaryEmbedding(config)
@@ -94,14 +95,14 @@ class Eagle3Decoder(HeadDecoder):
         return Slab(self.kv_heads, self.width, self._weight.dtype, [self._weight.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """(R, 1, d) each."""
+        """Return cosines and sines, (R, 1, d) each."""
         angles = positions[self._axis].t() * self._frequencies
         both = torch.cat([angles, angles], dim=-1)[:, None]
         dtype = self._weight.dtype
         return (both.cos() * self._amplitude).to(dtype), (both.sin() * self._amplitude).to(dtype)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
+        """Run the block: embeddings and states (R, 2 * hidden) to states (R, hidden)."""
         embedding, state = rows.split(self.hidden, dim=1)
         normed = self._normed("midlayer.hidden_norm", state)
         both = torch.cat([self._normed("midlayer.input_layernorm", embedding), normed], dim=1)
@@ -124,7 +125,7 @@ class Eagle3Decoder(HeadDecoder):
         return F.linear(hidden, self._weight)
 
     def joined(self, states: torch.Tensor) -> torch.Tensor:
-        """(n, hidden) of the target's states side by side (n, blocks * target's hidden)."""
+        """Project concatenated target states (n, blocks * target's hidden) to (n, hidden)."""
         return self._linear("fc", states)
 
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -135,13 +136,14 @@ class Eagle3Decoder(HeadDecoder):
 
 
 class Eagle3Head(Head):
-    """A loaded head.
+    """A loaded EAGLE-3 head.
 
     Args:
-        name: what the user called it.
-        config: a ``LlamaConfig`` with what its own has.
-        tensors: by name, on their device and in their dtype.
-        target: whose states and, unless it has its own, whose embeddings it reads.
+        name: the name the user gave.
+        config: its config as a ``LlamaConfig``.
+        tensors: by name.
+        target: the model whose states and, unless the head has its own, embeddings it reads.
+        device: device of the head; its dtype is the target's.
     """
 
     decoder: Eagle3Decoder
@@ -163,7 +165,7 @@ class Eagle3Head(Head):
             ids = ids + tensors.pop("d2t").long()
         tensors.pop("t2d", None)
         known = ids < target.vocabulary
-        if not known.all():  # rows that only fill the head up
+        if not known.all():  # padding rows
             tensors["lm_head.weight"] = tensors["lm_head.weight"][known]
         self.tokens = ids[known]
         self.vocabulary = len(self.tokens)
@@ -185,15 +187,15 @@ class Eagle3Head(Head):
 
 @retries_offline
 def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
-    """Load a head for a target; no code that lies beside its weights is run, and no pickle is read.
+    """Load a head for a target, without running code or reading pickles of its repository.
 
     Args:
         name: hub id or folder.
-        target: what it was trained for, of any family.
+        target: the model it was trained for, of any family.
         where: its device; the dtype is the target's.
 
     Raises:
-        ModelError: not found, no head, of a layout that is not known, or for another target.
+        ModelError: not found, not a head, of an unknown layout, or for another target.
     """
     source = weight_source(name, "an EAGLE-3 head")
     try:
@@ -202,19 +204,19 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
         weights = {_plain(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:
         raise
-    except Exception as error:  # of the hub, of files that are no JSON or no safetensors, of what a config holds
+    except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
         raise load_error(name, error) from error
     return Eagle3Head(name, config, weights, target, where.device)
 
 
 def _plain(key: str) -> str:
-    """A tensor's name as EAGLE has it: others put ``model.`` before it, or call the block the first of several."""
+    """Return a tensor's name in EAGLE's scheme: others prefix ``model.``, or name the block ``layers.0``."""
     key = key.removeprefix("model.")
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
 
 
 def head_config(given: dict[str, Any]) -> StockConfig:
-    """A ``LlamaConfig`` of a head's own, whose rotary sections its type of positions may be named for."""
+    """Convert a head's config to a ``LlamaConfig``; the rope type ``mrope`` becomes ``default``."""
     import transformers
 
     inner = given.pop("transformer_layer_config", {})
@@ -229,12 +231,12 @@ def head_config(given: dict[str, Any]) -> StockConfig:
 
 
 def default_tap_blocks(layers: int) -> tuple[int, ...]:
-    """Of a target of so many blocks those whose input a head reads whose config names none."""
+    """Return the default target blocks whose input a head reads."""
     return 2, layers // 2, layers - 3
 
 
 def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
-    """Of the target whose input the head reads."""
+    """Return the target blocks whose input the head reads."""
     outputs = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     inputs = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
     if outputs:
@@ -254,7 +256,7 @@ def _check(
     target: VideoLanguageModel,
     blocks: int,
 ) -> None:
-    """Refuse what is no head, one of another layout, and one that was made for another target.
+    """Refuse a checkpoint that is not a head, has another layout, or was trained for another target.
 
     Raises:
         ModelError: the first difference.
@@ -299,7 +301,7 @@ def _check(
 
 
 def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors of other shapes than a head's config says, and a table of ids that leads nowhere.
+    """Refuse tensors whose shapes differ from the config, and an invalid ``d2t``.
 
     Raises:
         ModelError: the first difference.
@@ -336,7 +338,7 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
 
 
 def _turned(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
-    """(R, n, d) rotated."""
+    """Apply rotary embeddings to (R, n, d)."""
     cosine, sine = rotation
     first, second = states.chunk(2, dim=-1)
     return states * cosine + torch.cat([-second, first], dim=-1) * sine

@@ -1,4 +1,4 @@
-"""Gemma 4: frames in their own ratio, nine patches a token, each frame behind its time; sound is left out."""
+"""Gemma 4: frames in their own aspect ratio, nine patches per token, the time before each frame; no audio input."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Gemma4(Adapter):
         return frames * rows * columns
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T * P, 3 * patch ** 2): patches of each frame in raster order, a patch's pixels before its colours."""
+        """Return patches (T * P, 3 * patch ** 2), in raster order per frame; within a patch, channels vary fastest."""
         side = self.patch * self.pool
         rows, columns = within((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
         rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
@@ -70,7 +70,7 @@ class Gemma4(Adapter):
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
+        """Return the tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
         frames, rows, columns = pixels.grid
         made = yield from self.encode_chunks(
             pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled)
@@ -80,7 +80,7 @@ class Gemma4(Adapter):
         return VisionOutput.raster(torch.cat(made), (frames, rows, columns), pixels.seconds)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
-        """(N, hidden) of some frames."""
+        """Encode some frames to (N, hidden)."""
         values, places = self.patches(pixels)
         states = self.model.model.vision_tower(values, places).last_hidden_state
         if pooled:
@@ -88,7 +88,7 @@ class Gemma4(Adapter):
         return self.model.model.embed_vision(states)  # type: ignore[no-any-return]
 
     def patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
-        """(T, P, 3 * patch ** 2), and the column and row of each patch, (T, P, 2)."""
+        """Return the patches (T, P, 3 * patch ** 2), and the column and row of each (T, P, 2)."""
         frames, _, columns = pixels.grid
         values = pixels.on(self.device, self.vision_dtype).unflatten(0, (frames, -1))
         place = torch.arange(values.shape[1], device=self.device)

@@ -1,4 +1,4 @@
-"""InternVL 3 and 3.5: frames resized to a square whatever their ratio, four patches a token, frames by number."""
+"""InternVL 3 and 3.5: frames resized to squares, four patches per token, numbered frames in the prompt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class InternVL(Llava):
         return []
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 3, S, S)."""
+        """Return square frames (T, 3, S, S)."""
         shown, seconds = (
             resize_to_square(clip.frames, self.square, self.device),
             tuple(float(t) for t in clip.timestamps),

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: each frame is an image of its own, seen whole and in tiles, a newline behind each row of the tiles."""
+"""LLaVA-NeXT: each frame is an image, encoded whole and in tiles, with a newline after each row of the tiles."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MISTRAL = (
 
 @families.register("llava_next")
 class LlavaNext(Llava):
-    """A ``LlavaNextForConditionalGeneration``; checkpoints without a template of their own are asked in Mistral's form
-    where Mistral is their language model, in Vicuna's otherwise."""
+    """A ``LlavaNextForConditionalGeneration``; checkpoints without a template use Mistral's if their language
+    model is Mistral, Vicuna's otherwise."""
 
     family = "llava_next"
-    folded = 2  # of tiles with padding
+    folded = 2  # tiles have padding
 
     def own_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
@@ -49,7 +49,7 @@ class LlavaNext(Llava):
         return super().visual_tokens(frames, height, width) + frames * tiles
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
+        """Return frames and tiles (T, 1 + tiles, 3, S, S); the grid has the frames' height and width in pixels."""
         shown = cut_tiles(clip.frames, self.rules, self.resolutions, self.device)
         (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
@@ -61,8 +61,7 @@ class LlavaNext(Llava):
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Of each frame the side ** 2 tokens of the whole, then the tiles' without their padding, row by row with a
-        newline behind each.
+        """Return per frame side ** 2 tokens of the whole, then the tiles' without padding, a newline after each row.
 
         In the frame's raster of visual tokens, the tiles' rows come below those of the whole.
         """
@@ -94,8 +93,8 @@ class LlavaNext(Llava):
 
 
 def _raster(rows: int, columns: int, before: int, after: int) -> torch.Tensor:
-    """(2, before + rows * columns) row and column of each token in raster order; -1 for those ``before`` the raster and
-    for the last ``after`` of each row."""
+    """Return rows and columns (2, before + rows * columns) of tokens in raster order; -1 for those ``before`` the raster
+    and for the last ``after`` of each row."""
     cell = torch.arange(rows * columns)
     place = torch.stack([cell // columns, cell % columns])
     place = place.masked_fill(place[1] >= columns - after, -1)

@@ -1,4 +1,4 @@
-"""A LoRA as PEFT saves it (``adapter_config.json``, ``adapter_model.safetensors``), merged into a loaded model."""
+"""Merge a LoRA saved by PEFT (``adapter_config.json``, ``adapter_model.safetensors``) into a loaded model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vidspec.models.weight_files import StoredTensor, stored_tensors, weight_fil
 
 __all__ = ["merge_lora"]
 
-#: Where modules were in the classes of earlier versions of ``transformers``, and where they are.
+#: Module prefixes of earlier versions of ``transformers``, and the current ones.
 _MOVED = (
     ("language_model.lm_head", "lm_head"),
     ("language_model.model.", "model.language_model."),
@@ -32,15 +32,15 @@ _KEY = re.compile(r"^base_model\.model\.(?P<layer>.+)\.(?P<part>lora_A|lora_B)\.
 
 
 def merge_lora(adapter: str, name: str, model: StockModel) -> None:
-    """Add a LoRA to the weights of the layers that it was trained for, whatever they were before.
+    """Add a LoRA to the weights of the layers that it was trained for.
 
     Args:
         adapter: its hub id or folder.
-        name: of the model.
+        name: name of the model.
         model: a stock model.
 
     Raises:
-        ModelError: it cannot be read, is no LoRA of linear layers, or was trained for another model.
+        ModelError: it cannot be read, is not a LoRA of linear layers, or was trained for another model.
     """
     config, tensors = _read(adapter)
     modules = dict(model.named_modules())
@@ -57,12 +57,12 @@ def merge_lora(adapter: str, name: str, model: StockModel) -> None:
             )
         weight = linear.weight.data
         change = (up @ down).mul_(_scale(config, layer, len(down))).to(weight.device)
-        linear.weight.data = (weight.float() + change).to(weight.dtype)  # the old one may be a file's
+        linear.weight.data = (weight.float() + change).to(weight.dtype)  # the old one may be mapped from a file
 
 
 @retries_offline
 def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
-    """Config and tensors."""
+    """Read the config and the tensors of an adapter."""
     source = str(Path(adapter).expanduser()) if is_local(adapter) else adapter
     try:
         config = json.loads(weight_file(source, "adapter_config.json").read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
         check_plain(adapter, tensors)
     except ModelError:
         raise
-    except Exception as error:  # of the hub, of files that are no JSON or no safetensors
+    except Exception as error:  # from the hub, or broken JSON or safetensors
         why = " ".join(str(error).split())
         raise ModelError(
             f"{adapter}: is no adapter that can be read: {why}",
@@ -83,7 +83,7 @@ def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
 def _by_layer(
     adapter: str, config: Mapping[str, object], tensors: Mapping[str, StoredTensor]
 ) -> dict[str, dict[str, StoredTensor]]:
-    """Both matrices of each layer."""
+    """Group both matrices by layer."""
     layers: dict[str, dict[str, StoredTensor]] = {}
     strange = [key for key in ("use_dora", "fan_in_fan_out", "lora_bias") if config.get(key)]
     for key, tensor in tensors.items():
@@ -103,12 +103,12 @@ def _by_layer(
 
 
 def _places(layer: str) -> list[str]:
-    """Names that a layer may have in the model."""
+    """Return the names that a layer may have in the model."""
     return [layer, *(new + layer.removeprefix(old) for old, new in _MOVED if layer.startswith(old))]
 
 
 def _scale(config: Mapping[str, object], layer: str, rank: int) -> float:
-    """Alpha over the rank, or over its root in rsLoRA; the first pattern that names the layer has its own alpha."""
+    """Return alpha / rank, or alpha / sqrt(rank) in rsLoRA; the first matching ``alpha_pattern`` sets the alpha."""
     patterns = config.get("alpha_pattern") or {}
     assert isinstance(patterns, dict)
     own = (alpha for pattern, alpha in patterns.items() if re.match(rf"(?:.*\.)?(?:{pattern})$", layer))

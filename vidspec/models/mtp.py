@@ -1,10 +1,10 @@
-"""The layer for multi-token prediction that lies in a checkpoint beside the model's own blocks: a head to draft with.
+"""Heads for multi-token prediction (MTP) stored in the target's checkpoint.
 
-The layout is Qwen3.5's: tensors ``mtp.*``, which ``transformers`` leaves out. ``fc`` joins the next token's embedding
-and a state, each behind a norm of its own (``pre_fc_norm_embedding``, ``pre_fc_norm_hidden``), side by side in that
-order; ``layers.0.*`` is a block like those of the model that attend; ``norm`` follows. Embeddings and head are the
-model's. The state is the model's behind its final norm, then the layer's own behind ``norm``. Experts are one tensor
-for all, or tensors for each.
+The layout is Qwen3.5's: tensors ``mtp.*``, which ``transformers`` leaves out. ``fc`` projects the concatenation of the
+next token's embedding and a state, in that order, each after its own norm (``pre_fc_norm_embedding``,
+``pre_fc_norm_hidden``); ``layers.0.*`` is a block like the model's attention blocks; ``norm`` follows. Embeddings and
+head are the model's. The first state is the model's after its final norm, later ones the layer's own after ``norm``.
+Experts are stored as one tensor, or as tensors per expert.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _EXPERTS = "layers.0.mlp.experts."
 
 
 class MtpLayer(nn.Module):
-    """The stock modules, by the names of their tensors.
+    """MTP layer built from stock modules, named as in the checkpoint.
 
     Args:
-        config: of the language model.
-        like: one of its blocks that attend.
-        norm: its final one.
+        config: config of the language model.
+        like: one of its attention blocks.
+        norm: its final norm.
     """
 
     def __init__(self, config: StockConfig, like: nn.Module, norm: nn.Module) -> None:
@@ -54,12 +54,11 @@ class MtpLayer(nn.Module):
 
 
 class MtpDecoder(HeadDecoder):
-    """The layer behind :class:`~vidspec.engine.decoder.Decoder`; what enters it is twice as wide, and it gives states
-    behind their norm.
+    """MTP layer as a :class:`~vidspec.engine.decoder.Decoder`; its input is twice as wide, and its states are normed.
 
     Args:
         layer: with its weights, on its device.
-        target: the model's decoder, whose positions and head it has.
+        target: the target's decoder, whose rotary positions and head it uses.
         budget: bytes of the slab.
     """
 
@@ -79,7 +78,7 @@ class MtpDecoder(HeadDecoder):
         return self._target.rotation(positions)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
+        """Run the block: embeddings and states (R, 2 * hidden) to states (R, hidden)."""
         layer = self.layer
         embedding, state = rows.chunk(2, dim=1)
         both = torch.cat([layer.pre_fc_norm_embedding(embedding), layer.pre_fc_norm_hidden(state)], dim=1)
@@ -102,11 +101,11 @@ class MtpDecoder(HeadDecoder):
 
 
 class MtpHead(Head):
-    """A model's own layer.
+    """MTP layer of a target as a head.
 
     Args:
         layer: with its weights.
-        target: in whose checkpoint it is.
+        target: the model whose checkpoint has it.
     """
 
     def __init__(self, layer: MtpLayer, target: VideoLanguageModel) -> None:
@@ -121,10 +120,10 @@ class MtpHead(Head):
 
 
 def load_mtp(target: VideoLanguageModel) -> MtpHead:
-    """The layer in the checkpoint of a loaded model.
+    """Load the MTP layer from the checkpoint of a loaded model.
 
     Raises:
-        ModelError: there is none, or it is of a layout that is not known.
+        ModelError: there is none, or its layout is unknown.
     """
     weights = _weights(target.source)
     if not weights:
@@ -149,12 +148,12 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
 
 @retries_offline
 def _weights(source: str) -> dict[str, torch.Tensor]:
-    """By their names without ``mtp.``; those of the experts joined."""
+    """Read the tensors, keyed by their names without ``mtp.``; experts are merged into one tensor."""
     try:
         found = read_tensors(source, source, "mtp.")
     except ModelError:
         raise
-    except Exception as error:  # of the hub, or of files that are no safetensors
+    except Exception as error:  # from the hub, or broken safetensors
         raise load_error(source, error) from error
     count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in found)
     if not count:

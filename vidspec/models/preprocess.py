@@ -1,8 +1,8 @@
-"""From decoded frames to pixels, as the checkpoints' own processors do it; torch only, no torchvision.
+"""Preprocessing of decoded frames, equal to the checkpoints' processors; torch only, no torchvision.
 
-Frames are resized and cut as bytes, and remain bytes until a vision tower reads them: :func:`normalise` normalises each
-chunk of its own. For a CUDA device the frames are copied there and resized there. Resized bytes are those of the CPU
-but for fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU rounds the filter's weights too.
+Frames are resized and cropped as bytes, and stay bytes until a vision tower reads them: :func:`normalise` runs on each
+chunk. For a CUDA device the frames are copied there and resized there. The resized bytes equal the CPU's except for
+fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU also rounds the filter's weights.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ __all__ = [
     "resized",
 ]
 
-#: Whether torch has Lanczos' filter (for bytes on a CPU); the library's processors take bicubic where it has not.
+#: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.
 _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
-#: PIL's resampling numbers, which processor configs use.
+#: Interpolation by PIL's resampling number, which processor configs use.
 MODES = {0: "nearest", 1: "lanczos" if _LANCZOS else "bicubic", 2: "bilinear", 3: "bicubic"}
 CPU = torch.device("cpu")
 #: The JSON of a processor's config.
 ProcessorConfig: TypeAlias = Mapping[str, Any]
-#: CLIP's own mean and standard deviation, which its image processors fall back to.
+#: CLIP's mean and standard deviation, the defaults of its image processors.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-#: Frames that are resized at once where that takes floats.
+#: Frames resized at once as floats.
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class PixelRules:
-    """How a checkpoint wants its frames.
+    """Size and normalisation of a checkpoint's frames.
 
     Attributes:
-        height, width: every frame is resized to, ratio ignored (LLaVA-OneVision shows whole frames).
+        height, width: size of every frame, aspect ratio ignored.
         mean, std: per channel, of values in [0, 1].
         mode: interpolation.
-        scale: what bytes are multiplied with.
+        scale: factor of the bytes.
     """
 
     height: int
@@ -82,10 +82,9 @@ class PixelRules:
 
 
 def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:
-    """Frames resized to the size of ``rules``, whatever their ratio.
+    """Resize frames to the size of ``rules``, ignoring their aspect ratio.
 
-    Resizing runs on bytes with antialiasing, which is what torchvision does, so that results agree to the last bit of
-    the resized byte.
+    Bytes are resized with antialiasing, as in torchvision, so that the results are equal.
 
     Args:
         frames: (T, H, W, 3) uint8 RGB.
@@ -99,9 +98,9 @@ def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch
 
 
 def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> torch.Tensor:
-    """(T, 3, H, W) uint8 of frames (T, H, W, 3); on ``device`` where that is CUDA, on the CPU otherwise.
+    """Return frames (T, H, W, 3) as (T, 3, H, W) uint8, on ``device`` if that is CUDA, else on the CPU.
 
-    The copy comes from pinned memory, and nobody waits for it.
+    The copy is asynchronous, from pinned memory.
     """
     pixels = torch.from_numpy(np.ascontiguousarray(frames))
     if device.type == "cuda":
@@ -110,7 +109,7 @@ def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> tor
 
 
 def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """Bytes (T, 3, H, W) as bytes (T, 3, height, width), whatever the ratio; antialiased."""
+    """Resize bytes (T, 3, H, W) to (T, 3, height, width) with antialiasing, ignoring the aspect ratio."""
     if pixels.shape[-2:] == (height, width):
         return pixels
     if mode == "nearest":
@@ -121,10 +120,10 @@ def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.T
 
 
 def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """As :func:`resized`, for devices whose antialiased interpolation does not take bytes.
+    """Resize like :func:`resized` on devices whose antialiased interpolation does not support bytes.
 
-    That of bytes is done along rows and then along columns, with bytes in between: what is beyond black or white
-    after the first is lost to the second. There Lanczos' filter gives way to the bicubic one, as in the library.
+    The byte version resizes rows, then columns, and clamps to bytes in between; so does this one. The bicubic filter
+    replaces Lanczos', as in ``transformers``.
     """
     mode = "bicubic" if mode == "lanczos" else mode
     parts = []
@@ -137,7 +136,7 @@ def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) 
 
 
 def normalise(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
-    """Bytes (..., 3, H, W), or patches (P, 3 * n) with the n bytes of a channel together, as normalised float32."""
+    """Normalise bytes (..., 3, H, W), or patches (P, 3 * n) with a channel's n bytes contiguous, to float32."""
     mean = torch.tensor(rules.mean, device=pixels.device)[:, None, None]
     std = torch.tensor(rules.std, device=pixels.device)[:, None, None]
     values = pixels.float()
@@ -148,12 +147,12 @@ def normalise(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ImageRules:
-    """How a checkpoint wants its images.
+    """Size, crop and normalisation of a checkpoint's images.
 
     Attributes:
-        pixels: the size images end up with, interpolation and normalisation.
-        edge: what the shortest edge is resized to, the ratio kept; None resizes to ``pixels``' size, ratio ignored.
-        square: whether images are first padded with the mean colour to squares.
+        pixels: final size, interpolation and normalisation.
+        edge: size of the shortest edge, aspect ratio kept; None resizes to the final size, ratio ignored.
+        square: pad images to squares with the mean colour first.
     """
 
     pixels: PixelRules
@@ -175,18 +174,16 @@ class ImageRules:
 
 
 def _size(value: Any, of_one: str | None) -> dict[str, int]:
-    """A size as processor configs have it: a mapping, or in old ones a number."""
+    """Parse a size of a processor config: a mapping, or a number in old configs."""
     if isinstance(value, int):
         return {of_one: value} if of_one else {"height": value, "width": value}
     return dict(value or {})
 
 
 def resize_and_crop(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
-    """Frames (T, H, W, 3) as (T, 3, height, width) uint8: resized, the centre cut out."""
+    """Resize and centre-crop frames (T, H, W, 3) to (T, 3, height, width) uint8."""
     shown = []
-    for pixels in channels_first(frames, device).split(
-        1
-    ):  # one by one: padded to squares, frames can take many times more
+    for pixels in channels_first(frames, device).split(1):  # one by one: padding to squares can multiply a frame's size
         shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
     return torch.cat(shown)
 
@@ -194,10 +191,10 @@ def resize_and_crop(frames: NDArray[np.uint8], rules: ImageRules, device: torch.
 def cut_tiles(
     frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]], device: torch.device = CPU
 ) -> torch.Tensor:
-    """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) uint8: each whole, then its n tiles in raster order.
+    """Cut frames (T, H, W, 3) to (T, 1 + n, 3, height, width) uint8: the whole, then its n tiles in raster order.
 
-    The tiles together are the frame at the best of the ``resolutions`` (rows, columns of pixels), its ratio kept, in
-    the middle of a black rectangle.
+    The tiles show the frame at the best of the ``resolutions`` (rows, columns of pixels), aspect ratio kept, centred on
+    black.
     """
     pixels = channels_first(frames, device)
     side, mode = rules.pixels.height, rules.pixels.mode
@@ -226,7 +223,7 @@ def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
 
 
 def _cropped(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
-    """Bytes (T, 3, H, W) resized and cut to the size of ``rules``; where that is larger, with black around it."""
+    """Resize bytes (T, 3, H, W) and crop them to the size of ``rules``; pad with black where that is larger."""
     wanted = (rules.pixels.height, rules.pixels.width)
     if rules.edge is None:
         return resized(pixels, *wanted, rules.pixels.mode)
@@ -243,7 +240,7 @@ def _cropped(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
 
 
 def pool_features(features: torch.Tensor) -> torch.Tensor:
-    """Average neighbouring features 2 x 2; of an odd side the last stands alone (TABED's pooled context, section 5).
+    """Average features 2 x 2; the last row or column of an odd side stays alone (TABED's pooled context, section 5).
 
     Args:
         features: (T, rows, columns, d).

@@ -1,4 +1,4 @@
-"""A request as one model reads it, timed."""
+"""Encode a request's clip and prompt for one model, with trace spans."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["encode_prompt"]
 def encode_prompt(
     model: VideoLanguageModel, request: CaptionRequest, trace: Trace, worker: ModelLane, *, pooled: bool = False
 ) -> Steps[EmbeddedPrompt]:
-    """The prompt with the video in it, embedded.
+    """Return the embedded prompt with the video in it.
 
     Args:
-        model: the model that will read it.
+        model: the model that reads it.
         request: clip and prompt.
-        trace: where preprocessing and the vision tower are timed.
-        worker: the lane they are timed in.
+        trace: receives spans of preprocessing and the vision tower.
+        worker: lane of the spans.
         pooled: average the tower's features 2 x 2 before the projector.
     """
     cache = request.cache
@@ -45,7 +45,7 @@ def encode_prompt(
 
 
 def _seen(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
-    """Each step of the vision tower in its turn."""
+    """Run the vision tower as engine steps."""
     found: list[VisionOutput] = []
 
     def step() -> None:

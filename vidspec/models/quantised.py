@@ -1,8 +1,8 @@
-"""Weights that a checkpoint stores as codes and scales, read without the libraries that publish them.
+"""Read quantised checkpoints, stored as codes and scales, without the libraries that wrote them.
 
-Layers of the language model's blocks keep codes that a product of the engine's takes as they are (:class:`KeptCodes`);
-each other quantised layer gets a plain weight when the stock model asks for it, so that loading needs memory for one
-layer beyond the model. Activations are never quantised: of a W8A8 checkpoint only the weights' codes are read.
+Layers of the language model's blocks keep the codes that a matrix product of the engine supports (:class:`KeptCodes`);
+other quantised layers are dequantised one by one as the stock model loads them, so that loading needs memory for one
+extra layer. Activations are never quantised: of a W8A8 checkpoint only the weights' codes are read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
     "without_quantization",
 ]
 
-#: The settings of checkpoints by NVIDIA's ModelOpt, which have no ``quantization_config`` in older versions.
+#: Settings file of NVIDIA's ModelOpt, whose older checkpoints have no ``quantization_config``.
 MODELOPT_FILE = "hf_quant_config.json"
 
 
 class _Args(TypedDict, total=False):
-    """How weights of a group of layers are quantised, as compressed-tensors writes it."""
+    """Quantisation arguments of a group's weights, as in compressed-tensors."""
 
     num_bits: int
     type: str
@@ -57,7 +57,7 @@ class QuantizationGroup(TypedDict, total=False):
 
 
 class QuantizationConfig(TypedDict, total=False):
-    """``quantization_config`` of a ``config.json``; each method has some of the keys."""
+    """``quantization_config`` of a ``config.json``; each method uses some of the keys."""
 
     quant_method: str
     bits: int
@@ -74,15 +74,15 @@ class QuantizationConfig(TypedDict, total=False):
     quant_algo: str
 
 
-#: Formats of compressed-tensors whose tensors are read.
+#: Supported formats of compressed-tensors.
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
-#: Packings of auto-round that are read, and the method whose tensors they are.
+#: Supported packings of auto-round, and the method whose tensors they use.
 _PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-#: Algorithms of ModelOpt whose tensors are read: a scale in all, one for each output, or blocks of 128 x 128.
+#: Supported algorithms of ModelOpt: one scale per tensor, per output, or per block of 128 x 128.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
-#: AWQ's order of the eight codes in a word.
+#: AWQ's order of the eight codes of a word.
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
-#: What belongs to a quantised weight, behind the name of its layer.
+#: Names of a quantised weight's tensors, after the layer's name.
 _PART = re.compile(
     r"^(?P<layer>.*\.)(?P<part>qweight|qzeros|scales|g_idx|SCB|weight_(?:format|packed|shape|g_idx|zero_point)"
     r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__(?:nf4|fp4)))$"
@@ -91,13 +91,13 @@ _SCALE = re.compile(r"^(?P<weight>.*)_scale(?:_inv)?$")
 
 
 class KeptCodes:
-    """The codes that layers of a model keep; while it is loaded, a single number stands in for each weight.
+    """Codes that layers of a model keep; during loading a one-element tensor is the placeholder of each weight.
 
     Args:
         where: device and dtype of the model.
 
     Attributes:
-        precision: of what layers keep; None if none does.
+        precision: of the kept codes; None if no layer keeps any.
     """
 
     def __init__(self, where: Placement) -> None:
@@ -106,7 +106,7 @@ class KeptCodes:
         self._codes: dict[int, tuple[torch.Tensor, StoredCodes]] = {}
 
     def stand_in(self, codes: StoredCodes) -> torch.Tensor:
-        """(out, in) of one number; the weight of codes that do not stay."""
+        """Return a placeholder (out, in) of one element; the dequantised weight if the codes are not kept."""
         where, shape = self._where, (len(codes.packed), codes.packed.shape[1] * 8 // codes.bits)
         if not StoredCodes.nbytes(codes.bits, shape, shape[1] // codes.scales.shape[1], where.device, where.dtype):
             return codes.dense
@@ -115,10 +115,10 @@ class KeptCodes:
         return number.expand(shape)
 
     def attach(self, model: StockModel, language: Callable[[StockModel], StockModel]) -> None:
-        """Give the layers of the language model's blocks their codes, and all others plain weights.
+        """Attach the codes to the layers of the language model's blocks, and dequantise all others.
 
         Raises:
-            LookupError: weights of the model are made of some that are only stood in for.
+            LookupError: weights of the model were built from placeholders.
         """
         inside = set(language(model).layers.modules())
         for layer in model.modules():
@@ -136,11 +136,11 @@ class KeptCodes:
 
 
 class _Weight:
-    """A weight made from what is stored of it, each time it is asked for.
+    """A weight built from its stored tensors each time it is indexed.
 
     Args:
-        make: reads it: its codes, or numbers in float32.
-        kept: where its codes stay, if they do.
+        make: reads the codes, or the weight in float32.
+        kept: keeps the codes; None to dequantise them.
     """
 
     def __init__(self, make: Callable[[], torch.Tensor | StoredCodes], kept: KeptCodes | None) -> None:
@@ -154,7 +154,7 @@ class _Weight:
 
 
 def quantization_config(config: StockConfig) -> QuantizationConfig | None:
-    """``quantization_config`` of a model's config or of its language model's; None if it is not quantised."""
+    """Return ``quantization_config`` of a model's or its language model's config; None if it is not quantised."""
     for part in (config, getattr(config, "text_config", None)):
         found = getattr(part, "quantization_config", None)
         if found is not None:
@@ -163,7 +163,7 @@ def quantization_config(config: StockConfig) -> QuantizationConfig | None:
 
 
 def modelopt_settings(file: Mapping[str, Any]) -> QuantizationConfig | None:
-    """The settings in ModelOpt's own file; None where it quantised nothing but the KV cache."""
+    """Return the settings in ModelOpt's file; None if it quantised only the KV cache."""
     found = file.get("quantization")
     if not isinstance(found, dict) or not found.get("quant_algo"):
         return None
@@ -171,7 +171,7 @@ def modelopt_settings(file: Mapping[str, Any]) -> QuantizationConfig | None:
 
 
 def without_quantization(config: StockConfig) -> StockConfig:
-    """A copy that says nothing of quantisation."""
+    """Return a copy of the config without ``quantization_config``."""
     config = copy.deepcopy(config)
     for part in filter(None, (config, getattr(config, "text_config", None))):
         if hasattr(part, "quantization_config"):
@@ -180,7 +180,7 @@ def without_quantization(config: StockConfig) -> StockConfig:
 
 
 def method_description(settings: QuantizationConfig) -> str:
-    """The method in words, such as ``gptq, 4 bits, groups of 128``."""
+    """Describe the method in words, such as ``gptq, 4 bits, groups of 128``."""
     method, args = str(settings.get("quant_method")), _args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
     words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
@@ -195,7 +195,7 @@ def method_description(settings: QuantizationConfig) -> str:
 
 
 def check_method(name: str, settings: QuantizationConfig) -> None:
-    """Refuse a checkpoint of a method whose tensors are not read.
+    """Refuse a checkpoint of an unsupported method.
 
     Raises:
         ModelError: names the method.
@@ -223,10 +223,10 @@ def check_method(name: str, settings: QuantizationConfig) -> None:
 def weight_sizes(
     model: StockModel, language: StockModel, settings: QuantizationConfig | None, where: Placement
 ) -> tuple[int, int, int]:
-    """Of a model without numbers: how many its weights have but for those whose codes stay, how many of these are of
-    what sees and hears, and bytes of the codes.
+    """Count the weights of a model on the meta device: all numbers except those kept as codes, those of the towers
+    among them, and the bytes of the codes.
 
-    The weights whose codes stay, all of the blocks' linear layers that fit, are emptied.
+    The weights kept as codes, those of all supported linear layers of the blocks, are emptied.
     """
     stored, codes = None if settings is None or not where.keeps_codes else _code(settings), 0
     for layer in language.layers.modules() if stored else ():
@@ -241,7 +241,7 @@ def weight_sizes(
 
 
 def _code(settings: QuantizationConfig) -> tuple[int, int] | None:
-    """Bits, and inputs that share a scale (0 for all); None of codes that are no integers or in another order."""
+    """Return the bits and the group size (0 for a whole row); None for codes that are not integers or are reordered."""
     method, args = settings.get("quant_method"), _args(settings)
     if method == "modelopt":
         return None
@@ -257,12 +257,12 @@ def _code(settings: QuantizationConfig) -> tuple[int, int] | None:
 def dequantised_tensors(
     stored: Mapping[str, StoredTensor], settings: QuantizationConfig, kept: KeptCodes | None = None
 ) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by their names, with plain weights in place of what is quantised.
+    """Return the tensors of a checkpoint by name, with plain weights in place of quantised ones.
 
     Args:
         stored: all tensors of its files.
-        settings: of a method that :func:`check_method` lets through.
-        kept: takes codes that stay, and gives numbers that stand in for them.
+        settings: of a method that :func:`check_method` accepts.
+        kept: keeps codes and provides placeholders.
     """
     read = _READERS[str(settings.get("quant_method"))]
     layers: dict[str, dict[str, StoredTensor]] = {}
@@ -283,14 +283,14 @@ def dequantised_tensors(
 
 
 def _args(settings: QuantizationConfig) -> _Args:
-    """Of the first group of layers."""
+    """Return the weight arguments of the first group."""
     for group in settings.get("config_groups", {}).values():
         return group.get("weights") or {}
     return {"num_bits": settings.get("bits", 0), "group_size": settings.get("group_size")}
 
 
 def _algorithm(settings: QuantizationConfig) -> str:
-    """ModelOpt's, which some versions write in lower case."""
+    """Return ModelOpt's algorithm, which some versions write in lower case."""
     return str(settings.get("quant_algo")).upper()
 
 
@@ -301,7 +301,7 @@ def _block(settings: QuantizationConfig) -> list[int] | None:
 
 
 def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Codes (..., count) as uint8 from 32-bit words (..., n) in which they lie densely, the lowest bits first."""
+    """Unpack uint8 codes (..., count) from 32-bit words (..., n), densely packed with the lowest bits first."""
     short = -words.shape[-1] % bits
     words = torch.nn.functional.pad(words, (0, short)).unflatten(-1, (-1, bits))
     codes = torch.empty(*words.shape[:-1], 32, dtype=torch.uint8)
@@ -317,9 +317,10 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 def _grouped(
     bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
 ) -> torch.Tensor | StoredCodes:
-    """Codes (out, in) less the zero points of their groups, times the scales (out, groups).
+    """Dequantise (codes - zero points) * scales: codes (out, in), scales (out, groups).
 
-    ``order`` (in,) is the group of each column where groups are no runs of columns.
+    Codes in a layout that the engine supports are returned as codes. ``order`` (in,) is the group of each column if
+    groups are not contiguous.
     """
     width, groups = codes.shape[-1], scales.shape[-1]
     runs = torch.arange(width) // (width // groups)
@@ -334,13 +335,13 @@ def _grouped(
 
 
 def _gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1.
+    """Read GPTQ: ``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zeros - 1.
 
-    Bits are those of the layer's shapes: ``dynamic`` and ``extra_config`` give layers others than the settings name.
+    Bits follow from the layer's shapes, since ``dynamic`` and ``extra_config`` override the settings per layer.
     """
     words, scales, points = parts["qweight"][...].t(), parts["scales"][...].t(), parts["qzeros"][...]
     bits, less = points.shape[1] * 32 // len(scales), settings.get("checkpoint_format") != "gptq_v2"
-    if less and 32 % bits == 0:  # subtracted from whole words: a zero point of 0 borrowed from the one above it
+    if less and 32 % bits == 0:  # subtracted from whole words, so a zero point of 0 borrowed from the next one
         points = points + sum(1 << place for place in range(0, 32, bits))
         less = False
     zeros = _unpacked(points, bits, len(scales)).t().float() + less
@@ -349,7 +350,7 @@ def _gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> to
 
 
 def _awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in an order of their own."""
+    """Read AWQ: ``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in AWQ's order."""
     scales = parts["scales"][...]
 
     def codes(words: torch.Tensor) -> torch.Tensor:
@@ -361,14 +362,14 @@ def _awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> tor
 
 
 def _auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Tensors of GPTQ, version 1, or of AWQ."""
+    """Read auto-round: tensors of GPTQ version 1, or of AWQ."""
     return (_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _awq)(parts, settings)
 
 
 def _compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`.
+    """Read compressed-tensors: packed along in, zero points along out; or unpacked, see :func:`_scaled`.
 
-    Before version 0.9.4 zero points were not packed: int8 (out, groups), less half the codes' range.
+    Before version 0.9.4 zero points were not packed: int8 (out, groups), minus half the codes' range.
     """
     if "weight_packed" not in parts:
         return _scaled(parts, settings)
@@ -385,8 +386,7 @@ def _compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig)
 
 
 def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Numbers (..., out, in) of 8 bits, less the zero points, times the scales: one in all, or one for each row, for
-    each block, or for each group of a row."""
+    """Read 8-bit codes (..., out, in): minus zero points, times scales per tensor, row, block or group of a row."""
     codes, scales = parts["weight"][...], parts["scale"][...].float()
     if scales.dim() == codes.dim() + 2:  # ModelOpt's blocks: (out, 1, in, 1)
         scales = scales[..., 0, :, 0]
@@ -400,7 +400,7 @@ def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> 
         for axis in (-2, -1):
             count, length = scales.shape[axis] if scales.dim() > 1 else len(scales), weight.shape[axis]
             step = block[axis] if block and -(-length // block[axis]) == count else length // count
-            if scales.dim() == 1:  # one for each row
+            if scales.dim() == 1:  # one per row
                 scales, zeros = scales[:, None], None if zeros is None else zeros[:, None]
             scales = scales.repeat_interleave(step, axis).narrow(axis, 0, length)
             zeros = None if zeros is None else zeros.repeat_interleave(step, axis).narrow(axis, 0, length)
@@ -408,14 +408,14 @@ def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> 
 
 
 def _by_row(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
-    """Of int8 codes (out, in) and a scale in all or for each row."""
+    """Build stored codes from int8 codes (out, in) and a scale per tensor or row."""
     scales = scales.reshape(-1, 1).expand(len(codes), 1)
     return StoredCodes.of(codes, scales, torch.zeros_like(scales))
 
 
 def _bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Rows of int8 with the largest number of each, or codes of 4 bits, the upper first, with a table of 16 numbers and
-    the largest number of each block, which may be codes in their turn."""
+    """Read bitsandbytes: int8 rows with the absolute maximum of each, or 4-bit codes, upper half first, with a table of
+    16 values and the absolute maximum of each block, which may itself be quantised."""
     weight = parts["weight"][...]
     if "SCB" in parts:
         return _by_row(weight, parts["SCB"][...].float() / 127)

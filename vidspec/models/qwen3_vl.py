@@ -1,4 +1,4 @@
-"""Qwen3-VL: the time of each temporal step as text before it, and features of early tower blocks (deepstack)."""
+"""Qwen3-VL: a text timestamp before each temporal step, and features of early tower blocks (deepstack)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Qwen3VL(Qwen25VL):
     {prompt}<|im_end|>\\n<|im_start|>assistant\\n``, each step being
     ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
 
-    The outer marks are what the processor of ``transformers`` 5.23 leaves around the steps; that of 4.57 replaced
-    them. ``VisionOutput.deepstack`` holds the features that are added behind the first blocks of the language model.
+    The processor of ``transformers`` 5.23 leaves the outer markers around the steps; that of 4.57 replaced them.
+    ``VisionOutput.deepstack`` holds the features added after the first blocks of the language model.
     """
 
     family = "qwen3_vl"
@@ -39,7 +39,7 @@ class Qwen3VL(Qwen25VL):
     )
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(patches, values of a patch); ``seconds`` are the middle of each temporal step, which the prompt names."""
+        """Return (patches, values of a patch); ``seconds`` is the middle of each temporal step, as in the prompt."""
         shown, grid, rules = patches(clip.frames, self.rules, self.device)
         size = self.rules.steps
         times = np.asarray(clip.timestamps, dtype=np.float64)
@@ -62,7 +62,7 @@ class Qwen3VL(Qwen25VL):
         return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]
 
     def _interval(self, seconds: Sequence[float]) -> float:
-        """0: text parts the steps, and each starts its own time axis."""
+        """Return 0: text separates the steps, and each starts its own time axis."""
         return 0.0
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""SmolVLM2: each frame a square behind its time, patches folded into few tokens, frames counted in words."""
+"""SmolVLM2: square frames after their timestamps, pixel-shuffled patches, the frame count spelled out in the prompt."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 INTRODUCTION = "You are provided the following series of {frames} frames from a {duration} [H:MM:SS] video.\n"
-#: Of the video processor's defaults: what the longer side becomes first, and the side of the square.
+#: Defaults of the video processor: longer side of the first resize, side of the square.
 LONGEST, SQUARE = 4 * 364, 364
-#: The longest side the processor makes, whatever its config says.
+#: Maximum longer side, whatever the config says.
 LIMIT = 4096
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _ONES = (
@@ -44,7 +44,7 @@ class SmolVLM(Adapter):
     <end_of_utterance>\\nAssistant:``, each frame being ``\\nFrame from {mm:ss}:<fake_token_around_image><global-img>
     {frame}<fake_token_around_image>``.
 
-    A template that comes with a checkpoint knows no videos, and the library's processor takes its own instead.
+    The templates of checkpoints do not support videos; the processor of ``transformers`` uses its own instead.
     """
 
     family = "smolvlm"
@@ -59,7 +59,7 @@ class SmolVLM(Adapter):
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
         self.folded = self.scale**2
-        #: Tokens per side of a frame.
+        #: Visual tokens per side of a frame.
         self.side = self.patches // self.scale
         sampled = (processor.get("video_sampling") or {}).get("video_size") or {}
         size = processor.get("size") or sampled
@@ -91,7 +91,7 @@ class SmolVLM(Adapter):
         return frames * int(self.side) ** 2
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 3, S, S): resized by its longer side, then to a square. On the CPU, where there is Lanczos' filter."""
+        """Return frames (T, 3, S, S), resized by the longer side, then to squares; on the CPU, which has Lanczos."""
         frames = channels_first(clip.frames)
         shown = resized(frames, *fitted(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
         shown = resized(shown, self.square.height, self.square.width, self.square.mode)
@@ -100,10 +100,10 @@ class SmolVLM(Adapter):
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """T * side ** 2 tokens, all frames in raster order.
+        """Return T * side ** 2 tokens, all frames in raster order.
 
-        ``pooled`` averages patches 2 x 2 before they are folded: where a pooled side is no multiple of the folded one,
-        its last patches are repeated.
+        ``pooled`` averages patches 2 x 2 before the pixel shuffle; the last patches are repeated if a pooled side is
+        not divisible by ``scale``.
         """
         made = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
         features, frames = torch.cat(made), pixels.grid[0]
@@ -111,7 +111,7 @@ class SmolVLM(Adapter):
         return VisionOutput.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
-        """(N, hidden) of some frames."""
+        """Encode some frames to (N, hidden)."""
         values = pixels.on(self.device, self.vision_dtype)[None]
         connector = self.model.model.connector
         with calls_of(connector) as calls:
@@ -130,7 +130,7 @@ class SmolVLM(Adapter):
 
 
 def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Height and width of a frame whose longer side becomes ``longest``; the other one is made even."""
+    """Return the height and width of a frame resized to the longer side ``longest``; the other side is even."""
     longest, ratio = min(LIMIT, longest), width / height
     shorter = int(longest / ratio) if width >= height else int(longest * ratio)
     shorter = max(1, shorter + shorter % 2)
@@ -138,7 +138,7 @@ def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
 
 
 def in_words(count: int) -> str:
-    """A number below a million as num2words has it, which the library's processor counts frames with."""
+    """Spell out a number below a million like num2words, which ``transformers``' processor uses for frame counts."""
     if count < 20:
         return _ONES[count]
     if count < 100:

@@ -1,4 +1,4 @@
-"""Sizes that the families resize frames to, and the tiles LLaVA-NeXT cuts them into; numbers only, no torch."""
+"""Frame sizes of the families, and LLaVA-NeXT's tiles. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Size = tuple[int, int]
 
 
 def best_resolution(size: Size, resolutions: Sequence[Sequence[int]]) -> Size:
-    """The resolution that shows most pixels of an image of ``size`` (rows, columns), of equal ones the smallest."""
+    """Return the resolution that shows most pixels of an image of ``size`` (rows, columns), the smallest on a tie."""
 
     def shown(of: Sequence[int]) -> int:
         scale = min(of[1] / size[1], of[0] / size[0])
@@ -23,7 +23,7 @@ def best_resolution(size: Size, resolutions: Sequence[Sequence[int]]) -> Size:
 
 
 def fitted(size: Size, inside: Size) -> Size:
-    """``size`` scaled until it touches the edges of ``inside``."""
+    """Scale ``size`` to the largest that fits in ``inside``, aspect ratio kept."""
     across, down = inside[1] / size[1], inside[0] / size[0]
     if across < down:
         return min(math.ceil(size[0] * across), inside[0]), inside[1]
@@ -31,7 +31,7 @@ def fitted(size: Size, inside: Size) -> Size:
 
 
 def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
-    """Rows and columns, of ``cells`` that show a padded image, in which the image of ``size`` itself is seen."""
+    """Return the rows and columns of ``cells`` that show the image of ``size``, without its padding."""
     if size[1] / size[0] > cells[1] / cells[0]:
         seen = int(round(size[0] * (cells[1] / size[1]), 7))
         margin = (cells[0] - seen) // 2
@@ -42,16 +42,16 @@ def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
 
 
 def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: int = 1) -> Size:
-    """Rows and columns of pixels, multiples of ``factor``, that the Qwen-VL processors resize frames to.
+    """Return the rows and columns of pixels, multiples of ``factor``, that the Qwen-VL processors resize frames to.
 
-    The ratio of the sides is kept as far as multiples allow. Python rounds halves to even numbers, as the library does.
+    The aspect ratio is kept as far as multiples allow. Halves are rounded to even, as in ``transformers``.
 
     Args:
-        size: of a frame.
+        size: size of a frame.
         factor: pixels.
-        budget: least and most pixels of all frames together.
-        shown: how many frames there are.
-        counted: how many of them the rounded frames are held against the budget with.
+        budget: minimum and maximum pixels of all frames together.
+        shown: number of frames.
+        counted: number of frames when the rounded size is compared with the budget.
     """
     rows, columns = (round(side / factor) * factor for side in size)
     low, high = budget
@@ -65,9 +65,9 @@ def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: in
 
 
 def within(size: Size, side: int, max_tokens: int) -> Size:
-    """Rows and columns of tokens of ``side`` pixels that Gemma 4 resizes an image to, keeping its ratio.
+    """Return the rows and columns of tokens of ``side`` pixels that Gemma 4 resizes an image to, aspect ratio kept.
 
-    Rounded down, so that there may be far fewer than ``max_tokens``.
+    Both are rounded down, so that there may be far fewer than ``max_tokens``.
     """
     factor = math.sqrt(max_tokens * side**2 / (size[0] * size[1]))
     rows, columns = (math.floor(factor * length / side) for length in size)

@@ -1,4 +1,4 @@
-"""The safetensors of a checkpoint, in a folder or of the hub: where they are, and tensors read from them."""
+"""Locate and read the safetensors of a checkpoint, in a folder or on the hub."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["StoredTensor", "optional_file", "stored_tensors", "weight_file"]
 
 
 class StoredTensor(Protocol):
-    """A tensor in a file, or made from some; read when it is indexed with an ellipsis."""
+    """A tensor in a file, or computed from some; read when indexed with an ellipsis."""
 
     def __getitem__(self, index: object, /) -> torch.Tensor: ...
 
 
 def weight_file(source: str, name: str) -> Path:
-    """Of a hub id or folder; fetched if it has to be."""
+    """Return the path of a file of a hub id or folder, downloaded if necessary."""
     from transformers.utils.hub import cached_file
 
     return Path(str(cached_file(source, name)))
 
 
 def optional_file(source: str, name: str) -> Path | None:
-    """A file of a hub id or folder, fetched if it has to be; None if there is no such file.
+    """Return the path of a file of a hub id or folder, downloaded if necessary; None if it does not exist.
 
-    In offline mode a file of a hub id that is not in the cache counts as absent.
+    In offline mode a file that is not in the cache counts as absent.
 
     Raises:
-        ModelError: it could not be fetched, so nobody knows whether it is there.
-        OSError: there is no such repository, or it is not for everyone.
+        ModelError: the download failed, so it is unknown if the file exists.
+        OSError: the repository does not exist or is gated.
     """
     import huggingface_hub.constants as hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -59,12 +59,12 @@ def optional_file(source: str, name: str) -> Path | None:
 
 
 def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, StoredTensor]:
-    """Those whose names begin so, by the rest of the name; each is read when it is indexed.
+    """Return the tensors whose names begin with ``prefix``, keyed by the rest of the name; each is read when indexed.
 
     Args:
         source: hub id or folder.
-        prefix: of the names.
-        whole: the file that holds all tensors where no index names several.
+        prefix: prefix of the names.
+        whole: file with all tensors, unless an index lists several.
     """
     from safetensors import safe_open
 

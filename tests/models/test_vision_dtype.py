@@ -37,7 +37,7 @@ def test_features_are_those_of_a_float32_tower(family):
     model.prepare(packed=False)
     pixels = model.preprocess(clip())
     half = model.encode(pixels).features
-    model.see_in(torch.float32)
+    model.set_vision_dtype(torch.float32)
     seen, expected = model.encode(pixels), whole.see(pixels)
     torch.testing.assert_close(seen.features, expected.features)
     assert seen.features.dtype is torch.float32 and not torch.equal(half.float(), seen.features)

@@ -30,7 +30,7 @@ from vidspec.models.base import (
 )
 from vidspec.models.chat_template import render_template
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import BUDGET, chunks, token_bytes
+from vidspec.models.vision import BUDGET, split_pixels, token_bytes
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
@@ -70,7 +70,7 @@ class Adapter:
     #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
     #: Approximate tower rows per visual token; feature vectors per visual token, deepstack levels included.
-    folded, levels = 1, 1
+    rows_per_token, features_per_token = 1, 1
     #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
     #: One-line notice for users of this checkpoint.
@@ -91,9 +91,9 @@ class Adapter:
         self._decoder: FusedDecoder | StockDecoder | None = None
         self._quantised: dict[Precision, Self] = {}
         #: Guards the tower: several threads encode clips, and some families read it through hooks.
-        self.looking = threading.Lock()
-        self._parts()
-        self.template = template or self.own_template()
+        self.vision_lock = threading.Lock()
+        self._init_parts()
+        self.template = template or self.default_template()
         self._rendered: tuple[list[ChatMessage], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
@@ -114,7 +114,7 @@ class Adapter:
         """Return the language model inside the stock model."""
         return model.model.language_model
 
-    def _parts(self) -> None:
+    def _init_parts(self) -> None:
         """Set the attention implementations, the language model and the placeholder token."""
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
         self.language: StockModel = self.language_of(self.model)
@@ -124,7 +124,7 @@ class Adapter:
     def set_up(self, processor: ProcessorConfig) -> None:
         """Read the settings of preprocessing and prompts from the processor's and the model's configs."""
 
-    def own_template(self) -> str:
+    def default_template(self) -> str:
         """Return the family's chat template, for checkpoints without one."""
         return self.chat_template
 
@@ -141,16 +141,16 @@ class Adapter:
         """Return the number of audio tokens of so many samples."""
         return 0
 
-    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
+    def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         """Return the texts and ranges of visual tokens that replace :attr:`span`, in prompt order."""
-        return [range(len(seen))]
+        return [range(len(vision))]
 
-    def opening(self) -> list[int]:
+    def leading_ids(self) -> list[int]:
         """Return the ids before the template, such as a BOS token."""
         return []
 
     def positions(
-        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+        self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
         """Return the rotary positions of a prompt (L,), (1, L) or (3, 1, L), and that of the first generated token.
 
@@ -173,20 +173,22 @@ class Adapter:
 
     # Shared by all families.
 
-    def encode_chunks(self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T]) -> Generator[None, None, list[T]]:
-        """Run ``see`` on each part of :func:`~vision.chunks`, one per step, and return the results."""
-        seen = []
-        for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
-            with self.looking:
-                seen.append(see(part))
+    def encode_chunks(
+        self, pixels: Pixels, tokens: int, encode: Callable[[Pixels], T]
+    ) -> Generator[None, None, list[T]]:
+        """Run ``encode`` on each part of :func:`~vision.split_pixels`, one per step, and return the results."""
+        outputs = []
+        for part in split_pixels(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
+            with self.vision_lock:
+                outputs.append(encode(part))
             yield
-        return seen
+        return outputs
 
     def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
         """See :class:`~vidspec.models.base.VideoLanguageModel`."""
-        prompt = (tokens + self.levels * visual) * self.language.config.hidden_size * self.dtype.itemsize
+        prompt = (tokens + self.features_per_token * visual) * self.language.config.hidden_size * self.dtype.itemsize
         row = token_bytes(self.model.config.vision_config, every_block=self.keeps_blocks)
-        return prompt, min(BUDGET, visual * self.folded * row)
+        return prompt, min(BUDGET, visual * self.rows_per_token * row)
 
     @property
     def device(self) -> torch.device:
@@ -286,15 +288,15 @@ class Adapter:
                 return end.value  # type: ignore[no-any-return]
 
     def prefix(
-        self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> EmbeddedPrompt:
         """Return the embedded prompt: the rendered template with the video's features in it."""
-        before, after = self._around(prompt, system, earlier)
-        pieces = self.pieces(seen)
+        before, after = self._split_template(prompt, system, earlier)
+        pieces = self.prompt_pieces(vision)
         stretches = iter([piece for piece in pieces if isinstance(piece, range)])
         between = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
-        ids: list[int] = self.opening()
-        rows = torch.empty(len(seen), dtype=torch.long)
+        ids: list[int] = self.leading_ids()
+        rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
         for token in self.tokenizer.encode(before + between + after, add_special_tokens=False):
             stretch = next(stretches, None) if token == self.visual_id else None
@@ -303,23 +305,23 @@ class Adapter:
                 continue
             rows[stretch.start : stretch.stop] = torch.arange(len(ids), len(ids) + len(stretch))
             ids += [self.visual_id] * len(stretch)
-        return self._embedded(ids, rows.to(self.device), seen)
+        return self._embed_prompt(ids, rows.to(self.device), vision)
 
     def template_text(self, prompt: str, system: str | None = None) -> str:
         """Return the rendered template, with :attr:`span` in the place of the video."""
-        return self.span.join(self._around(prompt, system, ()))
+        return self.span.join(self._split_template(prompt, system, ()))
 
     def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> list[int]:
         """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
-        before, after = self._around(prompt, system, earlier)
+        before, after = self._split_template(prompt, system, earlier)
         ids: list[int] = self.tokenizer.encode(before + instead + after, add_special_tokens=False)
-        return self.opening() + ids
+        return self.leading_ids() + ids
 
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
         """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
-        return self._embedded(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
+        return self._embed_prompt(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
 
     def render(self, messages: list[ChatMessage]) -> str:
         """Render ``messages`` up to the start of the answer; the last result is cached."""
@@ -339,14 +341,14 @@ class Adapter:
 
     def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
         """Return the number of text tokens of the prompt; a few more may come between frames."""
-        before, after = self._around(prompt, system, earlier)
-        return len(self.opening()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
+        before, after = self._split_template(prompt, system, earlier)
+        return len(self.leading_ids()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
 
-    def _around(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
-        said = [text for exchange in earlier for text in exchange] + [prompt]
+    def _split_template(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
+        texts = [text for exchange in earlier for text in exchange] + [prompt]
         messages: list[ChatMessage] = [
             {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
-            for number, text in enumerate(said)
+            for number, text in enumerate(texts)
         ]
         messages[0]["content"].insert(0, {"type": self.content})
         if system:
@@ -358,19 +360,19 @@ class Adapter:
             raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
         return before, after
 
-    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: VisionOutput | None) -> EmbeddedPrompt:
+    def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
         ids = torch.tensor(token_ids, device=self.device)
         embeds = self.embed(ids[None]).clone()
         visual = VisualTokens(rows, rows, rows, rows, rows < 0, embeds[0, rows])  # none
-        if seen is not None:
+        if vision is not None:
             features, (frame, row, column) = (
-                seen.features.to(embeds),
-                (place.to(rows) for place in (seen.frame, seen.row, seen.column)),
+                vision.features.to(embeds),
+                (place.to(rows) for place in (vision.frame, vision.row, vision.column)),
             )
             embeds[0, rows] = features
-            deepstack = tuple(level.to(embeds) for level in seen.deepstack)
-            visual = VisualTokens(rows, frame, row, column, row < 0, features, deepstack, seen.views)
-        positions, following = self.positions(ids, seen, rows)
+            deepstack = tuple(level.to(embeds) for level in vision.deepstack)
+            visual = VisualTokens(rows, frame, row, column, row < 0, features, deepstack, vision.views)
+        positions, following = self.positions(ids, vision, rows)
         return EmbeddedPrompt(ids, embeds, positions, visual, following)
 
     @torch.inference_mode()

@@ -281,7 +281,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
         ...
 
     def prefix(
-        self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> EmbeddedPrompt:
         """Return the embedded prompt with the video in it, or in the first of the ``earlier`` turns."""
         ...

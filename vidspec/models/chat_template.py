@@ -37,7 +37,7 @@ def render_template(name: str, render: Callable[[], str]) -> str:
     Raises:
         ModelError: the template is invalid, does what the sandbox forbids, or exceeds a limit.
     """
-    answer = _answer(render) if hasattr(os, "fork") else _said(render)
+    answer = _render_in_fork(render) if hasattr(os, "fork") else _render_reply(render)
     kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
     if kind == b"+":
         return text
@@ -46,7 +46,7 @@ def render_template(name: str, render: Callable[[], str]) -> str:
     )
 
 
-def _said(render: Callable[[], str]) -> bytes:
+def _render_reply(render: Callable[[], str]) -> bytes:
     """Return ``+`` and the text, or ``-`` and the problem with the template."""
     try:
         text = render()
@@ -60,29 +60,29 @@ def _said(render: Callable[[], str]) -> bytes:
     return b"+" + text.encode("utf-8", "surrogatepass")
 
 
-def _answer(render: Callable[[], str]) -> bytes:
-    """Return :func:`_said` of a forked process; ``-`` alone if it was killed."""
+def _render_in_fork(render: Callable[[], str]) -> bytes:
+    """Return :func:`_render_reply` of a forked process; ``-`` alone if it was killed."""
     reading, writing = os.pipe()
     with warnings.catch_warnings(), silent_tokenizers():
         warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads; the child needs none
         child = os.fork()
     if child == 0:
         try:
-            _limit()
+            _set_limits()
             with os.fdopen(writing, "wb") as pipe:
-                pipe.write(_said(render))
+                pipe.write(_render_reply(render))
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb", buffering=0) as pipe:
-        answer = _until(pipe.fileno(), time.monotonic() + WALL_S)
+        answer = _read_until(pipe.fileno(), time.monotonic() + WALL_S)
     if not answer:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return answer if answer and status == 0 else b"-"
 
 
-def _limit() -> None:
+def _set_limits() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -92,12 +92,12 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
 
 
-def _until(pipe: int, deadline: float) -> bytes:
+def _read_until(pipe: int, deadline: float) -> bytes:
     """Read the pipe until the other end closes; return nothing if ``deadline`` passes first."""
-    said = bytearray()
+    received = bytearray()
     while (left := deadline - time.monotonic()) > 0:
         if select.select([pipe], [], [], left)[0]:
             if not (piece := os.read(pipe, 1 << 16)):
-                return bytes(said)
-            said += piece
+                return bytes(received)
+            received += piece
     return b""

@@ -92,7 +92,7 @@ def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) 
         key, stored, wanted = other[0]
         raise ModelError(
             f"{name}: {len(other)} weights have another shape than its config says, {key} first: "
-            f"{_size(stored)} in the files, {_size(wanted)} by the config",
+            f"{_shape_text(stored)} in the files, {_shape_text(wanted)} by the config",
             hint="config.json and the weights must be of one model",
             kind="unreadable",
         )
@@ -104,5 +104,5 @@ def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) 
         )
 
 
-def _size(shape: Collection[int]) -> str:
+def _shape_text(shape: Collection[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"

@@ -38,7 +38,7 @@ __all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "default_tap_blocks", "
 #: Projections of the attention, in order of use.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 #: Required tensors.
-_TENSORS = (
+_REQUIRED_TENSORS = (
     "fc.weight",
     "norm.weight",
     "lm_head.weight",
@@ -49,12 +49,12 @@ _TENSORS = (
     *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
 )
 #: Optional tensors.
-_MORE = (
+_OPTIONAL_TENSORS = (
     *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
     *(f"midlayer.self_attn.{name}.bias" for name in PROJECTIONS),
 )
 #: Types of rotary frequencies that do not depend on the sequence length.
-_STATIC = ("default", "linear", "llama3", "yarn")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class Eagle3Decoder(HeadDecoder):
@@ -104,22 +104,22 @@ class Eagle3Decoder(HeadDecoder):
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         """Run the block: embeddings and states (R, 2 * hidden) to states (R, hidden)."""
         embedding, state = rows.split(self.hidden, dim=1)
-        normed = self._normed("midlayer.hidden_norm", state)
-        both = torch.cat([self._normed("midlayer.input_layernorm", embedding), normed], dim=1)
+        normed = self._rms_norm("midlayer.hidden_norm", state)
+        both = torch.cat([self._rms_norm("midlayer.input_layernorm", embedding), normed], dim=1)
         count, sizes = len(rows), (self.heads, self.kv_heads, self.kv_heads)
         query, key, value = (
             self._linear(f"midlayer.self_attn.{name}", both).view(count, heads, self.width)
             for name, heads in zip(PROJECTIONS, sizes, strict=False)
         )
-        entries = torch.stack([_turned(key, rotation), value], dim=1)
-        seen = attention(index, _turned(query, rotation), entries)
-        state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", seen)
-        inner = self._normed("midlayer.post_attention_layernorm", state)
+        entries = torch.stack([_rotate(key, rotation), value], dim=1)
+        attended = attention(index, _rotate(query, rotation), entries)
+        state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", attended)
+        inner = self._rms_norm("midlayer.post_attention_layernorm", state)
         gate = F.silu(self._linear("midlayer.mlp.gate_proj", inner))
         return state + self._linear("midlayer.mlp.down_proj", gate * self._linear("midlayer.mlp.up_proj", inner))
 
     def norm(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._normed("norm", rows)
+        return self._rms_norm("norm", rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden, self._weight)
@@ -131,7 +131,7 @@ class Eagle3Decoder(HeadDecoder):
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
 
-    def _normed(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
 
 
@@ -157,9 +157,9 @@ class Eagle3Head(Head):
         device: torch.device,
     ) -> None:
         self.name, self.target, self.device = name, target, device
-        self.blocks = _blocks(name, config, target.layers)
+        self.blocks = _tap_blocks(name, config, target.layers)
         self._embedding = tensors.pop("embed_tokens.weight", None)
-        _check(name, config, tensors, self._embedding, target, len(self.blocks))
+        _check_layout(name, config, tensors, self._embedding, target, len(self.blocks))
         ids = torch.arange(len(tensors["lm_head.weight"]))
         if "d2t" in tensors:
             ids = ids + tensors.pop("d2t").long()
@@ -201,7 +201,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
     try:
         check_kernels(name, source)
         config = head_config(json.loads(weight_file(source, "config.json").read_text(encoding="utf-8")))
-        weights = {_plain(key): tensor for key, tensor in read_tensors(name, source).items()}
+        weights = {_canonical_key(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:
         raise
     except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
@@ -209,7 +209,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
     return Eagle3Head(name, config, weights, target, where.device)
 
 
-def _plain(key: str) -> str:
+def _canonical_key(key: str) -> str:
     """Return a tensor's name in EAGLE's scheme: others prefix ``model.``, or name the block ``layers.0``."""
     key = key.removeprefix("model.")
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
@@ -235,7 +235,7 @@ def default_tap_blocks(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
+def _tap_blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
     """Return the target blocks whose input the head reads."""
     outputs = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     inputs = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
@@ -248,7 +248,7 @@ def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
     return blocks
 
 
-def _check(
+def _check_layout(
     name: str,
     config: StockConfig,
     tensors: Mapping[str, torch.Tensor],
@@ -261,35 +261,37 @@ def _check(
     Raises:
         ModelError: the first difference.
     """
-    if absent := next((key for key in _TENSORS if key not in tensors), None):
+    if absent := next((key for key in _REQUIRED_TENSORS if key not in tensors), None):
         raise ModelError(
             f"{name}: is no EAGLE-3 head: {absent} is not in its files",
             hint="--draft takes the head of the target, in safetensors, with draft.kind: eagle3",
             kind="unreadable",
         )
-    strange = sorted(set(tensors) - {*_TENSORS, *_MORE})
+    unknown = sorted(set(tensors) - {*_REQUIRED_TENSORS, *_OPTIONAL_TENSORS})
     rope = getattr(config, "rope_parameters", None) or {}
     hidden, width = int(config.hidden_size), int(config.head_dim)
-    for broken, what in (
-        (bool(strange), f"has the tensor {strange[0] if strange else ''}, which is not known"),
+    for broken, problem in (
+        (bool(unknown), f"has the tensor {unknown[0] if unknown else ''}, which is not known"),
         (int(config.num_hidden_layers) != 1, f"has {config.num_hidden_layers} blocks, and heads of one are read"),
         (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
-        (rope.get("rope_type", "default") not in _STATIC, f"has rotary positions of type {rope.get('rope_type')}"),
+        (rope.get("rope_type", "default") not in _STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
     ):
         if broken:
-            raise ModelError(f"{name}: {what}", kind="unreadable")
+            raise ModelError(f"{name}: {problem}", kind="unreadable")
     sections = rope.get("mrope_section")
     if sections is not None and sum(sections) != width // 2:
         raise ModelError(f"{name}: mrope_section {sections} divides {sum(sections)} of {width // 2} frequencies")
-    seen = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
+    target_hidden = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
     joined = tensors["fc.weight"].shape[1]
-    if joined != blocks * seen:
+    if joined != blocks * target_hidden:
         raise ModelError(
-            f"{name}: joins {joined} numbers, and {blocks} states of {target.name} have {blocks * seen}",
+            f"{name}: joins {joined} numbers, and {blocks} states of {target.name} have {blocks * target_hidden}",
             hint="name the head that was trained for this target",
         )
-    if embedding is None and hidden != seen:
-        raise ModelError(f"{name}: is {hidden} wide, has no embeddings of its own, and {target.name}'s are {seen} wide")
+    if embedding is None and hidden != target_hidden:
+        raise ModelError(
+            f"{name}: is {hidden} wide, has no embeddings of its own, and {target.name}'s are {target_hidden} wide"
+        )
     known = int(config.vocab_size)
     if known < target.vocabulary or (embedding is not None and len(embedding) < target.vocabulary):
         raise ModelError(
@@ -337,7 +339,7 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
         raise ModelError(f"{name}: proposes {drafted} of {known} ids, and no d2t says which", kind="unreadable")
 
 
-def _turned(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
+def _rotate(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
     """Apply rotary embeddings to (R, n, d)."""
     cosine, sine = rotation
     first, second = states.chunk(2, dim=-1)

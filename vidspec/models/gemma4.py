@@ -10,7 +10,7 @@ import torch
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
-from vidspec.models.tiles import within
+from vidspec.models.tiles import fit_token_grid
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -39,29 +39,29 @@ class Gemma4(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
-        self.folded = self.pool**2
+        self.rows_per_token = self.pool**2
         self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (
             tokens.convert_ids_to_tokens(one) for one in (config.boi_token_id, config.eoi_token_id)
         )
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
-        each, pieces, before = len(seen) // seen.grid[0], list[str | range](), ""
-        for frame, second in enumerate(seen.seconds):
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
+        each, pieces, before = len(vision) // vision.grid[0], list[str | range](), ""
+        for frame, second in enumerate(vision.seconds):
             time = f"{int(second // 60):02d}:{int(second % 60):02d}"
             pieces += [f"{before}{time} {self.opens}", range(frame * each, (frame + 1) * each)]
             before = f"{self.closes} "
         return [*pieces, self.closes]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        rows, columns = within((height, width), self.patch * self.pool, self.max_tokens)
+        rows, columns = fit_token_grid((height, width), self.patch * self.pool, self.max_tokens)
         return frames * rows * columns
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return patches (T * P, 3 * patch ** 2), in raster order per frame; within a patch, channels vary fastest."""
         side = self.patch * self.pool
-        rows, columns = within((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
+        rows, columns = fit_token_grid((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
         rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
         shown = resize_to_square(clip.frames, rules, self.device)
         cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)

@@ -150,7 +150,7 @@ def retries_offline(load: Callable[Concatenate[str, P], T]) -> Callable[Concaten
     def loaded(name: str, /, *args: P.args, **options: P.kwargs) -> T:
         if is_local(name) or check_reachable(name):
             return load(name, *args, **options)
-        with _offline():
+        with _offline_mode():
             return load(name, *args, **options)
 
     return loaded
@@ -179,7 +179,7 @@ def hub_failure(endpoint: str) -> str:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def _offline_mode() -> Iterator[None]:
     import huggingface_hub.constants as hub
 
     before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True

@@ -15,7 +15,7 @@ __all__ = ["TEXT", "Identity", "check_identity", "is_related", "model_identity",
 TEXT = "text"
 
 #: Families whose models may draft for each other: the same prompts, though other numbers of visual tokens.
-_ALIKE = {
+_RELATED_FAMILIES = {
     "llava": "llava",
     "llava_next": "llava",
     "qwen3_vl_moe": "qwen3_vl",
@@ -42,7 +42,7 @@ def model_identity(model: VideoLanguageModel) -> Identity:
 
 def is_related(family: str, other: str) -> bool:
     """Return True if a model of the ``other`` family may draft for ``family``, given the same tokenizer."""
-    return other == TEXT or _ALIKE.get(family, family) == _ALIKE.get(other, other)
+    return other == TEXT or _RELATED_FAMILIES.get(family, family) == _RELATED_FAMILIES.get(other, other)
 
 
 def require_vision(draft: Identity | VideoLanguageModel, *, shown: bool) -> None:

@@ -52,7 +52,7 @@ class ImageCaptioner(ABC):
     def __init__(self, *, beside: bool) -> None:
         self.beside = beside
         self.sharing = CoreSharing(lambda threads: max(1, threads - 1))
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     @abstractmethod
@@ -98,7 +98,7 @@ class DraftCaptioner(ImageCaptioner):
         return self.engine.model.name
 
     def __call__(self, clip: Clip) -> str:
-        with self._one:
+        with self._lock:
             return run_to_completion(self.steps(clip))
 
     def steps(self, clip: Clip) -> Steps[str]:
@@ -138,7 +138,7 @@ class HubCaptioner(ImageCaptioner):
     def __call__(self, clip: Clip) -> str:
         inputs = self._inputs(middle_frame(clip).frames[0]).to(self.model.device, self.model.dtype)
         given = 0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
-        with self._one:
+        with self._lock:
             ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
         return first_sentence(self.processor.batch_decode(ids[:, given:], skip_special_tokens=True)[0])
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from vidspec.models.tiles import Size, best_resolution, multiples, unpadded, within
+from vidspec.models.tiles import Size, best_resolution, fit_token_grid, round_to_multiples, unpadded_cells
 
 __all__ = [
     "KnownModel",
@@ -192,19 +192,19 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
     if family == "llava_next":
         tall, wide = best_resolution(size, RESOLUTIONS)
         cells = (tall // 14, wide // 14)
-        rows, columns = (len(range(side)[part]) for side, part in zip(cells, unpadded(size, cells), strict=True))
+        rows, columns = (len(range(side)[part]) for side, part in zip(cells, unpadded_cells(size, cells), strict=True))
         return frames * (24**2 + rows * (columns + 1))
     if family == "gemma4":
-        return frames * math.prod(within(size, 48, 70))
+        return frames * math.prod(fit_token_grid(size, 48, 70))
     factor = 28
     if family == "qwen2_5_vl":
-        rows, columns = multiples(size, factor, (56**2, 12_845_056))
+        rows, columns = round_to_multiples(size, factor, (56**2, 12_845_056))
     elif family == "qwen2_5_omni":
-        rows, columns = multiples(size, factor, (128 * 28**2, 768 * 28**2))
+        rows, columns = round_to_multiples(size, factor, (128 * 28**2, 768 * 28**2))
     elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         factor, shown = 32, max(2, frames)
         counted = round(shown / 2) * 2  # steps of two frames, as the processor counts
-        rows, columns = multiples(size, factor, (64**2, 25_165_824), shown, counted)  # of the whole clip
+        rows, columns = round_to_multiples(size, factor, (64**2, 25_165_824), shown, counted)  # of the whole clip
     else:
         raise ValueError(f"no model of the family {family} is known")
     return math.ceil(frames / 2) * (rows // factor) * (columns // factor)
@@ -215,11 +215,11 @@ def cached_models(folder: Path) -> Mapping[str, bool]:
     found: dict[str, bool] = {}
     for repo in sorted(folder.glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
-        found[name] = any(_complete(snapshot) for snapshot in repo.glob("snapshots/*"))
+        found[name] = any(_is_complete(snapshot) for snapshot in repo.glob("snapshots/*"))
     return found
 
 
-def _complete(snapshot: Path) -> bool:
+def _is_complete(snapshot: Path) -> bool:
     if not (snapshot / "config.json").is_file():
         return False
     index = snapshot / "model.safetensors.index.json"

@@ -11,7 +11,7 @@ import torch
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
-from vidspec.models.vision import calls_of
+from vidspec.models.vision import record_calls
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ class Llava(Adapter):
         #: Text of the template between two images.
         self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
         begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
-        self._opening = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
+        self._leading_ids = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
         """Return the visual tokens of each frame, separated by :attr:`between`."""
-        frames = seen.grid[0]
-        each = len(seen) // frames
-        shown = [range(start, start + each) for start in range(0, len(seen), each)]
+        frames = vision.grid[0]
+        each = len(vision) // frames
+        shown = [range(start, start + each) for start in range(0, len(vision), each)]
         return [piece for frame in shown for piece in (self.between, frame)][1:]
 
-    def opening(self) -> list[int]:
-        return list(self._opening)
+    def leading_ids(self) -> list[int]:
+        return list(self._leading_ids)
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         side: int = self.side
@@ -102,7 +102,7 @@ class Llava(Adapter):
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
         """Run :meth:`projected` on some frames in one pass."""
         projector = self.model.model.multi_modal_projector
-        with calls_of(projector) as calls:
+        with record_calls(projector) as calls:
             self.model.get_image_features(**self.stock_pixels(pixels))
         tower, features = calls[0]
         if not pooled:

@@ -10,7 +10,7 @@ import torch
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.llava import VICUNA, Llava
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles
-from vidspec.models.tiles import best_resolution, unpadded
+from vidspec.models.tiles import best_resolution, unpadded_cells
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ class LlavaNext(Llava):
     model is Mistral, Vicuna's otherwise."""
 
     family = "llava_next"
-    folded = 2  # tiles have padding
+    rows_per_token = 2  # tiles have padding
 
-    def own_template(self) -> str:
+    def default_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
 
     def set_up(self, processor: ProcessorConfig) -> None:
@@ -44,7 +44,7 @@ class LlavaNext(Llava):
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         best, edge = best_resolution((height, width), self.resolutions), self.model.config.vision_config.image_size
-        rows, columns = unpadded((height, width), (best[0] // edge * self.side, best[1] // edge * self.side))
+        rows, columns = unpadded_cells((height, width), (best[0] // edge * self.side, best[1] // edge * self.side))
         tiles: int = (rows.stop - rows.start) * (columns.stop - columns.start + 1)
         return super().visual_tokens(frames, height, width) + frames * tiles
 
@@ -73,7 +73,7 @@ class LlavaNext(Llava):
         extra = features.shape[2] - side**2
         tiles = features[:, 1:, extra:].unflatten(1, (tall, wide)).unflatten(3, (side, side))
         tiles = tiles.transpose(2, 3).flatten(1, 2).flatten(2, 3)  # (T, rows, columns, hidden)
-        rows, columns = unpadded((height, width), (tall * side, wide * side))
+        rows, columns = unpadded_cells((height, width), (tall * side, wide * side))
         tiles = tiles[:, rows, columns]
         newline = self.model.model.image_newline.to(tiles).expand(frames, tiles.shape[1], 1, -1)
         tiles = torch.cat([tiles, newline], dim=2)
@@ -93,7 +93,7 @@ class LlavaNext(Llava):
 
 
 def _raster(rows: int, columns: int, before: int, after: int) -> torch.Tensor:
-    """Return rows and columns (2, before + rows * columns) of tokens in raster order; -1 for those ``before`` the raster
+    """Return row and column (2, before + rows * columns) of tokens in raster order; -1 for those ``before`` the raster
     and for the last ``after`` of each row."""
     cell = torch.arange(rows * columns)
     place = torch.stack([cell // columns, cell % columns])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square
-from vidspec.models.vision import calls_of
+from vidspec.models.vision import record_calls
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LlavaOnevision(Adapter):
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     keeps_blocks: ClassVar[bool] = True
-    folded = 4
+    rows_per_token = 4
 
     def set_up(self, processor: ProcessorConfig) -> None:
         vision = self.model.config.vision_config
@@ -64,15 +64,15 @@ class LlavaOnevision(Adapter):
         parts = yield from self.encode_chunks(pixels, side**2, lambda part: self._chunk(part, pooled))
         features = torch.cat(parts)
         cells = math.isqrt(len(features) // frames)
-        seen = VisionOutput.raster(features, (frames, cells, cells), pixels.seconds)
+        vision = VisionOutput.raster(features, (frames, cells, cells), pixels.seconds)
         newline = self.model.model.image_newline[None].to(features)
-        separator = seen.row.new_tensor([-1])
+        separator = vision.row.new_tensor([-1])
         return replace(
-            seen,
+            vision,
             features=torch.cat([features, newline]),
-            frame=torch.cat([seen.frame, seen.frame[-1:]]),
-            row=torch.cat([seen.row, separator]),
-            column=torch.cat([seen.column, separator]),
+            frame=torch.cat([vision.frame, vision.frame[-1:]]),
+            row=torch.cat([vision.row, separator]),
+            column=torch.cat([vision.column, separator]),
         )
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
@@ -80,7 +80,7 @@ class LlavaOnevision(Adapter):
         batch = pixels.on(self.device, self.vision_dtype)[None]
         frames, side, _ = pixels.grid
         projector = self.model.model.multi_modal_projector
-        with calls_of(projector) as calls:
+        with record_calls(projector) as calls:
             features: torch.Tensor = self.model.get_video_features(batch).pooler_output[0, :-1]
         if not pooled:
             return features

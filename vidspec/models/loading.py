@@ -102,7 +102,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some tokenizer settings are read with the first text
         processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
-        model, codes = _weights(name, source, where, kind, config, text=blind)
+        model, codes = _load_with_codes(name, source, where, kind, config, text=blind)
         if where.adapter is not None:
             merge_lora(where.adapter, name, model)
     except VidspecError:
@@ -113,7 +113,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         adapter = kind(name, model, tokenizer, processor, template)
         adapter.codes = codes
         if where.vision is not None:
-            adapter.see_in(where.vision)
+            adapter.set_vision_dtype(where.vision)
     except VidspecError:
         raise
     except Exception as error:
@@ -176,7 +176,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     except VidspecError:
         raise
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        if _is_there(source, "adapter_config.json"):
+        if _has_file(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model",
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
@@ -247,7 +247,7 @@ def check_kernels(name: str, source: str) -> None:
             parts += [value]
 
 
-def _weights(
+def _load_with_codes(
     name: str, source: str, where: Placement, kind: Any, config: StockConfig, *, text: bool = False
 ) -> tuple[StockModel, Precision | None]:
     """Load the stock model of a config on its devices; a causal language model if ``text``.
@@ -259,7 +259,7 @@ def _weights(
     settings, config = quantization_config(config), kind.config_of(config)
     options: dict[str, object] = {}
     if where.quantization is not None:
-        _require("bitsandbytes", f"models.quantization {where.quantization}")
+        _require_package("bitsandbytes", f"models.quantization {where.quantization}")
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_8bit=where.quantization == "8bit",
             load_in_4bit=where.quantization == "4bit",
@@ -267,7 +267,7 @@ def _weights(
             bnb_4bit_quant_type="nf4",
         )
     if where.device_map is not None or options:
-        _require("accelerate", "models.device_map" if where.device_map is not None else "models.quantization")
+        _require_package("accelerate", "models.device_map" if where.device_map is not None else "models.quantization")
         split = where.device_map
         options["device_map"] = (
             {"": str(where.device)} if split is None else split if isinstance(split, str) else {**split}
@@ -332,7 +332,7 @@ def load_weights(
         return model if options else model.to(where.device)
 
 
-def _require(package: str, key: str) -> None:
+def _require_package(package: str, key: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise DeviceError(f"{key}: {package} is not installed", hint=f"pip install {package}")
 
@@ -432,8 +432,8 @@ def _config(source: str) -> StockConfig:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    for chatty in ("huggingface_hub", "accelerate"):  # they log a line per retry and per offloaded weight
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    for library in ("huggingface_hub", "accelerate"):  # they log a line per retry and per offloaded weight
+        logging.getLogger(library).setLevel(logging.ERROR)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     known = quantization_config(config) is not None
     if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
@@ -446,7 +446,7 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
 
-def _is_there(source: str, name: str) -> bool:
+def _has_file(source: str, name: str) -> bool:
     """Return True if a hub id or folder has a file; False if that cannot be determined."""
     try:
         return optional_file(source, name) is not None

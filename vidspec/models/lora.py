@@ -42,10 +42,10 @@ def merge_lora(adapter: str, name: str, model: StockModel) -> None:
     Raises:
         ModelError: it cannot be read, is not a LoRA of linear layers, or was trained for another model.
     """
-    config, tensors = _read(adapter)
+    config, tensors = _read_adapter(adapter)
     modules = dict(model.named_modules())
-    for layer, parts in _by_layer(adapter, config, tensors).items():
-        linear = next((modules[place] for place in _places(layer) if place in modules), None)
+    for layer, parts in _group_by_layer(adapter, config, tensors).items():
+        linear = next((modules[place] for place in _module_names(layer) if place in modules), None)
         up, down = parts["lora_B"][...].float(), parts["lora_A"][...].float()
         shape = (up.shape[0], down.shape[1])
         if type(linear) is not nn.Linear or linear.weight.shape != shape or not linear.weight.is_floating_point():
@@ -61,7 +61,7 @@ def merge_lora(adapter: str, name: str, model: StockModel) -> None:
 
 
 @retries_offline
-def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
+def _read_adapter(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
     """Read the config and the tensors of an adapter."""
     source = str(Path(adapter).expanduser()) if is_local(adapter) else adapter
     try:
@@ -80,7 +80,7 @@ def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredTensor]]:
     return config, tensors
 
 
-def _by_layer(
+def _group_by_layer(
     adapter: str, config: Mapping[str, object], tensors: Mapping[str, StoredTensor]
 ) -> dict[str, dict[str, StoredTensor]]:
     """Group both matrices by layer."""
@@ -102,7 +102,7 @@ def _by_layer(
     return layers
 
 
-def _places(layer: str) -> list[str]:
+def _module_names(layer: str) -> list[str]:
     """Return the names that a layer may have in the model."""
     return [layer, *(new + layer.removeprefix(old) for old, new in _MOVED if layer.startswith(old))]
 

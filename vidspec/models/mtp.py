@@ -125,7 +125,7 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
     Raises:
         ModelError: there is none, or its layout is unknown.
     """
-    weights = _weights(target.source)
+    weights = _read_layer(target.source)
     if not weights:
         raise ModelError(
             f"{target.name}: has no MTP layer: no tensor's name begins with mtp.",
@@ -147,7 +147,7 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
 
 
 @retries_offline
-def _weights(source: str) -> dict[str, torch.Tensor]:
+def _read_layer(source: str) -> dict[str, torch.Tensor]:
     """Read the tensors, keyed by their names without ``mtp.``; experts are merged into one tensor."""
     try:
         found = read_tensors(source, source, "mtp.")

@@ -105,7 +105,7 @@ def resolve_placement(
         if (place.index or 0) >= torch.xpu.device_count():
             raise DeviceError(f"device {device}: is not there", hint="vidspec doctor lists the devices")
         place = torch.device("xpu", place.index or 0)
-    chosen = _DTYPES.get(dtype) or (_half(place) if place.type in ("cuda", *others) else torch.float32)
+    chosen = _DTYPES.get(dtype) or (_half_dtype(place) if place.type in ("cuda", *others) else torch.float32)
     kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
     fitted = place.type == "cpu" and dtype not in _DTYPES
     return Placement(place, chosen, decoder, device_map, quantization, kept, weights, fitted=fitted)
@@ -152,7 +152,7 @@ def has_slow_half_precision() -> bool:
     return platform.machine().lower() in X86 and not torch.cpu._is_amx_tile_supported()
 
 
-def _half(place: torch.device) -> torch.dtype:
+def _half_dtype(place: torch.device) -> torch.dtype:
     """Return the half-precision dtype of a GPU."""
     whole = place.type == "xpu"
     if place.type == "cuda":

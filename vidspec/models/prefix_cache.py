@@ -62,53 +62,55 @@ class PrefixCache:
     description: str | None = None
     reading_s: float | None = None
     reused: dict[LanguageModel, int] = field(default_factory=dict)
-    _earlier: list[_CachedSequence] = field(default_factory=list)
-    _now: list[_CachedSequence] = field(default_factory=list)
+    _earlier_sequences: list[_CachedSequence] = field(default_factory=list)
+    _current_sequences: list[_CachedSequence] = field(default_factory=list)
 
     def fork(self) -> PrefixCache:
         """Return a cache for a concurrent prompt about the same clip."""
         fields = self.seen, self.kept, self.states, self.description, self.reading_s
-        return PrefixCache(*fields, _earlier=list(self._now))
+        return PrefixCache(*fields, _earlier_sequences=list(self._current_sequences))
 
     def begin(self) -> None:
         """Begin a turn."""
-        self._earlier += self._now
-        self._now, self.reused = [], {}
+        self._earlier_sequences += self._current_sequences
+        self._current_sequences, self.reused = [], {}
 
     def end(self) -> None:
         """Release the sequences of earlier turns, once the turn is answered or its prompts are read."""
-        self._earlier.clear()
+        self._earlier_sequences.clear()
 
     def find(self, model: LanguageModel, prefix: EmbeddedPrompt) -> PrefixHit | None:
         """Return the sequence with the longest common prefix; the last row of a prompt is never reused."""
         if model.decoder.cached is not None:  # recurrent states cannot be cut at a row
             return None
-        rows, best = _rows(prefix), None
-        for left in self._earlier:
+        rows, best = _row_keys(prefix), None
+        for left in self._earlier_sequences:
             if left.model is model:
-                count = min(_common(left.rows, rows), left.span.length, prefix.length - 1)
+                count = min(_common_columns(left.rows, rows), left.span.length, prefix.length - 1)
                 if count > 0 and (best is None or count > best.rows):
                     best = PrefixHit(left.span, count)
         return best
 
     def read(self, model: LanguageModel, prefix: EmbeddedPrompt, span: KVSpan, start: PrefixHit | None) -> None:
         """Record a prompt that was read from ``start`` on."""
-        rows = _rows(prefix)
+        rows = _row_keys(prefix)
         import torch
 
         self.reused[model] = max(self.reused.get(model, 0), start.rows if start else 0)
-        self._now = [
-            one for one in self._now if not (one.model is model and torch.equal(one.rows[:, : one.prompt], rows))
+        self._current_sequences = [
+            one
+            for one in self._current_sequences
+            if not (one.model is model and torch.equal(one.rows[:, : one.prompt], rows))
         ]
-        self._now.append(_CachedSequence(model, span, rows, prefix.length, prefix.next_position))
+        self._current_sequences.append(_CachedSequence(model, span, rows, prefix.length, prefix.next_position))
         if start is not None:  # its reused entries have been copied
-            self._earlier = [one for one in self._earlier if one.span is not start.span]
+            self._earlier_sequences = [one for one in self._earlier_sequences if one.span is not start.span]
 
     def add_text(self, spans: Sequence[KVSpan], token_ids: Sequence[int]) -> None:
         """Record the text, or its beginning, that these sequences hold after their prompts."""
         import torch
 
-        for left in self._now:
+        for left in self._current_sequences:
             if any(span is left.span for span in spans):
                 count = min(len(token_ids), left.span.length - left.prompt)
                 text = torch.full((len(left.rows), max(0, count)), NOWHERE)
@@ -117,7 +119,7 @@ class PrefixCache:
                 left.rows = torch.cat([left.rows[:, : left.prompt], text], dim=1)
 
 
-def _rows(prefix: EmbeddedPrompt) -> torch.Tensor:
+def _row_keys(prefix: EmbeddedPrompt) -> torch.Tensor:
     """Return the keys (1 + axes + 3, L) of a prompt's rows: token, position on each axis, frame, row and column."""
     import torch
 
@@ -128,7 +130,7 @@ def _rows(prefix: EmbeddedPrompt) -> torch.Tensor:
     return torch.cat([prefix.token_ids[None].cpu(), positions, places])
 
 
-def _common(one: torch.Tensor, other: torch.Tensor) -> int:
+def _common_columns(one: torch.Tensor, other: torch.Tensor) -> int:
     """Return the number of leading columns that are equal."""
     most = min(one.shape[1], other.shape[1])
     differs = (one[:, :most] != other[:, :most]).any(dim=0).nonzero()

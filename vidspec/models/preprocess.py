@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from vidspec.models.tiles import best_resolution, fitted
+from vidspec.models.tiles import best_resolution, fit_inside
 
 __all__ = [
     "CLIP_MEAN",
@@ -30,9 +30,9 @@ __all__ = [
     "cut_tiles",
     "normalise",
     "pool_features",
+    "resize",
     "resize_and_crop",
     "resize_to_square",
-    "resized",
 ]
 
 #: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.
@@ -45,7 +45,7 @@ ProcessorConfig: TypeAlias = Mapping[str, Any]
 #: CLIP's mean and standard deviation, the defaults of its image processors.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 #: Frames resized at once as floats.
-_AT_ONCE = 8
+_FLOAT_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch
     Returns:
         (T, 3, height, width) uint8, where :func:`channels_first` puts the frames.
     """
-    return resized(channels_first(frames, device), rules.height, rules.width, rules.mode)
+    return resize(channels_first(frames, device), rules.height, rules.width, rules.mode)
 
 
 def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> torch.Tensor:
@@ -108,7 +108,7 @@ def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> tor
     return pixels.permute(0, 3, 1, 2)
 
 
-def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
+def resize(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
     """Resize bytes (T, 3, H, W) to (T, 3, height, width) with antialiasing, ignoring the aspect ratio."""
     if pixels.shape[-2:] == (height, width):
         return pixels
@@ -116,18 +116,18 @@ def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.T
         return F.interpolate(pixels, size=(height, width), mode=mode)
     if pixels.device.type == "cpu":
         return F.interpolate(pixels, size=(height, width), mode=mode, antialias=True)
-    return resized_by_floats(pixels, height, width, mode)
+    return resize_as_floats(pixels, height, width, mode)
 
 
-def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """Resize like :func:`resized` on devices whose antialiased interpolation does not support bytes.
+def resize_as_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
+    """Resize like :func:`resize` on devices whose antialiased interpolation does not support bytes.
 
     The byte version resizes rows, then columns, and clamps to bytes in between; so does this one. The bicubic filter
     replaces Lanczos', as in ``transformers``.
     """
     mode = "bicubic" if mode == "lanczos" else mode
     parts = []
-    for part in pixels.split(_AT_ONCE):
+    for part in pixels.split(_FLOAT_BATCH):
         for size in ((part.shape[-2], width), (height, width)):
             floats = F.interpolate(part.float(), size=size, mode=mode, antialias=True)
             part = floats.round_().clamp_(0, 255).to(torch.uint8)
@@ -162,18 +162,18 @@ class ImageRules:
     @classmethod
     def from_config(cls, config: ProcessorConfig, image_size: int) -> ImageRules:
         """Read an image processor's config; missing keys fall back to CLIP's values at the tower's image size."""
-        size = _size(config.get("size"), "shortest_edge") or {"shortest_edge": image_size}
+        size = _parse_size(config.get("size"), "shortest_edge") or {"shortest_edge": image_size}
         edge = size.get("shortest_edge")
         crop = None
         if config.get("do_center_crop", edge is not None):
-            crop = _size(config.get("crop_size"), None) or {"height": image_size, "width": image_size}
+            crop = _parse_size(config.get("crop_size"), None) or {"height": image_size, "width": image_size}
         filled = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **{k: v for k, v in config.items() if v is not None}}
         pixels = PixelRules.from_config({**filled, "size": crop or size}, image_size)
         padded = bool(config.get("do_pad")) and str(config.get("image_processor_type", "")).startswith("LlavaImage")
         return cls(pixels, edge, padded)
 
 
-def _size(value: Any, of_one: str | None) -> dict[str, int]:
+def _parse_size(value: Any, of_one: str | None) -> dict[str, int]:
     """Parse a size of a processor config: a mapping, or a number in old configs."""
     if isinstance(value, int):
         return {of_one: value} if of_one else {"height": value, "width": value}
@@ -184,7 +184,7 @@ def resize_and_crop(frames: NDArray[np.uint8], rules: ImageRules, device: torch.
     """Resize and centre-crop frames (T, H, W, 3) to (T, 3, height, width) uint8."""
     shown = []
     for pixels in channels_first(frames, device).split(1):  # one by one: padding to squares can multiply a frame's size
-        shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
+        shown.append(_resize_then_crop(_pad_to_square(pixels, rules.pixels) if rules.square else pixels, rules))
     return torch.cat(shown)
 
 
@@ -201,18 +201,18 @@ def cut_tiles(
     edge = rules.edge or side
     size = (pixels.shape[-2], pixels.shape[-1])
     best = best_resolution(size, resolutions)
-    height, width = fitted(size, best)
+    height, width = fit_inside(size, best)
     top, left = (best[0] - height) // 2, (best[1] - width) // 2
-    inside = resized(pixels, height, width, mode)
+    inside = resize(pixels, height, width, mode)
     canvas = F.pad(inside, (left, best[1] - width - left, top, best[0] - height - top))
     tiles = canvas.unfold(-2, side, side).unfold(-2, side, side)  # (T, 3, rows, columns, side, side)
     tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
-    whole = resized(pixels, edge, edge, mode)[:, None]
-    parts = [_cropped(part.flatten(0, 1), rules).unflatten(0, part.shape[:2]) for part in (whole, tiles)]
+    whole = resize(pixels, edge, edge, mode)[:, None]
+    parts = [_resize_then_crop(part.flatten(0, 1), rules).unflatten(0, part.shape[:2]) for part in (whole, tiles)]
     return torch.cat(parts, dim=1)
 
 
-def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
+def _pad_to_square(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     height, width = pixels.shape[-2:]
     longest = max(height, width)
     colour = torch.tensor([int(level * 255) for level in rules.mean], dtype=torch.uint8, device=pixels.device)
@@ -222,15 +222,15 @@ def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     return square
 
 
-def _cropped(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
+def _resize_then_crop(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
     """Resize bytes (T, 3, H, W) and crop them to the size of ``rules``; pad with black where that is larger."""
     wanted = (rules.pixels.height, rules.pixels.width)
     if rules.edge is None:
-        return resized(pixels, *wanted, rules.pixels.mode)
+        return resize(pixels, *wanted, rules.pixels.mode)
     height, width = pixels.shape[-2:]
     longest = int(rules.edge * max(height, width) / min(height, width))
     size = (longest, rules.edge) if width <= height else (rules.edge, longest)
-    pixels = resized(pixels, *size, rules.pixels.mode)
+    pixels = resize(pixels, *size, rules.pixels.mode)
     lacking = [max(0, want - have) for want, have in zip(wanted, size, strict=True)]
     if any(lacking):
         down, across = lacking

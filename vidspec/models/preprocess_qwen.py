@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
 from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, resize_to_square
-from vidspec.models.tiles import multiples
+from vidspec.models.tiles import round_to_multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
 
@@ -99,7 +99,7 @@ class GridRules:
                 high = max(min(high, total * self.steps // frames), int(low * 1.05))
         if max(height, width) > MAX_RATIO * min(height, width):
             raise GenerationError(f"frames of {width} x {height} pixels are too narrow for this model")
-        return multiples((height, width), factor, (low, high), shown, counted)
+        return round_to_multiples((height, width), factor, (low, high), shown, counted)
 
 
 def patches(

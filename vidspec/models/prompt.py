@@ -30,21 +30,21 @@ def encode_prompt(
     cache = request.cache
     made = request.ahead.get(model)
     if cache is not None and (model, pooled) in cache.seen:
-        seen = cache.seen[model, pooled]
+        vision = cache.seen[model, pooled]
     elif isinstance(made, VisionOutput) and not pooled:
-        seen = made
+        vision = made
     else:
         with trace.span("preprocess", worker):
             pixels = made if isinstance(made, Pixels) else model.preprocess(request.frames)
         with trace.span("vision", worker):
-            seen = yield from _seen(model.encode_steps(pixels, pooled=pooled), worker)
+            vision = yield from _encode_in_steps(model.encode_steps(pixels, pooled=pooled), worker)
     if cache is not None:
-        cache.seen[model, pooled] = seen
+        cache.seen[model, pooled] = vision
     with trace.span("vision", worker):
-        return model.prefix(seen, request.prompt or "", request.system, request.earlier)
+        return model.prefix(vision, request.prompt or "", request.system, request.earlier)
 
 
-def _seen(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
+def _encode_in_steps(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
     """Run the vision tower as engine steps."""
     found: list[VisionOutput] = []
 

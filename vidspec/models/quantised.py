@@ -41,7 +41,7 @@ __all__ = [
 MODELOPT_FILE = "hf_quant_config.json"
 
 
-class _Args(TypedDict, total=False):
+class _WeightArgs(TypedDict, total=False):
     """Quantisation arguments of a group's weights, as in compressed-tensors."""
 
     num_bits: int
@@ -53,7 +53,7 @@ class _Args(TypedDict, total=False):
 
 
 class QuantizationGroup(TypedDict, total=False):
-    weights: _Args | None
+    weights: _WeightArgs | None
 
 
 class QuantizationConfig(TypedDict, total=False):
@@ -81,7 +81,7 @@ _PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 #: Supported algorithms of ModelOpt: one scale per tensor, per output, or per block of 128 x 128.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 #: AWQ's order of the eight codes of a word.
-_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 #: Names of a quantised weight's tensors, after the layer's name.
 _PART = re.compile(
     r"^(?P<layer>.*\.)(?P<part>qweight|qzeros|scales|g_idx|SCB|weight_(?:format|packed|shape|g_idx|zero_point)"
@@ -135,7 +135,7 @@ class KeptCodes:
             raise LookupError(f"{len(self._codes)} weights are parts of others")
 
 
-class _Weight:
+class _DequantisedWeight:
     """A weight built from its stored tensors each time it is indexed.
 
     Args:
@@ -181,12 +181,12 @@ def without_quantization(config: StockConfig) -> StockConfig:
 
 def method_description(settings: QuantizationConfig) -> str:
     """Describe the method in words, such as ``gptq, 4 bits, groups of 128``."""
-    method, args = str(settings.get("quant_method")), _args(settings)
+    method, args = str(settings.get("quant_method")), _weight_args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
     words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
     if method == "modelopt":
         words = [method, _algorithm(settings)]
-    group, block = args.get("group_size"), _block(settings)
+    group, block = args.get("group_size"), _block_shape(settings)
     if block:
         words.append(f"blocks of {' x '.join(map(str, block))}")
     elif group and group > 0:
@@ -228,7 +228,7 @@ def weight_sizes(
 
     The weights kept as codes, those of all supported linear layers of the blocks, are emptied.
     """
-    stored, codes = None if settings is None or not where.keeps_codes else _code(settings), 0
+    stored, codes = None if settings is None or not where.keeps_codes else _code_format(settings), 0
     for layer in language.layers.modules() if stored else ():
         if stored and type(layer) is nn.Linear:
             shape = layer.out_features, layer.in_features
@@ -240,9 +240,9 @@ def weight_sizes(
     return sum(size for size, _ in sizes), sum(size for size, inner in sizes if not inner), codes
 
 
-def _code(settings: QuantizationConfig) -> tuple[int, int] | None:
+def _code_format(settings: QuantizationConfig) -> tuple[int, int] | None:
     """Return the bits and the group size (0 for a whole row); None for codes that are not integers or are reordered."""
-    method, args = settings.get("quant_method"), _args(settings)
+    method, args = settings.get("quant_method"), _weight_args(settings)
     if method == "modelopt":
         return None
     bits, group = args.get("num_bits", 0), max(args.get("group_size") or 0, 0)
@@ -278,11 +278,11 @@ def dequantised_tensors(
     for key, parts in layers.items():
         if key in rest:
             parts["weight"] = rest[key]
-        rest[key] = _Weight(partial(read, parts, settings), None if ".experts." in key else kept)
+        rest[key] = _DequantisedWeight(partial(read, parts, settings), None if ".experts." in key else kept)
     return rest
 
 
-def _args(settings: QuantizationConfig) -> _Args:
+def _weight_args(settings: QuantizationConfig) -> _WeightArgs:
     """Return the weight arguments of the first group."""
     for group in settings.get("config_groups", {}).values():
         return group.get("weights") or {}
@@ -294,13 +294,13 @@ def _algorithm(settings: QuantizationConfig) -> str:
     return str(settings.get("quant_algo")).upper()
 
 
-def _block(settings: QuantizationConfig) -> list[int] | None:
+def _block_shape(settings: QuantizationConfig) -> list[int] | None:
     if _algorithm(settings) == "FP8_PB_WO":
         return [128, 128]
-    return settings.get("weight_block_size") or _args(settings).get("block_structure")
+    return settings.get("weight_block_size") or _weight_args(settings).get("block_structure")
 
 
-def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+def _unpack_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Unpack uint8 codes (..., count) from 32-bit words (..., n), densely packed with the lowest bits first."""
     short = -words.shape[-1] % bits
     words = torch.nn.functional.pad(words, (0, short)).unflatten(-1, (-1, bits))
@@ -314,7 +314,7 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return codes.flatten(-2)[..., :count]
 
 
-def _grouped(
+def _dequantise_groups(
     bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
 ) -> torch.Tensor | StoredCodes:
     """Dequantise (codes - zero points) * scales: codes (out, in), scales (out, groups).
@@ -330,11 +330,11 @@ def _grouped(
         if bits == 4 and width % 2 == 0:
             return StoredCodes.of(codes, scales, points)
         if bits == 8 and groups == 1 and bool((points == 128).all()):
-            return _by_row((codes.int() - 128).to(torch.int8), scales)
+            return _row_codes((codes.int() - 128).to(torch.int8), scales)
     return (codes.float() - points.float()[:, order]).mul_(scales.float()[:, order])
 
 
-def _gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+def _read_gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read GPTQ: ``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zeros - 1.
 
     Bits follow from the layer's shapes, since ``dynamic`` and ``extra_config`` override the settings per layer.
@@ -344,35 +344,37 @@ def _gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> to
     if less and 32 % bits == 0:  # subtracted from whole words, so a zero point of 0 borrowed from the next one
         points = points + sum(1 << place for place in range(0, 32, bits))
         less = False
-    zeros = _unpacked(points, bits, len(scales)).t().float() + less
-    codes = _unpacked(words, bits, words.shape[1] * 32 // bits)
-    return _grouped(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
+    zeros = _unpack_codes(points, bits, len(scales)).t().float() + less
+    codes = _unpack_codes(words, bits, words.shape[1] * 32 // bits)
+    return _dequantise_groups(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
 
 
-def _awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+def _read_awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read AWQ: ``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in AWQ's order."""
     scales = parts["scales"][...]
 
     def codes(words: torch.Tensor) -> torch.Tensor:
-        ordered: torch.Tensor = _unpacked(words, 4, 8 * words.shape[-1]).unflatten(-1, (-1, 8))[..., list(_AWQ)]
+        ordered: torch.Tensor = _unpack_codes(words, 4, 8 * words.shape[-1]).unflatten(-1, (-1, 8))[
+            ..., list(_AWQ_ORDER)
+        ]
         return ordered.flatten(-2).t()
 
     zeros: torch.Tensor | int = codes(parts["qzeros"][...]).float() if "qzeros" in parts else 8
-    return _grouped(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
+    return _dequantise_groups(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
 
 
-def _auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+def _read_auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read auto-round: tensors of GPTQ version 1, or of AWQ."""
-    return (_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _awq)(parts, settings)
+    return (_read_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _read_awq)(parts, settings)
 
 
-def _compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Read compressed-tensors: packed along in, zero points along out; or unpacked, see :func:`_scaled`.
+def _read_compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read compressed-tensors: packed along in, zero points along out; or unpacked, see :func:`_read_scaled`.
 
     Before version 0.9.4 zero points were not packed: int8 (out, groups), minus half the codes' range.
     """
     if "weight_packed" not in parts:
-        return _scaled(parts, settings)
+        return _read_scaled(parts, settings)
     words, scales = parts["weight_packed"][...], parts["scale"][...]
     out, width = parts["weight_shape"][...].tolist()
     bits = 32 * words.shape[-1] // width
@@ -380,12 +382,12 @@ def _compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig)
     if "weight_zero_point" in parts:
         points = parts["weight_zero_point"][...]
         packed = points.dtype is torch.int32
-        zeros = _unpacked(points.t(), bits, out).t().float() if packed else points.float() + (1 << bits - 1)
+        zeros = _unpack_codes(points.t(), bits, out).t().float() if packed else points.float() + (1 << bits - 1)
     order = parts["weight_g_idx"][...] if "weight_g_idx" in parts else None
-    return _grouped(bits, _unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
+    return _dequantise_groups(bits, _unpack_codes(words, bits, width), scales.expand(out, -1), zeros, order)
 
 
-def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+def _read_scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read 8-bit codes (..., out, in): minus zero points, times scales per tensor, row, block or group of a row."""
     codes, scales = parts["weight"][...], parts["scale"][...].float()
     if scales.dim() == codes.dim() + 2:  # ModelOpt's blocks: (out, 1, in, 1)
@@ -393,10 +395,10 @@ def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> 
     zeros = parts["weight_zero_point"][...].float() if "weight_zero_point" in parts else None
     by_row = codes.dtype is torch.int8 and codes.dim() == 2 and scales.numel() in (1, len(codes))
     if by_row and (zeros is None or not zeros.any()):
-        return _by_row(codes, scales)
+        return _row_codes(codes, scales)
     weight = codes.float()
     if scales.numel() > 1:
-        block = _block(settings)
+        block = _block_shape(settings)
         for axis in (-2, -1):
             count, length = scales.shape[axis] if scales.dim() > 1 else len(scales), weight.shape[axis]
             step = block[axis] if block and -(-length // block[axis]) == count else length // count
@@ -407,18 +409,18 @@ def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> 
     return (weight if zeros is None else weight.sub_(zeros)).mul_(scales)
 
 
-def _by_row(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
+def _row_codes(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
     """Build stored codes from int8 codes (out, in) and a scale per tensor or row."""
     scales = scales.reshape(-1, 1).expand(len(codes), 1)
     return StoredCodes.of(codes, scales, torch.zeros_like(scales))
 
 
-def _bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+def _read_bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read bitsandbytes: int8 rows with the absolute maximum of each, or 4-bit codes, upper half first, with a table of
     16 values and the absolute maximum of each block, which may itself be quantised."""
     weight = parts["weight"][...]
     if "SCB" in parts:
-        return _by_row(weight, parts["SCB"][...].float() / 127)
+        return _row_codes(weight, parts["SCB"][...].float() / 127)
     blob = next(tensor for key, tensor in parts.items() if key.startswith("quant_state."))
     state = json.loads(bytes(blob[...].tolist()))
     largest: torch.Tensor = parts["absmax"][...]
@@ -433,11 +435,11 @@ def _bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfi
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, StoredTensor], QuantizationConfig], torch.Tensor | StoredCodes]] = {
-    "gptq": _gptq,
-    "awq": _awq,
-    "auto-round": _auto_round,
-    "compressed-tensors": _compressed,
-    "fp8": _scaled,
-    "modelopt": _scaled,
-    "bitsandbytes": _bitsandbytes,
+    "gptq": _read_gptq,
+    "awq": _read_awq,
+    "auto-round": _read_auto_round,
+    "compressed-tensors": _read_compressed,
+    "fp8": _read_scaled,
+    "modelopt": _read_scaled,
+    "bitsandbytes": _read_bitsandbytes,
 }

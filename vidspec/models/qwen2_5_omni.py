@@ -25,7 +25,7 @@ from vidspec.registry import families
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["ClipTimes", "Qwen25Omni", "interleaved", "tmrope"]
+__all__ = ["ClipTimes", "Qwen25Omni", "interleave", "tmrope"]
 
 CHAT_TEMPLATE = QWEN_TEMPLATE.replace(
     "<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>"
@@ -59,8 +59,8 @@ class Qwen25Omni(Qwen25VL):
     def config_of(config: StockConfig) -> StockConfig:
         return config.thinker_config
 
-    def _parts(self) -> None:
-        super()._parts()
+    def _init_parts(self) -> None:
+        super()._init_parts()
         self.model.set_attn_implementation({"audio_config": WINDOWS})
 
     def set_up(self, processor: ProcessorConfig) -> None:
@@ -73,8 +73,8 @@ class Qwen25Omni(Qwen25VL):
         self.audio, self.audio_opens, self.audio_closes = self.tokenizer.convert_ids_to_tokens(marks)
         bins = int(given.get("feature_size") or config.audio_config.num_mel_bins)
         settings = {key: given.get(key, usual) for key, usual in EXTRACTOR.items()}
-        self.ears = WhisperFeatureExtractor(feature_size=bins, **settings)
-        self.max_sound_s = self.ears.n_samples / self.ears.sampling_rate
+        self.feature_extractor = WhisperFeatureExtractor(feature_size=bins, **settings)
+        self.max_sound_s = self.feature_extractor.n_samples / self.feature_extractor.sampling_rate
         per_second = int(config.position_id_per_seconds)
         self.times = ClipTimes(per_second, int(per_second * config.seconds_per_chunk))
 
@@ -83,7 +83,7 @@ class Qwen25Omni(Qwen25VL):
         return replace(super().rules_of(processor, vision), min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
 
     def audio_tokens(self, samples: int) -> int:
-        return _pooled(-(-min(samples, self.ears.n_samples) // self.ears.hop_length))
+        return _pooled_length(-(-min(samples, self.feature_extractor.n_samples) // self.feature_extractor.hop_length))
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return Qwen2.5-VL's pixels, and the log-mel spectrum of the first :attr:`max_sound_s` seconds."""
@@ -97,13 +97,15 @@ class Qwen25Omni(Qwen25VL):
 
         One window of silence after the sound, aligned to the hops, gives the same numbers.
         """
-        ears = self.ears
-        spare = max(0, ears.n_samples - len(sound) - ears.n_fft) // ears.hop_length * ears.hop_length
-        made = ears(
+        extractor = self.feature_extractor
+        spare = (
+            max(0, extractor.n_samples - len(sound) - extractor.n_fft) // extractor.hop_length * extractor.hop_length
+        )
+        made = extractor(
             [sound],
-            sampling_rate=ears.sampling_rate,
+            sampling_rate=extractor.sampling_rate,
             padding="max_length",
-            max_length=ears.n_samples - spare,
+            max_length=extractor.n_samples - spare,
             return_attention_mask=True,
             return_tensors="pt",
         )
@@ -112,19 +114,19 @@ class Qwen25Omni(Qwen25VL):
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Encode the frames as in Qwen2.5-VL, then the sound, in parts of bounded memory."""
-        seen = yield from super().encode_steps(pixels, pooled=pooled)
+        vision = yield from super().encode_steps(pixels, pooled=pooled)
         if pixels.sound is None:
-            return seen
+            return vision
         parts = []
-        for part in self.windows(pixels.sound.to(self.device)):
-            with self.looking:
+        for part in self.split_spectrum(pixels.sound.to(self.device)):
+            with self.vision_lock:
                 length = torch.tensor([part.shape[1]], device=self.device)
                 made = self.model.model.audio_tower(part, feature_lens=length)
                 parts.append(made.last_hidden_state)
             yield
-        return replace(seen, audio=torch.cat(parts))
+        return replace(vision, audio=torch.cat(parts))
 
-    def windows(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
+    def split_spectrum(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
         """Split a spectrum into parts of whole pairs of windows; attention and pooling cross no border of a pair."""
         config = self.model.config.audio_config
         pair = 4 * int(config.n_window)
@@ -132,37 +134,39 @@ class Qwen25Omni(Qwen25VL):
         start = 0
         while start < sound.shape[1]:
             end = start + size
-            if not _pooled(sound.shape[1] - end):  # too short for a token: append it to the previous part
+            if not _pooled_length(sound.shape[1] - end):  # too short for a token: append it to the previous part
                 end = sound.shape[1]
             yield sound[:, start:end]
             start = end
 
-    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
-        if seen.audio is None:
-            return super().pieces(seen)
-        order = interleaved(self.times.of(seen), len(seen.audio), self.times.chunk)
+    def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
+        if vision.audio is None:
+            return super().prompt_pieces(vision)
+        order = interleave(self.times.of(vision), len(vision.audio), self.times.chunk)
         inside = [self.audio * len(part) if sound else part for sound, part in order]
         return [self.opens + self.audio_opens, *inside, self.audio_closes + self.closes]
 
-    def _audio_rows(self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor) -> torch.Tensor:
+    def _audio_rows(self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows (A,) of the audio tokens, those after the first visual token: a text may contain others."""
-        if seen is None or seen.audio is None:
+        if vision is None or vision.audio is None:
             return rows[:0]
         found = (token_ids == self.audio_id).nonzero()[:, 0]
-        return found[found > rows[0]][: len(seen.audio)]
+        return found[found > rows[0]][: len(vision.audio)]
 
-    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: VisionOutput | None) -> EmbeddedPrompt:
-        prefix = super()._embedded(token_ids, rows, seen)
-        audio = self._audio_rows(prefix.token_ids, seen, rows)
-        if seen is not None and seen.audio is not None:
-            prefix.embeds[0, audio] = seen.audio.to(prefix.embeds)
+    def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
+        prefix = super()._embed_prompt(token_ids, rows, vision)
+        audio = self._audio_rows(prefix.token_ids, vision, rows)
+        if vision is not None and vision.audio is not None:
+            prefix.embeds[0, audio] = vision.audio.to(prefix.embeds)
         return replace(prefix, audio=audio)
 
     def positions(
-        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+        self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
         """Return positions (3, 1, L) by :func:`tmrope`."""
-        positions, following = tmrope(len(token_ids), rows, self._audio_rows(token_ids, seen, rows), seen, self.times)
+        positions, following = tmrope(
+            len(token_ids), rows, self._audio_rows(token_ids, vision, rows), vision, self.times
+        )
         return positions[:, None].to(self.device), following
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
@@ -188,18 +192,18 @@ class ClipTimes:
     rate: int
     chunk: int
 
-    def of(self, seen: VisionOutput) -> torch.Tensor:
+    def of(self, vision: VisionOutput) -> torch.Tensor:
         """Return the time (N,) of each visual token, on the CPU; float32, rounded down, as in ``transformers``."""
-        interval = torch.tensor(seconds_per_step(seen.seconds), dtype=torch.float32)
-        return (seen.frame.cpu() * interval * self.rate).long()
+        interval = torch.tensor(seconds_per_step(vision.seconds), dtype=torch.float32)
+        return (vision.frame.cpu() * interval * self.rate).long()
 
 
-def _pooled(frames: int) -> int:
+def _pooled_length(frames: int) -> int:
     """Return the tokens of so many spectrum frames: halved by a convolution, then by mean pooling; at least 0."""
     return max(0, ((frames - 1) // 2 + 1 - 2) // 2 + 1)
 
 
-def interleaved(times: torch.Tensor, audio: int, chunk: int) -> list[tuple[bool, range]]:
+def interleave(times: torch.Tensor, audio: int, chunk: int) -> list[tuple[bool, range]]:
     """Interleave visual and audio tokens as ``transformers`` 5.23 does.
 
     Both are cut where the time passes the next multiple of ``chunk``, and their parts alternate. Each token passes only
@@ -214,7 +218,7 @@ def interleaved(times: torch.Tensor, audio: int, chunk: int) -> list[tuple[bool,
     Returns:
         For each part, True if it is sound, and the range of its tokens.
     """
-    kinds = [_cut(times.tolist(), chunk), _cut(range(audio), chunk)]
+    kinds = [_cut_by_time(times.tolist(), chunk), _cut_by_time(range(audio), chunk)]
     return [
         (bool(kind), parts[turn])
         for turn in range(max(map(len, kinds)))
@@ -223,7 +227,7 @@ def interleaved(times: torch.Tensor, audio: int, chunk: int) -> list[tuple[bool,
     ]
 
 
-def _cut(times: Sequence[int], chunk: int) -> list[range]:
+def _cut_by_time(times: Sequence[int], chunk: int) -> list[range]:
     parts: list[range] = []
     start = 0
     for token, time in enumerate(times):
@@ -234,37 +238,37 @@ def _cut(times: Sequence[int], chunk: int) -> list[range]:
 
 
 def tmrope(
-    length: int, rows: torch.Tensor, audio: torch.Tensor, seen: VisionOutput | None, times: ClipTimes
+    length: int, rows: torch.Tensor, audio: torch.Tensor, vision: VisionOutput | None, times: ClipTimes
 ) -> tuple[torch.Tensor, int]:
     """Return the rotary positions of a prompt (time, row, column), as ``transformers`` 5.23 numbers them.
 
     Text advances all axes equally. Visual tokens that start at position p are at ``p + time``, ``p + row`` and
     ``p + column``, audio tokens at p + their index on all axes. The text after them starts after the largest position
-    of the last part (:func:`interleaved`). With sound, the two markers before the video share a position, as do the two
+    of the last part (:func:`interleave`). With sound, the two markers before the video share a position, as do the two
     after it. Generated tokens continue from the last of the prompt.
 
     Args:
         length: rows of the prompt (L).
         rows: (N,) rows of the visual tokens, sorted.
         audio: (A,) rows of the audio tokens, sorted; no text between visual or audio tokens.
-        seen: the visual tokens; None if there are none.
+        vision: the visual tokens; None if there are none.
         times: time axis of the clip.
 
     Returns:
         (3, L) on the CPU, and the position of the first generated token.
     """
     positions = torch.arange(length).repeat(3, 1)
-    if seen is not None and len(rows):
+    if vision is not None and len(rows):
         rows, audio = rows.cpu(), audio.cpu()
         both = int(len(audio) > 0)
         begin = int(rows[0]) - both
         positions[:, begin:] -= both
-        time = times.of(seen)
-        positions[:, rows] = begin + torch.stack([time, seen.row.cpu(), seen.column.cpu()])
+        time = times.of(vision)
+        positions[:, rows] = begin + torch.stack([time, vision.row.cpu(), vision.column.cpu()])
         positions[:, audio] = begin + torch.arange(len(audio))
         last = rows
         if both:
-            sound, part = interleaved(time, len(audio), times.chunk)[-1]
+            sound, part = interleave(time, len(audio), times.chunk)[-1]
             last = (audio if sound else rows)[part.start : part.stop]
         behind = int(last[-1]) + 1
         counted = (torch.arange(length - behind) - both).clamp(min=0)

@@ -45,7 +45,7 @@ class Qwen25VL(Adapter):
     family = "qwen2_5_vl"
     vision_attention: ClassVar[str] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
-    usual: ClassVar[GridRules] = GridRules(
+    default_rules: ClassVar[GridRules] = GridRules(
         min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000, mean=CLIP_MEAN, std=CLIP_STD
     )
 
@@ -53,7 +53,7 @@ class Qwen25VL(Adapter):
         config = self.model.config
         self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
-        self.folded, self.levels = self.merge**2, len(self._mergers)
+        self.rows_per_token, self.features_per_token = self.merge**2, len(self._mergers)
         self.rules = self.rules_of(processor, config.vision_config)
         marks = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
@@ -62,15 +62,15 @@ class Qwen25VL(Adapter):
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
         """Return the resizing rules of the processor's config, with the published defaults."""
         sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "steps": "temporal_patch_size"}
-        usual = replace(cls.usual, **{field: getattr(vision, key) for field, key in sizes.items()})
-        return GridRules.from_config(processor, usual)
+        defaults = replace(cls.default_rules, **{field: getattr(vision, key) for field, key in sizes.items()})
+        return GridRules.from_config(processor, defaults)
 
     @property
     def span(self) -> str:
         return f"{self.opens}{self.placeholder}{self.closes}"
 
-    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
-        return [self.opens, range(len(seen)), self.closes]
+    def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
+        return [self.opens, range(len(vision)), self.closes]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         rows, columns = (side // self.rules.patch // self.merge for side in self.rules.size(frames, height, width))
@@ -90,8 +90,8 @@ class Qwen25VL(Adapter):
         """
         _, rows, columns = pixels.grid
         made = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
-        seen, sides = zip(*made, strict=True)
-        features, *deepstack = (torch.cat(level) for level in zip(*seen, strict=True))
+        levels, sides = zip(*made, strict=True)
+        features, *deepstack = (torch.cat(level) for level in zip(*levels, strict=True))
         return VisionOutput.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
@@ -99,10 +99,10 @@ class Qwen25VL(Adapter):
         _, rows, columns = pixels.grid
         values, grid = pixels.on(self.device, self.vision_dtype), torch.tensor([pixels.grid], device=self.device)
         if not pooled:
-            return self._levels(values, grid), (rows // self.merge, columns // self.merge)
-        with _unmerged(self._mergers):
-            levels = self._levels(values, grid)
-        halved = [self._grouped(pool_features(self._patches(level, pixels.grid))) for level in levels]
+            return self._encode_levels(values, grid), (rows // self.merge, columns // self.merge)
+        with _bypass_mergers(self._mergers):
+            levels = self._encode_levels(values, grid)
+        halved = [self._group_patches(pool_features(self._ungroup_patches(level, pixels.grid))) for level in levels]
         merged = [merger(units) for merger, (units, _) in zip(self._mergers, halved, strict=True)]
         return merged, halved[0][1][1:]
 
@@ -111,17 +111,17 @@ class Qwen25VL(Adapter):
         """Projectors of the input features of the language model, and of the deepstack features."""
         return [self.tower.merger]
 
-    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         """Run the tower and return the output (N, hidden) of each of :attr:`_mergers`."""
         return [self.model.get_video_features(values, grid).pooler_output[0]]
 
-    def _patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    def _ungroup_patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
         """Rearrange patches grouped by token (N, merge ** 2 * d) to their grid (steps, rows, columns, d)."""
         (steps, rows, columns), m = grid, self.merge
         apart = units.reshape(steps, rows // m, columns // m, m, m, -1).transpose(2, 3)
         return apart.reshape(steps, rows, columns, -1)
 
-    def _grouped(self, features: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    def _group_patches(self, features: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Group a grid of patches by token, (N * merge ** 2, d); also return the grid of tokens."""
         (steps, rows, columns, width), m = features.shape, self.merge
         down, across = -(-rows // m), -(-columns // m)
@@ -131,11 +131,11 @@ class Qwen25VL(Adapter):
         return units.reshape(-1, width), (steps, down, across)
 
     def positions(
-        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+        self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
         """Return positions (3, 1, L) by :func:`mrope`."""
-        interval = 0.0 if seen is None else self._interval(seen.seconds)
-        positions, following = mrope(len(token_ids), rows, seen, interval)
+        interval = 0.0 if vision is None else self._interval(vision.seconds)
+        positions, following = mrope(len(token_ids), rows, vision, interval)
         return positions[:, None].to(self.device), following
 
     def _interval(self, seconds: Sequence[float]) -> float:
@@ -153,7 +153,7 @@ class Qwen25VL(Adapter):
         }
 
 
-def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:
+def mrope(length: int, rows: torch.Tensor, vision: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:
     """Return the rotary positions of a prompt (time, row, column), as ``transformers`` 5.23 numbers them.
 
     Text advances all axes equally. A run of visual tokens without text in between that starts at position p is at
@@ -165,7 +165,7 @@ def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: 
     Args:
         length: rows of the prompt (L).
         rows: (N,) rows of the visual tokens, sorted.
-        seen: the visual tokens; None if there are none.
+        vision: the visual tokens; None if there are none.
         interval: positions per temporal step.
 
     Returns:
@@ -173,9 +173,9 @@ def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: 
     """
     positions = torch.empty(3, length, dtype=torch.long)
     done = following = 0  # rows with a position, and the position of the next text token
-    if seen is not None and len(rows):
+    if vision is not None and len(rows):
         places = rows.cpu()
-        cells = torch.stack([seen.frame, seen.row, seen.column]).cpu()
+        cells = torch.stack([vision.frame, vision.row, vision.column]).cpu()
         borders = ((places.diff() != 1).nonzero()[:, 0] + 1).tolist()
         for start, end in zip([0, *borders], [*borders, len(places)], strict=True):
             first, count = int(places[start]), end - start
@@ -184,7 +184,7 @@ def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: 
             steps, row, column = cells[:, start:end]
             time = (steps * torch.tensor(interval, dtype=torch.float32)).long()
             positions[:, first : first + count] = following + torch.stack([time, row, column])
-            following += max(seen.grid[1:])
+            following += max(vision.grid[1:])
             done = first + count
     positions[:, done:] = torch.arange(following, following + length - done)
     return positions, following + length - done
@@ -196,7 +196,7 @@ def seconds_per_step(seconds: Sequence[float]) -> float:
 
 
 @contextmanager
-def _unmerged(mergers: Sequence[nn.Module]) -> Iterator[None]:
+def _bypass_mergers(mergers: Sequence[nn.Module]) -> Iterator[None]:
     """Bypass the projectors: each returns its input, the concatenated patches of a token.
 
     The tower computes in window order and restores raster order after the projector, so the patches are in raster order

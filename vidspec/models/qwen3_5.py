@@ -25,5 +25,5 @@ class Qwen35(Qwen3VL):
     def _mergers(self) -> list[nn.Module]:
         return [self.tower.merger]
 
-    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         return [self.model.get_video_features(values, grid).pooler_output[0]]

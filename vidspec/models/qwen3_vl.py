@@ -34,7 +34,7 @@ class Qwen3VL(Qwen25VL):
 
     family = "qwen3_vl"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
-    usual: ClassVar[GridRules] = GridRules(
+    default_rules: ClassVar[GridRules] = GridRules(
         min_pixels=128 * 32**2, max_pixels=768 * 32**2, max_video_tokens=768, whole_clip=True
     )
 
@@ -46,10 +46,10 @@ class Qwen3VL(Qwen25VL):
         last = np.minimum(np.arange(grid[0]) * size + size - 1, len(times) - 1)
         return Pixels(shown, grid, tuple(((times[::size] + times[last]) / 2).tolist()), rules=rules)
 
-    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
-        each = seen.grid[1] * seen.grid[2]
+    def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
+        each = vision.grid[1] * vision.grid[2]
         pieces: list[str | range] = [self.opens]
-        for step, seconds in enumerate(seen.seconds):
+        for step, seconds in enumerate(vision.seconds):
             pieces += [f"<{seconds:.1f} seconds>{self.opens}", range(step * each, (step + 1) * each), self.closes]
         return [*pieces, self.closes]
 
@@ -57,7 +57,7 @@ class Qwen3VL(Qwen25VL):
     def _mergers(self) -> list[nn.Module]:
         return [self.tower.merger, *self.tower.deepstack_merger_list]
 
-    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         found = self.model.get_video_features(values, grid)
         return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]
 

@@ -11,14 +11,14 @@ import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockModel, VisionOutput
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resized
-from vidspec.models.vision import calls_of
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
+from vidspec.models.vision import record_calls
 from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "SmolVLM", "fitted", "in_words"]
+__all__ = ["CHAT_TEMPLATE", "SmolVLM", "number_in_words", "size_by_longest"]
 
 CHAT_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize + ': ' }}"
@@ -58,7 +58,7 @@ class SmolVLM(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
-        self.folded = self.scale**2
+        self.rows_per_token = self.scale**2
         #: Visual tokens per side of a frame.
         self.side = self.patches // self.scale
         sampled = (processor.get("video_sampling") or {}).get("video_size") or {}
@@ -75,17 +75,17 @@ class SmolVLM(Adapter):
     def span(self) -> str:
         return "<video>"
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
-        each = self.side**2 if not len(seen) else len(seen) // seen.grid[0]
-        duration = seen.seconds[-1] if seen.duration is None else seen.duration
-        said = INTRODUCTION.format(frames=in_words(seen.grid[0]), duration=timedelta(seconds=int(duration)))
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
+        each = self.side**2 if not len(vision) else len(vision) // vision.grid[0]
+        duration = vision.seconds[-1] if vision.duration is None else vision.duration
+        text = INTRODUCTION.format(frames=number_in_words(vision.grid[0]), duration=timedelta(seconds=int(duration)))
         pieces: list[str | range] = []
-        for frame, second in enumerate(seen.seconds):
+        for frame, second in enumerate(vision.seconds):
             time = f"{int(second // 60):02d}:{int(second % 60):02d}"
-            said += f"\nFrame from {time}:{self.around}{self.whole}"
-            pieces += [said, range(frame * each, (frame + 1) * each)]
-            said = self.around
-        return [*pieces, f"{said}\n\n"]
+            text += f"\nFrame from {time}:{self.around}{self.whole}"
+            pieces += [text, range(frame * each, (frame + 1) * each)]
+            text = self.around
+        return [*pieces, f"{text}\n\n"]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         return frames * int(self.side) ** 2
@@ -93,8 +93,8 @@ class SmolVLM(Adapter):
     def preprocess(self, clip: Clip) -> Pixels:
         """Return frames (T, 3, S, S), resized by the longer side, then to squares; on the CPU, which has Lanczos."""
         frames = channels_first(clip.frames)
-        shown = resized(frames, *fitted(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
-        shown = resized(shown, self.square.height, self.square.width, self.square.mode)
+        shown = resize(frames, *size_by_longest(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
+        shown = resize(shown, self.square.height, self.square.width, self.square.mode)
         seconds = tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s, rules=self.square)
 
@@ -114,7 +114,7 @@ class SmolVLM(Adapter):
         """Encode some frames to (N, hidden)."""
         values = pixels.on(self.device, self.vision_dtype)[None]
         connector = self.model.model.connector
-        with calls_of(connector) as calls:
+        with record_calls(connector) as calls:
             features: torch.Tensor = self.model.get_image_features(values).pooler_output[0]
         if not pooled:
             return features
@@ -129,7 +129,7 @@ class SmolVLM(Adapter):
         return {"pixel_values": pixels.on(self.device, self.vision_dtype)[None]}
 
 
-def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
+def size_by_longest(height: int, width: int, longest: int) -> tuple[int, int]:
     """Return the height and width of a frame resized to the longer side ``longest``; the other side is even."""
     longest, ratio = min(LIMIT, longest), width / height
     shorter = int(longest / ratio) if width >= height else int(longest * ratio)
@@ -137,7 +137,7 @@ def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
     return (shorter, longest) if width >= height else (longest, shorter)
 
 
-def in_words(count: int) -> str:
+def number_in_words(count: int) -> str:
     """Spell out a number below a million like num2words, which ``transformers``' processor uses for frame counts."""
     if count < 20:
         return _ONES[count]
@@ -146,7 +146,7 @@ def in_words(count: int) -> str:
         return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
     if count < 1000:
         hundreds, rest = divmod(count, 100)
-        return f"{_ONES[hundreds]} hundred" + (f" and {in_words(rest)}" if rest else "")
+        return f"{_ONES[hundreds]} hundred" + (f" and {number_in_words(rest)}" if rest else "")
     thousands, rest = divmod(count, 1000)
     join = " and " if rest < 100 else ", "
-    return f"{in_words(thousands)} thousand" + (f"{join}{in_words(rest)}" if rest else "")
+    return f"{number_in_words(thousands)} thousand" + (f"{join}{number_in_words(rest)}" if rest else "")

@@ -33,14 +33,14 @@ class TextModel(Adapter):
     def language_of(model: StockModel) -> StockModel:
         return model.model
 
-    def _parts(self) -> None:
+    def _init_parts(self) -> None:
         self.language: StockModel = self.language_of(self.model)
 
     def preprocess(self, clip: Clip) -> Pixels:
-        self._blind()
+        self._raise_no_vision()
 
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        self._blind()
+        self._raise_no_vision()
 
-    def _blind(self) -> NoReturn:
+    def _raise_no_vision(self) -> NoReturn:
         raise ModelError(f"{self.name} is a language model without vision", hint="draft.kind: text_only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["Size", "best_resolution", "fitted", "multiples", "unpadded", "within"]
+__all__ = ["Size", "best_resolution", "fit_inside", "fit_token_grid", "round_to_multiples", "unpadded_cells"]
 
 #: Rows and columns, of pixels or of tokens.
 Size = tuple[int, int]
@@ -22,7 +22,7 @@ def best_resolution(size: Size, resolutions: Sequence[Sequence[int]]) -> Size:
     return int(height), int(width)
 
 
-def fitted(size: Size, inside: Size) -> Size:
+def fit_inside(size: Size, inside: Size) -> Size:
     """Scale ``size`` to the largest that fits in ``inside``, aspect ratio kept."""
     across, down = inside[1] / size[1], inside[0] / size[0]
     if across < down:
@@ -30,18 +30,18 @@ def fitted(size: Size, inside: Size) -> Size:
     return inside[0], min(math.ceil(size[1] * down), inside[1])
 
 
-def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
+def unpadded_cells(size: Size, cells: Size) -> tuple[slice, slice]:
     """Return the rows and columns of ``cells`` that show the image of ``size``, without its padding."""
     if size[1] / size[0] > cells[1] / cells[0]:
-        seen = int(round(size[0] * (cells[1] / size[1]), 7))
-        margin = (cells[0] - seen) // 2
+        visible = int(round(size[0] * (cells[1] / size[1]), 7))
+        margin = (cells[0] - visible) // 2
         return slice(margin, cells[0] - margin), slice(0, cells[1])
-    seen = int(round(size[1] * (cells[0] / size[0]), 7))
-    margin = (cells[1] - seen) // 2
+    visible = int(round(size[1] * (cells[0] / size[0]), 7))
+    margin = (cells[1] - visible) // 2
     return slice(0, cells[0]), slice(margin, cells[1] - margin)
 
 
-def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: int = 1) -> Size:
+def round_to_multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: int = 1) -> Size:
     """Return the rows and columns of pixels, multiples of ``factor``, that the Qwen-VL processors resize frames to.
 
     The aspect ratio is kept as far as multiples allow. Halves are rounded to even, as in ``transformers``.
@@ -64,7 +64,7 @@ def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: in
     return rows, columns
 
 
-def within(size: Size, side: int, max_tokens: int) -> Size:
+def fit_token_grid(size: Size, side: int, max_tokens: int) -> Size:
     """Return the rows and columns of tokens of ``side`` pixels that Gemma 4 resizes an image to, aspect ratio kept.
 
     Both are rounded down, so that there may be far fewer than ``max_tokens``.

@@ -39,7 +39,7 @@ KIN = {
 def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
     """Return the error for a model of an unsupported family; ``blind`` if it is a language model that can draft."""
     valid = families.names()
-    called, near = _near(family)
+    called, near = _nearest_supported(family)
     meant = f"; nearest: {near}" if near else ""
     return ModelError(
         f"{name}: models of type {called} are not supported{meant}; supported: {', '.join(valid)}",
@@ -69,7 +69,7 @@ def find_target_problem(target: str) -> TargetProblem | None:
             return None  # loading reports the error
         if family in families.names():
             return None
-        called, near = _near(family)
+        called, near = _nearest_supported(family)
         return TargetProblem(
             f"{target}: models of type {called} are not supported", near or f"one of {', '.join(families.names())}"
         )
@@ -84,7 +84,7 @@ def find_target_problem(target: str) -> TargetProblem | None:
     )
 
 
-def _near(family: str) -> tuple[str, str]:
+def _nearest_supported(family: str) -> tuple[str, str]:
     """Return the title of an unsupported family, and the nearest supported one with an example, if any."""
     valid = families.names()
     title, near = KIN.get(family, (None, nearest(family, valid)))

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels, StockConfig
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention", "working_bytes"]
+__all__ = ["BUDGET", "WINDOWS", "record_calls", "split_pixels", "token_bytes", "window_attention", "working_bytes"]
 
 #: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
 #: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
@@ -54,7 +54,7 @@ def window_attention(
         (1, N, heads, d), and None for the weights.
     """
     given = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _by_length(cu_seq_lens_q)
+    layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _rows_by_length(cu_seq_lens_q)
     out = given[0].new_empty(given[0].shape)
     for length, rows in layout:
         q, k, v = (
@@ -68,7 +68,7 @@ def window_attention(
     return out[None], None
 
 
-def _by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
+def _rows_by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
     """Return the window lengths, each with the rows of its windows; None for all rows."""
     layout: list[tuple[int, torch.Tensor | None]] | None = _layouts.get(begins)
     if layout is None:
@@ -85,7 +85,7 @@ def _by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
     return layout
 
 
-def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: bool = False) -> Iterator[Pixels]:
+def split_pixels(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: bool = False) -> Iterator[Pixels]:
     """Cut a clip between frames (temporal steps) into parts of similar length, each within :data:`BUDGET`.
 
     No tower attends across frames, so the results equal those of the whole clip, in memory that does not grow with it.
@@ -112,7 +112,7 @@ def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: boo
 
 
 @contextmanager
-def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+def record_calls(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Record the first argument and the result of each call of ``module``."""
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     handle = module.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))

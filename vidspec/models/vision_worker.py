@@ -55,7 +55,7 @@ class VisionWorker:
     def __init__(self, models: Sequence[VideoLanguageModel]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
         self.process: Any = context.Process(
             target=_serve, args=(theirs, tuple(models)), name="vidspec-vision", daemon=True
         )
@@ -75,7 +75,7 @@ class VisionWorker:
             OSError: the process has ended or timed out.
             Exception: the error raised in the process.
         """
-        with self._asking:
+        with self._lock:
             late = threading.Timer(PATIENCE, self.process.kill)  # SIGKILL also ends a stopped process
             late.daemon = True
             late.start()

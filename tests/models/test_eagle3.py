@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, target, settings, change, m
 
 
 def test_files_that_are_missing_or_broken(tmp_path, target):
-    with pytest.raises(ModelError, match=r"no config\.json in this folder"):
+    with pytest.raises(ModelError, match=r"no such folder"):
         eagle3.load_eagle3(str(tmp_path / "nowhere"), target, PLACE)
     folder = save(tmp_path, config(KIND), tensors(KIND))
     (folder / "model.safetensors").write_bytes(b"no tensors")

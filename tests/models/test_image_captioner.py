@@ -117,7 +117,7 @@ def test_damaged_files(tmp_path):
 
 
 def test_no_such_folder():
-    with pytest.raises(ModelError, match=r"no config\.json in this folder"):
+    with pytest.raises(ModelError, match=r"no such folder"):
         image_captioner.load_image_captioner("./nowhere", PLACE)
 
 

@@ -38,7 +38,7 @@ def test_features_are_those_of_a_float32_tower(family):
     pixels = model.preprocess(clip())
     half = model.encode(pixels).features
     model.set_vision_dtype(torch.float32)
-    seen, expected = model.encode(pixels), whole.see(pixels)
+    seen, expected = model.encode(pixels), whole.encode(pixels)
     torch.testing.assert_close(seen.features, expected.features)
     assert seen.features.dtype is torch.float32 and not torch.equal(half.float(), seen.features)
     prefix = model.prefix(seen, "What is seen?")

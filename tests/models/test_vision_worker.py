@@ -52,7 +52,7 @@ def alive(pid):
 
 def test_it_sees_what_the_models_see(models, looks, clip):
     for _ in range(2):
-        for model, seen in zip(models, looks.see(clip), strict=True):
+        for model, seen in zip(models, looks.encode(clip), strict=True):
             expected = model.encode(model.preprocess(clip))
             assert torch.equal(seen.features, expected.features) and torch.equal(seen.row, expected.row)
             assert seen.grid == expected.grid and len(seen.deepstack) == len(expected.deepstack)
@@ -61,14 +61,14 @@ def test_it_sees_what_the_models_see(models, looks, clip):
 def test_what_goes_wrong_with_a_clip_is_said_and_the_next_is_seen(looks, clip):
     broken = video.Clip(np.zeros((1, 0, 0, 3), np.uint8), np.zeros(1), clip.facts)
     with pytest.raises(Exception, match=r".") as caught:
-        looks.see(broken)
+        looks.encode(broken)
     assert not isinstance(caught.value, OSError) and looks.alive
-    assert len(looks.see(clip)) == 2
+    assert len(looks.encode(clip)) == 2
 
 
 def test_its_files_are_its_own(looks, clip, tmp_path):
     """What is locked by the run must not stay locked by a process that outlives it."""
-    looks.see(clip)
+    looks.encode(clip)
     held = os.listdir(f"/proc/{looks.process.pid}/fd")
     assert len(held) <= 5  # the three standard ones, its pipe, and the listing's own where it counts
 

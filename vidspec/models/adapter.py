@@ -195,8 +195,8 @@ class Adapter:
         """Device of embeddings and logits; layers of a model split by accelerate may be elsewhere."""
         embeddings = self.language.embed_tokens
         # Offloaded weights are on the meta device or the CPU; accelerate's hook knows the device they run on.
-        place = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
-        return embeddings.weight.device if place is None else torch.device(place)
+        execution_device = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+        return embeddings.weight.device if execution_device is None else torch.device(execution_device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -209,10 +209,10 @@ class Adapter:
 
     def set_vision_dtype(self, dtype: torch.dtype) -> None:
         """Cast everything but the language model and head to another dtype."""
-        inner = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
+        language_modules = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
         for module in self.model.modules():
             tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            for tensor in tensors if module not in inner else ():
+            for tensor in tensors if module not in language_modules else ():
                 tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
         self._vision_dtype = dtype
 
@@ -265,9 +265,12 @@ class Adapter:
         """Return the model with quantised copies of the language model's weights, over the same slab; cached."""
         if precision not in self._quantised:
             other = copy.copy(self)
-            what, left = f"{self.name}: a copy of its weights in {precision}", "a profile with draft.kind: model, or ar"
-            left = f"draft.precision: int4, {left}" if precision == "int8" else left
-            with memory_for(what, left):
+            what, alternatives = (
+                f"{self.name}: a copy of its weights in {precision}",
+                "a profile with draft.kind: model, or ar",
+            )
+            alternatives = f"draft.precision: int4, {alternatives}" if precision == "int8" else alternatives
+            with memory_for(what, alternatives):
                 other._decoder = self.decoder.quantised_copy(precision)
             self._quantised[precision] = other
         return self._quantised[precision]
@@ -293,18 +296,18 @@ class Adapter:
         """Return the embedded prompt: the rendered template with the video's features in it."""
         before, after = self._split_template(prompt, system, earlier)
         pieces = self.prompt_pieces(vision)
-        stretches = iter([piece for piece in pieces if isinstance(piece, range)])
-        between = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
+        ranges = iter([piece for piece in pieces if isinstance(piece, range)])
+        middle = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
         ids: list[int] = self.leading_ids()
         rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
-        for token in self.tokenizer.encode(before + between + after, add_special_tokens=False):
-            stretch = next(stretches, None) if token == self.visual_id else None
-            if stretch is None:
+        for token in self.tokenizer.encode(before + middle + after, add_special_tokens=False):
+            visual_range = next(ranges, None) if token == self.visual_id else None
+            if visual_range is None:
                 ids.append(token)
                 continue
-            rows[stretch.start : stretch.stop] = torch.arange(len(ids), len(ids) + len(stretch))
-            ids += [self.visual_id] * len(stretch)
+            rows[visual_range.start : visual_range.stop] = torch.arange(len(ids), len(ids) + len(visual_range))
+            ids += [self.visual_id] * len(visual_range)
         return self._embed_prompt(ids, rows.to(self.device), vision)
 
     def template_text(self, prompt: str, system: str | None = None) -> str:

@@ -95,9 +95,9 @@ def _set_limits() -> None:
 def _read_until(pipe: int, deadline: float) -> bytes:
     """Read the pipe until the other end closes; return nothing if ``deadline`` passes first."""
     received = bytearray()
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([pipe], [], [], left)[0]:
-            if not (piece := os.read(pipe, 1 << 16)):
+    while (remaining := deadline - time.monotonic()) > 0:
+        if select.select([pipe], [], [], remaining)[0]:
+            if not (data := os.read(pipe, 1 << 16)):
                 return bytes(received)
-            received += piece
+            received += data
     return b""

@@ -67,9 +67,9 @@ def read_tensors(name: str, source: str, prefix: str = "") -> dict[str, torch.Te
     Raises:
         ModelError: one is stored as codes.
     """
-    found = stored_tensors(source, prefix)
-    check_plain(name, found)
-    return {key: tensor[...] for key, tensor in found.items()}
+    tensors = stored_tensors(source, prefix)
+    check_plain(name, tensors)
+    return {key: tensor[...] for key, tensor in tensors.items()}
 
 
 def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) -> None:
@@ -83,22 +83,22 @@ def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) 
     Raises:
         ModelError: weights are missing, of another shape, or unused by the model; names the first.
     """
-    found = cast(LoadReport, report)
-    if absent := sorted(found.get("missing_keys", ())):
+    info = cast(LoadReport, report)
+    if missing := sorted(info.get("missing_keys", ())):
         raise ModelError(
-            f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", hint=hint, kind="unreadable"
+            f"{name}: {len(missing)} weights are not in the files, {missing[0]} first", hint=hint, kind="unreadable"
         )
-    if other := sorted(found.get("mismatched_keys", ())):
-        key, stored, wanted = other[0]
+    if mismatched := sorted(info.get("mismatched_keys", ())):
+        key, stored, expected = mismatched[0]
         raise ModelError(
-            f"{name}: {len(other)} weights have another shape than its config says, {key} first: "
-            f"{_shape_text(stored)} in the files, {_shape_text(wanted)} by the config",
+            f"{name}: {len(mismatched)} weights have another shape than its config says, {key} first: "
+            f"{_shape_text(stored)} in the files, {_shape_text(expected)} by the config",
             hint="config.json and the weights must be of one model",
             kind="unreadable",
         )
-    if left := sorted(key for key in found.get("unexpected_keys", ()) if not _HARMLESS.search(key)):
+    if unexpected := sorted(key for key in info.get("unexpected_keys", ()) if not _HARMLESS.search(key)):
         raise ModelError(
-            f"{name}: {len(left)} tensors of its files are not part of the model, {left[0]} first",
+            f"{name}: {len(unexpected)} tensors of its files are not part of the model, {unexpected[0]} first",
             hint="a checkpoint of another architecture, or one whose quantization_config is missing",
             kind="unreadable",
         )

@@ -30,9 +30,9 @@ def token_decoder(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
 
 def cut_at_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
     """Cut a text at its first stop string; if ``unfinished``, also at an end that may become one."""
-    ends = [at for one in strings if (at := text.find(one)) >= 0]
+    ends = [at for stop in strings if (at := text.find(stop)) >= 0]
     if unfinished:
-        ends += [len(text) - n for one in strings for n in range(1, len(one)) if text.endswith(one[:n])]
+        ends += [len(text) - n for stop in strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return text[: min(ends, default=None)]
 
 
@@ -42,12 +42,12 @@ class StopStrings:
     def __init__(self, tokenizer: StockTokenizer, strings: Sequence[str]) -> None:
         self._decode, self._strings = token_decoder(tokenizer), tuple(strings)
         # A token with text has at least one byte.
-        self._tail = max(len(one.encode()) for one in strings) + _MARGIN
+        self._tail = max(len(string.encode()) for string in strings) + _MARGIN
 
     def has_stop(self, token_ids: Sequence[int]) -> bool:
         """Return True if the last tokens contain a stop string, for example one that the last token completed."""
         tail = self._decode(token_ids[-self._tail :])
-        return any(one in tail for one in self._strings)
+        return any(string in tail for string in self._strings)
 
 
 class Detokenizer:

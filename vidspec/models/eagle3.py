@@ -329,8 +329,8 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
     }
     for key, shape in expected.items():
         if key in tensors and tuple(tensors[key].shape) != shape:
-            found = tuple(tensors[key].shape)
-            raise ModelError(f"{name}: {key} has the shape {found}, and its config says {shape}", kind="unreadable")
+            actual = tuple(tensors[key].shape)
+            raise ModelError(f"{name}: {key} has the shape {actual}, and its config says {shape}", kind="unreadable")
     if "d2t" in tensors:
         ids = torch.arange(drafted) + tensors["d2t"].long()
         if int(ids.min()) < 0 or int(ids.max()) >= known or len(ids.unique()) < drafted:

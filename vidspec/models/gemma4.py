@@ -43,7 +43,7 @@ class Gemma4(Adapter):
         self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (
-            tokens.convert_ids_to_tokens(one) for one in (config.boi_token_id, config.eoi_token_id)
+            tokens.convert_ids_to_tokens(id_) for id_ in (config.boi_token_id, config.eoi_token_id)
         )
 
     def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
@@ -72,12 +72,12 @@ class Gemma4(Adapter):
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Return the tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
         frames, rows, columns = pixels.grid
-        made = yield from self.encode_chunks(
+        outputs = yield from self.encode_chunks(
             pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled)
         )
         if pooled:
             rows, columns = -(-rows // 2), -(-columns // 2)
-        return VisionOutput.raster(torch.cat(made), (frames, rows, columns), pixels.seconds)
+        return VisionOutput.raster(torch.cat(outputs), (frames, rows, columns), pixels.seconds)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """Encode some frames to (N, hidden)."""
@@ -97,6 +97,6 @@ class Gemma4(Adapter):
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         values, places = self.patches(pixels)
-        kinds = 2 * (prefix.token_ids[None] == self.visual_id).long()
-        about = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": kinds}
-        return {"pixel_values_videos": values, "video_position_ids": places, **about}
+        token_types = 2 * (prefix.token_ids[None] == self.visual_id).long()
+        extra = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": token_types}
+        return {"pixel_values_videos": values, "video_position_ids": places, **extra}

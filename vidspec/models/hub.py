@@ -81,8 +81,8 @@ def check_reachable(name: str) -> bool:
     if hub.HF_HUB_OFFLINE:
         reason = "offline mode is on"
     else:
-        asked, reason = answers.get(hub.ENDPOINT, (-KNOWN, ""))
-        if time.monotonic() - asked >= KNOWN:
+        checked_at, reason = answers.get(hub.ENDPOINT, (-KNOWN, ""))
+        if time.monotonic() - checked_at >= KNOWN:
             reason = hub_failure(hub.ENDPOINT)
             answers[hub.ENDPOINT] = time.monotonic(), reason
         reason = reason and f"the hub does not answer: {reason}"
@@ -100,25 +100,25 @@ def require_models(names: Iterable[str]) -> list[str]:
     Raises:
         ModelError: as in :func:`check_reachable`, with the names of all missing models.
     """
-    wanted, missing = [], dict[str, ModelError]()
+    to_download, missing = [], dict[str, ModelError]()
     for name in names:
         try:
             if check_reachable(name) and not is_cached(name):
-                wanted.append(name)
+                to_download.append(name)
         except ModelError as error:
             missing[name] = error
     if missing:
-        first, why = next(iter(missing.items()))
-        reason = why.message.removeprefix(f"{first}: ")
+        first, reason_error = next(iter(missing.items()))
+        reason = reason_error.message.removeprefix(f"{first}: ")
         raise ModelError(f"{' and '.join(missing)}: {reason}", hint=download_hint(*missing), kind="missing")
-    return wanted
+    return to_download
 
 
 def nearest_published(name: str, published: Iterable[str]) -> str | None:
     """Return the published model closest to a mistyped name, ignoring the suffixes ``-Instruct`` and ``-hf``."""
-    short = {re.sub("-(Instruct|hf)$", "", one): one for one in sorted(published)}
-    found = nearest(re.sub("-(Instruct|hf)$", "", name), short)
-    return short[found] if found else None
+    short = {re.sub("-(Instruct|hf)$", "", full): full for full in sorted(published)}
+    match = nearest(re.sub("-(Instruct|hf)$", "", name), short)
+    return short[match] if match else None
 
 
 def download_hint(*names: str) -> str:
@@ -127,15 +127,15 @@ def download_hint(*names: str) -> str:
     Download commands are given for published models only, since others may not exist on the hub.
     """
     published = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
-    strange = [name for name in names if name not in published]
-    hints = [f"did you mean {one}?" for name in strange if (one := nearest_published(name, published))]
-    if there := [name for name in names if name in published]:
-        them = "it" if len(there) == 1 else "them"
-        downloads = " && ".join(f"hf download {name}" for name in there)
-        hints.append(f"fetch {them} where there is a network: {downloads}")
+    unlisted = [name for name in names if name not in published]
+    hints = [f"did you mean {match}?" for name in unlisted if (match := nearest_published(name, published))]
+    if listed := [name for name in names if name in published]:
+        pronoun = "it" if len(listed) == 1 else "them"
+        downloads = " && ".join(f"hf download {name}" for name in listed)
+        hints.append(f"fetch {pronoun} where there is a network: {downloads}")
     elif not hints:
-        called, them = ("names are", "them") if len(strange) > 1 else ("name is", "it")
-        hints.append(f"if the {called} right, `vidspec models get` fetches {them} where there is a network")
+        subject, pronoun = ("names are", "them") if len(unlisted) > 1 else ("name is", "it")
+        hints.append(f"if the {subject} right, `vidspec models get` fetches {pronoun} where there is a network")
     return " ".join(hints)
 
 

@@ -71,8 +71,8 @@ class ImageCaptioner(ABC):
 
 def middle_frame(clip: Clip) -> Clip:
     """Return a clip of the middle frame."""
-    at = slice(len(clip.frames) // 2, len(clip.frames) // 2 + 1)
-    return replace(clip, frames=clip.frames[at], timestamps=clip.timestamps[at])
+    middle = slice(len(clip.frames) // 2, len(clip.frames) // 2 + 1)
+    return replace(clip, frames=clip.frames[middle], timestamps=clip.timestamps[middle])
 
 
 def first_sentence(text: str) -> str:
@@ -112,8 +112,8 @@ class DraftCaptioner(ImageCaptioner):
             text = model.tokenizer.decode(tokens, skip_special_tokens=True)
             if text.rstrip().endswith((".", "!", "?")):
                 break
-            (passed,) = yield Forward(self.engine, [Rows(read.span, [token])], "draft")
-            logits = passed.logits[-1]
+            (result,) = yield Forward(self.engine, [Rows(read.span, [token])], "draft")
+            logits = result.logits[-1]
         return first_sentence(text)
 
 
@@ -137,10 +137,12 @@ class HubCaptioner(ImageCaptioner):
     @torch.inference_mode()
     def __call__(self, clip: Clip) -> str:
         inputs = self._inputs(middle_frame(clip).frames[0]).to(self.model.device, self.model.dtype)
-        given = 0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
+        prompt_length = (
+            0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
+        )
         with self._lock:
             ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
-        return first_sentence(self.processor.batch_decode(ids[:, given:], skip_special_tokens=True)[0])
+        return first_sentence(self.processor.batch_decode(ids[:, prompt_length:], skip_special_tokens=True)[0])
 
     def _inputs(self, frame: Any) -> Any:
         if task := TASKS.get(self.model.config.model_type):
@@ -170,8 +172,8 @@ def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
 
     show_downloads()
     config, source = any_config(name), weight_source(name)
-    kinds: Any = transformers.AutoModelForImageTextToText
-    if type(config) not in kinds._model_mapping:
+    auto_class: Any = transformers.AutoModelForImageTextToText
+    if type(config) not in auto_class._model_mapping:
         raise ModelError(
             f"{name}: models of type {config.model_type} caption no images",
             hint="such as Salesforce/blip-image-captioning-base, florence-community/Florence-2-large-ft",
@@ -180,7 +182,7 @@ def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
     hint = "weights laid out for a repository's own code do not fit transformers' classes"
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-        model = load_weights(name, source, kinds, where, hint, {})
+        model = load_weights(name, source, auto_class, where, hint, {})
     except VidspecError:
         raise
     except Exception as error:

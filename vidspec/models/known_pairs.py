@@ -157,14 +157,14 @@ def recommended_pair(load: MemoryWorkload, free: int, *, smallest: bool) -> Mode
         free: bytes.
         smallest: return the smallest target, as without a GPU, instead of the largest.
     """
-    fitting = dict[int, ModelPair]()
+    candidates = dict[int, ModelPair]()
     for pair in known_pairs():
         context, size = pair.target.context, pair_memory(pair, load).total
         tokens = load.tokens(load.visual_tokens(pair.target.family))
         fits = size is not None and size <= (1 - SPARE) * free and (context is None or tokens <= context)
         if fits and pair.draft and pair.target.parameters:
-            fitting.setdefault(pair.target.parameters, pair)
-    return fitting[(min if smallest else max)(fitting)] if fitting else None
+            candidates.setdefault(pair.target.parameters, pair)
+    return candidates[(min if smallest else max)(candidates)] if candidates else None
 
 
 def pair_memory(pair: ModelPair, load: MemoryWorkload) -> PairMemory:
@@ -212,11 +212,11 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
 
 def cached_models(folder: Path) -> Mapping[str, bool]:
     """Return the models in a hub cache: id to True if config and all weights are present."""
-    found: dict[str, bool] = {}
+    models: dict[str, bool] = {}
     for repo in sorted(folder.glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
-        found[name] = any(_is_complete(snapshot) for snapshot in repo.glob("snapshots/*"))
-    return found
+        models[name] = any(_is_complete(snapshot) for snapshot in repo.glob("snapshots/*"))
+    return models
 
 
 def _is_complete(snapshot: Path) -> bool:

@@ -11,7 +11,7 @@ import torch
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
-from vidspec.models.vision import record_calls
+from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ class Llava(Adapter):
             pooled: average the tower's features 2 x 2 just before the projector.
         """
         tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # rows per frame
-        made = yield from self.encode_chunks(pixels, tokens, lambda part: self._chunk(part, pooled))
-        features, sides = zip(*made, strict=True)
+        outputs = yield from self.encode_chunks(pixels, tokens, lambda part: self._chunk(part, pooled))
+        features, sides = zip(*outputs, strict=True)
         return torch.cat(features), sides[0]
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
         """Run :meth:`projected` on some frames in one pass."""
         projector = self.model.model.multi_modal_projector
-        with record_calls(projector) as calls:
+        with calls_of(projector) as calls:
             self.model.get_image_features(**self.stock_pixels(pixels))
         tower, features = calls[0]
         if not pooled:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square
-from vidspec.models.vision import record_calls
+from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class LlavaOnevision(Adapter):
         batch = pixels.on(self.device, self.vision_dtype)[None]
         frames, side, _ = pixels.grid
         projector = self.model.model.multi_modal_projector
-        with record_calls(projector) as calls:
+        with calls_of(projector) as calls:
             features: torch.Tensor = self.model.get_video_features(batch).pooler_output[0, :-1]
         if not pooled:
             return features

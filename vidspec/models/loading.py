@@ -91,8 +91,8 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     config = read_config(name, text=text)
     show_downloads()
     source, family = weight_source(name), str(config.model_type)
-    blind = family not in families.names()
-    kind: Any = TextModel if blind else families.get(family)
+    text_only = family not in families.names()
+    kind: Any = TextModel if text_only else families.get(family)
     try:
         if not where.settled:
             empty = empty_model(kind, config, where.dtype)
@@ -101,8 +101,8 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some tokenizer settings are read with the first text
-        processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
-        model, codes = _load_with_codes(name, source, where, kind, config, text=blind)
+        processor, template = ({}, None) if text_only else (read_processor(name, source), read_template(source))
+        model, codes = _load_with_codes(name, source, where, kind, config, text=text_only)
         if where.adapter is not None:
             merge_lora(where.adapter, name, model)
     except VidspecError:
@@ -182,17 +182,17 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         kind = claimed_config(source).get("model_type")
-        own = "trust_remote_code" in str(error) and kind not in KIN
-        if isinstance(kind, str) and not own and kind not in families.names() and kind not in TYPES:
+        needs_code = "trust_remote_code" in str(error) and kind not in KIN
+        if isinstance(kind, str) and not needs_code and kind not in families.names() and kind not in TYPES:
             raise unsupported_error(name, kind) from error
         raise load_error(name, error) from error
     check_kernels(name, source)
     if (settings := quantization_config(config)) is not None:
         check_method(name, settings)
     family = str(config.model_type)
-    blind = family not in families.names() and family in TYPES
-    if family not in families.names() and not (blind and text):
-        raise unsupported_error(name, family, blind=blind)
+    text_only = family not in families.names() and family in TYPES
+    if family not in families.names() and not (text_only and text):
+        raise unsupported_error(name, family, blind=text_only)
     return config
 
 
@@ -208,18 +208,22 @@ def prepare_decoder(adapter: Adapter, where: Placement) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
-    left = "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
-    left += "models.decoder: stock, " if where.decoder != "stock" else ""
+    alternatives = (
+        "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
+    )
+    alternatives += "models.decoder: stock, " if where.decoder != "stock" else ""
     try:
-        with memory_for(f"{adapter.name}: laying out its weights on {where.device}", f"{left}or a smaller model"):
+        with memory_for(
+            f"{adapter.name}: laying out its weights on {where.device}", f"{alternatives}or a smaller model"
+        ):
             adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
-        asked, instead = (
+        option, alternative = (
             ("models.decoder fused", "models.decoder: auto")
             if where.decoder == "fused"
             else (f"weights as {where.weights}", "models.weights: null and draft.precision: as-target")
         )
-        raise DeviceError(f"{asked}: {adapter.name}: {error}", hint=f"nearest valid choice: {instead}") from error
+        raise DeviceError(f"{option}: {adapter.name}: {error}", hint=f"nearest valid choice: {alternative}") from error
     memory.release_memory()  # weights in the files' dtype and layout
 
 
@@ -242,7 +246,7 @@ def check_kernels(name: str, source: str) -> None:
         part = parts.pop()
         for key, value in part.items() if isinstance(part, dict) else ():
             values = list(value.values()) if isinstance(value, dict) else [value]
-            if key.strip("_").endswith("_implementation") and any("/" in str(one) for one in values):
+            if key.strip("_").endswith("_implementation") and any("/" in str(item) for item in values):
                 raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
             parts += [value]
 
@@ -322,12 +326,12 @@ def load_weights(
         DeviceError: out of memory.
     """
     place = "on all devices together" if where.device_map is not None else f"on {where.device}"
-    left = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
-    with memory_for(f"{name} does not fit {place}", left):
-        model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
+    alternatives = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
+    with memory_for(f"{name} does not fit {place}", alternatives):
+        model, info = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
         if source is not None:
             check_plain(name, stored_tensors(source))
-        check_report(name, found, hint)
+        check_report(name, info, hint)
         finish(model)
         return model if options else model.to(where.device)
 
@@ -416,16 +420,18 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
 def claimed_config(source: str) -> dict[str, Any]:
     """Return the raw config.json; empty if it cannot be read."""
     try:
-        found = json.loads(read_text(source, "config.json") or "{}")
+        config = json.loads(read_text(source, "config.json") or "{}")
     except (OSError, VidspecError, ValueError, RecursionError):  # loading the model reports the error
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def is_head(name: str) -> bool:
     """Return True if the config of a hub id or folder names an EAGLE-3 head, loadable or not."""
     architectures = claimed_config(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
-    return isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
+    return isinstance(architectures, list) and any(
+        "eagle3" in str(architecture).lower() for architecture in architectures
+    )
 
 
 def _config(source: str) -> StockConfig:

@@ -49,10 +49,10 @@ def merge_lora(adapter: str, name: str, model: StockModel) -> None:
         up, down = parts["lora_B"][...].float(), parts["lora_A"][...].float()
         shape = (up.shape[0], down.shape[1])
         if type(linear) is not nn.Linear or linear.weight.shape != shape or not linear.weight.is_floating_point():
-            found = "has no such layer" if linear is None else "has another kind or size of layer there"
+            mismatch = "has no such layer" if linear is None else "has another kind or size of layer there"
             raise ModelError(
                 f"{adapter}: was trained for another model than {name}: of {layer} {' x '.join(map(str, shape))}, "
-                f"and the model {found}",
+                f"and the model {mismatch}",
                 hint=f"its base is {config.get('base_model_name_or_path') or 'not named in its config'}",
             )
         weight = linear.weight.data
@@ -85,17 +85,17 @@ def _group_by_layer(
 ) -> dict[str, dict[str, StoredTensor]]:
     """Group both matrices by layer."""
     layers: dict[str, dict[str, StoredTensor]] = {}
-    strange = [key for key in ("use_dora", "fan_in_fan_out", "lora_bias") if config.get(key)]
+    unsupported = [key for key in ("use_dora", "fan_in_fan_out", "lora_bias") if config.get(key)]
     for key, tensor in tensors.items():
-        if (found := _KEY.match(key)) is None:
-            strange.append(key)
+        if (match := _KEY.match(key)) is None:
+            unsupported.append(key)
         else:
-            layers.setdefault(found["layer"], {})[found["part"]] = tensor
-    strange += [f"{layer}.lora_A alone" for layer, parts in layers.items() if len(parts) < 2]
-    if config.get("peft_type") != "LORA" or strange or not layers:
-        what = strange[0] if strange else f"peft_type {config.get('peft_type')}"
+            layers.setdefault(match["layer"], {})[match["part"]] = tensor
+    unsupported += [f"{layer}.lora_A alone" for layer, parts in layers.items() if len(parts) < 2]
+    if config.get("peft_type") != "LORA" or unsupported or not layers:
+        problem = unsupported[0] if unsupported else f"peft_type {config.get('peft_type')}"
         raise ModelError(
-            f"{adapter}: is not a LoRA of linear layers alone ({what})",
+            f"{adapter}: is not a LoRA of linear layers alone ({problem})",
             hint="merge it into its base model with peft, and name the result",
             kind="unreadable",
         )
@@ -111,7 +111,7 @@ def _scale(config: Mapping[str, object], layer: str, rank: int) -> float:
     """Return alpha / rank, or alpha / sqrt(rank) in rsLoRA; the first matching ``alpha_pattern`` sets the alpha."""
     patterns = config.get("alpha_pattern") or {}
     assert isinstance(patterns, dict)
-    own = (alpha for pattern, alpha in patterns.items() if re.match(rf"(?:.*\.)?(?:{pattern})$", layer))
-    alpha = next(own, config.get("lora_alpha") or rank)
+    alphas = (alpha for pattern, alpha in patterns.items() if re.match(rf"(?:.*\.)?(?:{pattern})$", layer))
+    alpha = next(alphas, config.get("lora_alpha") or rank)
     assert isinstance(alpha, int | float)
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -45,12 +45,12 @@ class MtpLayer(nn.Module):
         super().__init__()
         self.config = config = copy.deepcopy(config)
         config.num_hidden_layers, config.layer_types, config._attn_implementation = 1, ["full_attention"], NAME
-        width, made, block = int(config.hidden_size), cast(Any, type(norm)), cast(Any, type(like))
+        width, norm_class, block = int(config.hidden_size), cast(Any, type(norm)), cast(Any, type(like))
         self.fc = nn.Linear(2 * width, width, bias=False)
-        self.pre_fc_norm_embedding = made(width, eps=config.rms_norm_eps)
-        self.pre_fc_norm_hidden = made(width, eps=config.rms_norm_eps)
+        self.pre_fc_norm_embedding = norm_class(width, eps=config.rms_norm_eps)
+        self.pre_fc_norm_hidden = norm_class(width, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList([block(config, 0)])
-        self.norm = made(width, eps=config.rms_norm_eps)
+        self.norm = norm_class(width, eps=config.rms_norm_eps)
 
 
 class MtpDecoder(HeadDecoder):
@@ -70,9 +70,9 @@ class MtpDecoder(HeadDecoder):
 
     @cached_property
     def slab(self) -> Slab:
-        weight, attending = self.layer.fc.weight, cast(Any, self.layer.layers[0]).self_attn
+        weight, attention = self.layer.fc.weight, cast(Any, self.layer.layers[0]).self_attn
         heads = int(self.layer.config.num_key_value_heads)
-        return Slab(heads, int(attending.head_dim), weight.dtype, [weight.device], self._budget)
+        return Slab(heads, int(attention.head_dim), weight.dtype, [weight.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
         return self._target.rotation(positions)
@@ -132,15 +132,17 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
             hint="a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
             kind="unreadable",
         )
-    language, attending = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
+    language, attention_blocks = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
     with torch.device("meta"):
-        layer = MtpLayer(language.config, language.layers[attending[-1]], language.norm).eval()
-    wanted = {key: tensor.shape for key, tensor in layer.state_dict().items()}
-    found = {key: tensor.shape for key, tensor in weights.items()}
-    for key in sorted({*wanted, *found}):
-        if wanted.get(key) != found.get(key):
-            what = "is not known" if key not in wanted else "is missing" if key not in found else "has another shape"
-            raise ModelError(f"{target.name}: its MTP layer cannot be read: mtp.{key} {what}", kind="unreadable")
+        layer = MtpLayer(language.config, language.layers[attention_blocks[-1]], language.norm).eval()
+    expected = {key: tensor.shape for key, tensor in layer.state_dict().items()}
+    stored = {key: tensor.shape for key, tensor in weights.items()}
+    for key in sorted({*expected, *stored}):
+        if expected.get(key) != stored.get(key):
+            problem = (
+                "is not known" if key not in expected else "is missing" if key not in stored else "has another shape"
+            )
+            raise ModelError(f"{target.name}: its MTP layer cannot be read: mtp.{key} {problem}", kind="unreadable")
     placed = {key: weight.to(target.device, target.dtype) for key, weight in weights.items()}
     layer.load_state_dict(placed, assign=True)
     return MtpHead(layer, target)
@@ -150,21 +152,21 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
 def _read_layer(source: str) -> dict[str, torch.Tensor]:
     """Read the tensors, keyed by their names without ``mtp.``; experts are merged into one tensor."""
     try:
-        found = read_tensors(source, source, "mtp.")
+        tensors = read_tensors(source, source, "mtp.")
     except ModelError:
         raise
     except Exception as error:  # from the hub, or broken safetensors
         raise load_error(source, error) from error
-    count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in found)
+    count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in tensors)
     if not count:
-        return found
+        return tensors
     parts = {
-        name: [found.pop(f"{_EXPERTS}{one}.{name}.weight", torch.empty(0)) for one in range(count)]
+        name: [tensors.pop(f"{_EXPERTS}{expert}.{name}.weight", torch.empty(0)) for expert in range(count)]
         for name in ("gate_proj", "up_proj", "down_proj")
     }
     try:
-        both = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
-        joined = {"gate_up_proj": torch.stack(both), "down_proj": torch.stack(parts["down_proj"])}
+        gate_up = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
+        joined = {"gate_up_proj": torch.stack(gate_up), "down_proj": torch.stack(parts["down_proj"])}
     except RuntimeError as error:
         raise ModelError(f"{source}: the experts of its MTP layer are not alike", kind="unreadable") from error
-    return found | {f"{_EXPERTS}{name}": weight for name, weight in joined.items()}
+    return tensors | {f"{_EXPERTS}{name}": weight for name, weight in joined.items()}

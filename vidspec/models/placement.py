@@ -106,9 +106,9 @@ def resolve_placement(
             raise DeviceError(f"device {device}: is not there", hint="vidspec doctor lists the devices")
         place = torch.device("xpu", place.index or 0)
     chosen = _DTYPES.get(dtype) or (_half_dtype(place) if place.type in ("cuda", *others) else torch.float32)
-    kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
+    packable = packed if place.type == "cpu" and chosen is not torch.float16 else False
     fitted = place.type == "cpu" and dtype not in _DTYPES
-    return Placement(place, chosen, decoder, device_map, quantization, kept, weights, fitted=fitted)
+    return Placement(place, chosen, decoder, device_map, quantization, packable, weights, fitted=fitted)
 
 
 def cpu_dtype(numbers: int, free: int | None, fast: bool) -> torch.dtype:
@@ -154,9 +154,9 @@ def has_slow_half_precision() -> bool:
 
 def _half_dtype(place: torch.device) -> torch.dtype:
     """Return the half-precision dtype of a GPU."""
-    whole = place.type == "xpu"
+    has_bfloat16 = place.type == "xpu"
     if place.type == "cuda":
-        whole = torch.cuda.get_device_capability(place) >= (8, 0)
+        has_bfloat16 = torch.cuda.get_device_capability(place) >= (8, 0)
     elif place.type == "mps":
-        whole = torch.backends.mps.is_macos_or_newer(14, 0)
-    return torch.bfloat16 if whole else torch.float16
+        has_bfloat16 = torch.backends.mps.is_macos_or_newer(14, 0)
+    return torch.bfloat16 if has_bfloat16 else torch.float16

@@ -84,11 +84,11 @@ class PrefixCache:
         if model.decoder.cached is not None:  # recurrent states cannot be cut at a row
             return None
         rows, best = _row_keys(prefix), None
-        for left in self._earlier_sequences:
-            if left.model is model:
-                count = min(_common_columns(left.rows, rows), left.span.length, prefix.length - 1)
+        for sequence in self._earlier_sequences:
+            if sequence.model is model:
+                count = min(_common_columns(sequence.rows, rows), sequence.span.length, prefix.length - 1)
                 if count > 0 and (best is None or count > best.rows):
-                    best = PrefixHit(left.span, count)
+                    best = PrefixHit(sequence.span, count)
         return best
 
     def read(self, model: LanguageModel, prefix: EmbeddedPrompt, span: KVSpan, start: PrefixHit | None) -> None:
@@ -98,25 +98,27 @@ class PrefixCache:
 
         self.reused[model] = max(self.reused.get(model, 0), start.rows if start else 0)
         self._current_sequences = [
-            one
-            for one in self._current_sequences
-            if not (one.model is model and torch.equal(one.rows[:, : one.prompt], rows))
+            sequence
+            for sequence in self._current_sequences
+            if not (sequence.model is model and torch.equal(sequence.rows[:, : sequence.prompt], rows))
         ]
         self._current_sequences.append(_CachedSequence(model, span, rows, prefix.length, prefix.next_position))
         if start is not None:  # its reused entries have been copied
-            self._earlier_sequences = [one for one in self._earlier_sequences if one.span is not start.span]
+            self._earlier_sequences = [
+                sequence for sequence in self._earlier_sequences if sequence.span is not start.span
+            ]
 
     def add_text(self, spans: Sequence[KVSpan], token_ids: Sequence[int]) -> None:
         """Record the text, or its beginning, that these sequences hold after their prompts."""
         import torch
 
-        for left in self._current_sequences:
-            if any(span is left.span for span in spans):
-                count = min(len(token_ids), left.span.length - left.prompt)
-                text = torch.full((len(left.rows), max(0, count)), NOWHERE)
+        for sequence in self._current_sequences:
+            if any(span is sequence.span for span in spans):
+                count = min(len(token_ids), sequence.span.length - sequence.prompt)
+                text = torch.full((len(sequence.rows), max(0, count)), NOWHERE)
                 text[0] = torch.tensor(token_ids[: max(0, count)], dtype=torch.long)
-                text[1:-3] = torch.arange(left.following, left.following + max(0, count))
-                left.rows = torch.cat([left.rows[:, : left.prompt], text], dim=1)
+                text[1:-3] = torch.arange(sequence.following, sequence.following + max(0, count))
+                sequence.rows = torch.cat([sequence.rows[:, : sequence.prompt], text], dim=1)
 
 
 def _row_keys(prefix: EmbeddedPrompt) -> torch.Tensor:

@@ -167,10 +167,14 @@ class ImageRules:
         crop = None
         if config.get("do_center_crop", edge is not None):
             crop = _parse_size(config.get("crop_size"), None) or {"height": image_size, "width": image_size}
-        filled = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **{k: v for k, v in config.items() if v is not None}}
-        pixels = PixelRules.from_config({**filled, "size": crop or size}, image_size)
-        padded = bool(config.get("do_pad")) and str(config.get("image_processor_type", "")).startswith("LlavaImage")
-        return cls(pixels, edge, padded)
+        settings = {
+            "image_mean": CLIP_MEAN,
+            "image_std": CLIP_STD,
+            **{k: v for k, v in config.items() if v is not None},
+        }
+        pixels = PixelRules.from_config({**settings, "size": crop or size}, image_size)
+        square = bool(config.get("do_pad")) and str(config.get("image_processor_type", "")).startswith("LlavaImage")
+        return cls(pixels, edge, square)
 
 
 def _parse_size(value: Any, of_one: str | None) -> dict[str, int]:
@@ -182,10 +186,10 @@ def _parse_size(value: Any, of_one: str | None) -> dict[str, int]:
 
 def resize_and_crop(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
     """Resize and centre-crop frames (T, H, W, 3) to (T, 3, height, width) uint8."""
-    shown = []
+    cropped = []
     for pixels in channels_first(frames, device).split(1):  # one by one: padding to squares can multiply a frame's size
-        shown.append(_resize_then_crop(_pad_to_square(pixels, rules.pixels) if rules.square else pixels, rules))
-    return torch.cat(shown)
+        cropped.append(_resize_then_crop(_pad_to_square(pixels, rules.pixels) if rules.square else pixels, rules))
+    return torch.cat(cropped)
 
 
 def cut_tiles(
@@ -224,19 +228,19 @@ def _pad_to_square(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
 
 def _resize_then_crop(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
     """Resize bytes (T, 3, H, W) and crop them to the size of ``rules``; pad with black where that is larger."""
-    wanted = (rules.pixels.height, rules.pixels.width)
+    final = (rules.pixels.height, rules.pixels.width)
     if rules.edge is None:
-        return resize(pixels, *wanted, rules.pixels.mode)
+        return resize(pixels, *final, rules.pixels.mode)
     height, width = pixels.shape[-2:]
     longest = int(rules.edge * max(height, width) / min(height, width))
     size = (longest, rules.edge) if width <= height else (rules.edge, longest)
     pixels = resize(pixels, *size, rules.pixels.mode)
-    lacking = [max(0, want - have) for want, have in zip(wanted, size, strict=True)]
-    if any(lacking):
-        down, across = lacking
+    missing = [max(0, want - have) for want, have in zip(final, size, strict=True)]
+    if any(missing):
+        down, across = missing
         pixels = F.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
-    top, left = ((have - want) // 2 for want, have in zip(wanted, pixels.shape[-2:], strict=True))
-    return pixels[..., top : top + wanted[0], left : left + wanted[1]]
+    top, left = ((have - want) // 2 for want, have in zip(final, pixels.shape[-2:], strict=True))
+    return pixels[..., top : top + final[0], left : left + final[1]]
 
 
 def pool_features(features: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,8 @@ __all__ = ["read_processor", "read_template", "read_text"]
 
 def read_text(source: str, name: str) -> str | None:
     """Return the text of a file of a hub id or folder; None if there is no such file."""
-    found = optional_file(source, name)
-    return None if found is None else found.read_text(encoding="utf-8")
+    file = optional_file(source, name)
+    return None if file is None else file.read_text(encoding="utf-8")
 
 
 def read_processor(name: str, source: str) -> dict[str, Any]:
@@ -30,21 +30,21 @@ def read_processor(name: str, source: str) -> dict[str, Any]:
     Raises:
         ModelError: there is none, and default sizes and normalisation would differ from training.
     """
-    whole, shared = (
-        json.loads(read_text(source, f"{one}_config.json") or "{}") for one in ("processor", "preprocessor")
+    combined, shared = (
+        json.loads(read_text(source, f"{kind}_config.json") or "{}") for kind in ("processor", "preprocessor")
     )
-    found = whole.get("video_processor") or whole.get("image_processor")
-    if not found:
-        found = json.loads(read_text(source, "video_preprocessor_config.json") or "{}") or shared
-    if not found:
+    config = combined.get("video_processor") or combined.get("image_processor")
+    if not config:
+        config = json.loads(read_text(source, "video_preprocessor_config.json") or "{}") or shared
+    if not config:
         raise ModelError(
             f"{name}: has neither preprocessor_config.json nor video_preprocessor_config.json, which say how frames "
             "are resized and normalised",
             hint="copy them from the model that it was made from",
             kind="unreadable",
         )
-    sound = whole.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
-    return {**found, "feature_extractor": sound} if sound else dict(found)
+    audio = combined.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
+    return {**config, "feature_extractor": audio} if audio else dict(config)
 
 
 def read_template(source: str) -> str | None:

@@ -28,14 +28,14 @@ def encode_prompt(
         pooled: average the tower's features 2 x 2 before the projector.
     """
     cache = request.cache
-    made = request.ahead.get(model)
+    precomputed = request.ahead.get(model)
     if cache is not None and (model, pooled) in cache.seen:
         vision = cache.seen[model, pooled]
-    elif isinstance(made, VisionOutput) and not pooled:
-        vision = made
+    elif isinstance(precomputed, VisionOutput) and not pooled:
+        vision = precomputed
     else:
         with trace.span("preprocess", worker):
-            pixels = made if isinstance(made, Pixels) else model.preprocess(request.frames)
+            pixels = precomputed if isinstance(precomputed, Pixels) else model.preprocess(request.frames)
         with trace.span("vision", worker):
             vision = yield from _encode_in_steps(model.encode_steps(pixels, pooled=pooled), worker)
     if cache is not None:
@@ -46,14 +46,14 @@ def encode_prompt(
 
 def _encode_in_steps(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
     """Run the vision tower as engine steps."""
-    found: list[VisionOutput] = []
+    outputs: list[VisionOutput] = []
 
     def step() -> None:
         try:
             next(steps)
         except StopIteration as end:
-            found.append(end.value)
+            outputs.append(end.value)
 
-    while not found:
+    while not outputs:
         yield Encode(step, worker)
-    return found[0]
+    return outputs[0]

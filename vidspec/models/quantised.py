@@ -156,18 +156,18 @@ class _DequantisedWeight:
 def quantization_config(config: StockConfig) -> QuantizationConfig | None:
     """Return ``quantization_config`` of a model's or its language model's config; None if it is not quantised."""
     for part in (config, getattr(config, "text_config", None)):
-        found = getattr(part, "quantization_config", None)
-        if found is not None:
-            return cast(QuantizationConfig, found if isinstance(found, dict) else found.to_dict())
+        settings = getattr(part, "quantization_config", None)
+        if settings is not None:
+            return cast(QuantizationConfig, settings if isinstance(settings, dict) else settings.to_dict())
     return None
 
 
 def modelopt_settings(file: Mapping[str, Any]) -> QuantizationConfig | None:
     """Return the settings in ModelOpt's file; None if it quantised only the KV cache."""
-    found = file.get("quantization")
-    if not isinstance(found, dict) or not found.get("quant_algo"):
+    settings = file.get("quantization")
+    if not isinstance(settings, dict) or not settings.get("quant_algo"):
         return None
-    return cast(QuantizationConfig, {**found, "quant_method": "modelopt"})
+    return cast(QuantizationConfig, {**settings, "quant_method": "modelopt"})
 
 
 def without_quantization(config: StockConfig) -> StockConfig:
@@ -200,21 +200,21 @@ def check_method(name: str, settings: QuantizationConfig) -> None:
     Raises:
         ModelError: names the method.
     """
-    method = what = str(settings.get("quant_method"))
-    version, form = settings.get("version", "gemm"), settings.get("format", "dense")
+    method = description = str(settings.get("quant_method"))
+    version, format_ = settings.get("version", "gemm"), settings.get("format", "dense")
     packing = settings.get("packing_format") or "of its own"
     if method == "awq" and version != "gemm":
-        what = f"awq in version {version}"
-    elif method == "compressed-tensors" and form not in _FORMATS:
-        what = f"compressed-tensors in format {form}"
+        description = f"awq in version {version}"
+    elif method == "compressed-tensors" and format_ not in _FORMATS:
+        description = f"compressed-tensors in format {format_}"
     elif method == "modelopt" and _algorithm(settings) not in _ALGORITHMS:
-        what = f"modelopt in {_algorithm(settings)}"
+        description = f"modelopt in {_algorithm(settings)}"
     elif method == "auto-round" and packing not in _PACKINGS:
-        what = f"auto-round in packing {packing}"
+        description = f"auto-round in packing {packing}"
     elif method in _READERS:
         return
     raise ModelError(
-        f"{name}: is quantised by {what}, which is not read",
+        f"{name}: is quantised by {description}, which is not read",
         hint="take the model it was made from, or one by AWQ, GPTQ, compressed-tensors, bitsandbytes or in FP8",
         kind="unreadable",
     )
@@ -232,12 +232,12 @@ def weight_sizes(
     for layer in language.layers.modules() if stored else ():
         if stored and type(layer) is nn.Linear:
             shape = layer.out_features, layer.in_features
-            if taken := StoredCodes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
-                codes += taken
+            if nbytes := StoredCodes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
+                codes += nbytes
                 release_weights([layer])
-    writing = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
-    sizes = [(weight.numel(), id(weight) in writing) for weight in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, inner in sizes if not inner), codes
+    language_weights = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
+    sizes = [(weight.numel(), id(weight) in language_weights) for weight in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_language in sizes if not is_language), codes
 
 
 def _code_format(settings: QuantizationConfig) -> tuple[int, int] | None:
@@ -380,9 +380,11 @@ def _read_compressed(parts: Mapping[str, StoredTensor], settings: QuantizationCo
     bits = 32 * words.shape[-1] // width
     zeros: torch.Tensor | int = 1 << bits - 1
     if "weight_zero_point" in parts:
-        points = parts["weight_zero_point"][...]
-        packed = points.dtype is torch.int32
-        zeros = _unpack_codes(points.t(), bits, out).t().float() if packed else points.float() + (1 << bits - 1)
+        zero_points = parts["weight_zero_point"][...]
+        packed = zero_points.dtype is torch.int32
+        zeros = (
+            _unpack_codes(zero_points.t(), bits, out).t().float() if packed else zero_points.float() + (1 << bits - 1)
+        )
     order = parts["weight_g_idx"][...] if "weight_g_idx" in parts else None
     return _dequantise_groups(bits, _unpack_codes(words, bits, width), scales.expand(out, -1), zeros, order)
 
@@ -423,15 +425,15 @@ def _read_bitsandbytes(parts: Mapping[str, StoredTensor], settings: Quantization
         return _row_codes(weight, parts["SCB"][...].float() / 127)
     blob = next(tensor for key, tensor in parts.items() if key.startswith("quant_state."))
     state = json.loads(bytes(blob[...].tolist()))
-    largest: torch.Tensor = parts["absmax"][...]
+    absmax: torch.Tensor = parts["absmax"][...]
     if "nested_absmax" in parts:
-        of_blocks = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(largest)]
-        largest = parts["nested_quant_map"][...][largest.int()] * of_blocks + state["nested_offset"]
+        block_absmax = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(absmax)]
+        absmax = parts["nested_quant_map"][...][absmax.int()] * block_absmax + state["nested_offset"]
     codes = weight.flatten()
     table = parts["quant_map"][...]
     numbers = torch.stack([table[(codes >> 4).int()], table[(codes & 15).int()]], dim=1).flatten()
     numbers = numbers[: torch.Size(state["shape"]).numel()]
-    return (numbers * largest.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
+    return (numbers * absmax.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, StoredTensor], QuantizationConfig], torch.Tensor | StoredCodes]] = {

@@ -67,12 +67,12 @@ class Qwen25Omni(Qwen25VL):
         from transformers import WhisperFeatureExtractor
 
         super().set_up(processor)
-        config, given = self.model.config, processor.get("feature_extractor") or {}
+        config, extractor = self.model.config, processor.get("feature_extractor") or {}
         self.audio_id = int(config.audio_token_id)
-        marks = [self.audio_id, config.audio_start_token_id, config.audio_end_token_id]
-        self.audio, self.audio_opens, self.audio_closes = self.tokenizer.convert_ids_to_tokens(marks)
-        bins = int(given.get("feature_size") or config.audio_config.num_mel_bins)
-        settings = {key: given.get(key, usual) for key, usual in EXTRACTOR.items()}
+        special_ids = [self.audio_id, config.audio_start_token_id, config.audio_end_token_id]
+        self.audio, self.audio_opens, self.audio_closes = self.tokenizer.convert_ids_to_tokens(special_ids)
+        bins = int(extractor.get("feature_size") or config.audio_config.num_mel_bins)
+        settings = {key: extractor.get(key, default) for key, default in EXTRACTOR.items()}
         self.feature_extractor = WhisperFeatureExtractor(feature_size=bins, **settings)
         self.max_sound_s = self.feature_extractor.n_samples / self.feature_extractor.sampling_rate
         per_second = int(config.position_id_per_seconds)
@@ -98,18 +98,18 @@ class Qwen25Omni(Qwen25VL):
         One window of silence after the sound, aligned to the hops, gives the same numbers.
         """
         extractor = self.feature_extractor
-        spare = (
+        padding = (
             max(0, extractor.n_samples - len(sound) - extractor.n_fft) // extractor.hop_length * extractor.hop_length
         )
-        made = extractor(
+        features = extractor(
             [sound],
             sampling_rate=extractor.sampling_rate,
             padding="max_length",
-            max_length=extractor.n_samples - spare,
+            max_length=extractor.n_samples - padding,
             return_attention_mask=True,
             return_tensors="pt",
         )
-        return made["input_features"][0][:, made["attention_mask"][0].bool()]  # type: ignore[no-any-return]
+        return features["input_features"][0][:, features["attention_mask"][0].bool()]  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
@@ -121,8 +121,8 @@ class Qwen25Omni(Qwen25VL):
         for part in self.split_spectrum(pixels.sound.to(self.device)):
             with self.vision_lock:
                 length = torch.tensor([part.shape[1]], device=self.device)
-                made = self.model.model.audio_tower(part, feature_lens=length)
-                parts.append(made.last_hidden_state)
+                output = self.model.model.audio_tower(part, feature_lens=length)
+                parts.append(output.last_hidden_state)
             yield
         return replace(vision, audio=torch.cat(parts))
 
@@ -143,8 +143,8 @@ class Qwen25Omni(Qwen25VL):
         if vision.audio is None:
             return super().prompt_pieces(vision)
         order = interleave(self.times.of(vision), len(vision.audio), self.times.chunk)
-        inside = [self.audio * len(part) if sound else part for sound, part in order]
-        return [self.opens + self.audio_opens, *inside, self.audio_closes + self.closes]
+        pieces = [self.audio * len(part) if sound else part for sound, part in order]
+        return [self.opens + self.audio_opens, *pieces, self.audio_closes + self.closes]
 
     def _audio_rows(self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows (A,) of the audio tokens, those after the first visual token: a text may contain others."""
@@ -260,17 +260,17 @@ def tmrope(
     positions = torch.arange(length).repeat(3, 1)
     if vision is not None and len(rows):
         rows, audio = rows.cpu(), audio.cpu()
-        both = int(len(audio) > 0)
-        begin = int(rows[0]) - both
-        positions[:, begin:] -= both
+        has_sound = int(len(audio) > 0)
+        start = int(rows[0]) - has_sound
+        positions[:, start:] -= has_sound
         time = times.of(vision)
-        positions[:, rows] = begin + torch.stack([time, vision.row.cpu(), vision.column.cpu()])
-        positions[:, audio] = begin + torch.arange(len(audio))
+        positions[:, rows] = start + torch.stack([time, vision.row.cpu(), vision.column.cpu()])
+        positions[:, audio] = start + torch.arange(len(audio))
         last = rows
-        if both:
+        if has_sound:
             sound, part = interleave(time, len(audio), times.chunk)[-1]
             last = (audio if sound else rows)[part.start : part.stop]
-        behind = int(last[-1]) + 1
-        counted = (torch.arange(length - behind) - both).clamp(min=0)
-        positions[:, behind:] = int(positions[:, last].max()) + 1 + counted
+        text_start = int(last[-1]) + 1
+        counted = (torch.arange(length - text_start) - has_sound).clamp(min=0)
+        positions[:, text_start:] = int(positions[:, last].max()) + 1 + counted
     return positions, int(positions[0, -1]) + 1

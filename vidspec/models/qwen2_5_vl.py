@@ -55,8 +55,8 @@ class Qwen25VL(Adapter):
         self.merge = int(config.vision_config.spatial_merge_size)
         self.rows_per_token, self.features_per_token = self.merge**2, len(self._mergers)
         self.rules = self.rules_of(processor, config.vision_config)
-        marks = [config.vision_start_token_id, config.vision_end_token_id]
-        self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
+        special_ids = [config.vision_start_token_id, config.vision_end_token_id]
+        self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(special_ids)
 
     @classmethod
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
@@ -89,8 +89,8 @@ class Qwen25VL(Adapter):
         are repeated if a pooled side is not divisible by ``merge``.
         """
         _, rows, columns = pixels.grid
-        made = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
-        levels, sides = zip(*made, strict=True)
+        outputs = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
+        levels, sides = zip(*outputs, strict=True)
         features, *deepstack = (torch.cat(level) for level in zip(*levels, strict=True))
         return VisionOutput.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))
 
@@ -118,8 +118,8 @@ class Qwen25VL(Adapter):
     def _ungroup_patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
         """Rearrange patches grouped by token (N, merge ** 2 * d) to their grid (steps, rows, columns, d)."""
         (steps, rows, columns), m = grid, self.merge
-        apart = units.reshape(steps, rows // m, columns // m, m, m, -1).transpose(2, 3)
-        return apart.reshape(steps, rows, columns, -1)
+        grid_units = units.reshape(steps, rows // m, columns // m, m, m, -1).transpose(2, 3)
+        return grid_units.reshape(steps, rows, columns, -1)
 
     def _group_patches(self, features: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Group a grid of patches by token, (N * merge ** 2, d); also return the grid of tokens."""
@@ -143,10 +143,10 @@ class Qwen25VL(Adapter):
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        kinds = torch.zeros_like(prefix.token_ids)
-        kinds[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
+        token_types = torch.zeros_like(prefix.token_ids)
+        token_types[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
         return {
-            "mm_token_type_ids": kinds[None],
+            "mm_token_type_ids": token_types[None],
             "pixel_values_videos": pixels.on(self.device, self.vision_dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
             "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),

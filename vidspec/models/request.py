@@ -89,14 +89,14 @@ class CaptionRequest:
             run: the run's seed (``generate.seed``).
         """
         frames = self.frames.frames.reshape(-1)
-        told = [
+        key = [
             run + self.attempt,
             self.frames.frames.shape,
             self.frames.timestamps.tolist(),
             self.prompt,
             *self.earlier,
         ]
-        digest = blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=6)
+        digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6)
         digest.update(frames[:: max(1, -(-len(frames) // SAMPLED))].tobytes())
         return int.from_bytes(digest.digest(), "big")
 

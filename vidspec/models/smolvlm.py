@@ -12,7 +12,7 @@ import torch
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockModel, VisionOutput
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
-from vidspec.models.vision import record_calls
+from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class SmolVLM(Adapter):
         ``pooled`` averages patches 2 x 2 before the pixel shuffle; the last patches are repeated if a pooled side is
         not divisible by ``scale``.
         """
-        made = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
-        features, frames = torch.cat(made), pixels.grid[0]
+        outputs = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
+        features, frames = torch.cat(outputs), pixels.grid[0]
         side = math.isqrt(len(features) // frames)
         return VisionOutput.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)
 
@@ -114,15 +114,15 @@ class SmolVLM(Adapter):
         """Encode some frames to (N, hidden)."""
         values = pixels.on(self.device, self.vision_dtype)[None]
         connector = self.model.model.connector
-        with record_calls(connector) as calls:
+        with calls_of(connector) as calls:
             features: torch.Tensor = self.model.get_image_features(values).pooler_output[0]
         if not pooled:
             return features
         halved = pool_features(
             calls[0][0].unflatten(1, (self.patches, self.patches))
         )  # the tower's features, (T, patches, d)
-        whole = -(-halved.shape[1] // self.scale) * self.scale
-        index = torch.arange(whole, device=halved.device).clamp(max=halved.shape[1] - 1)
+        side = -(-halved.shape[1] // self.scale) * self.scale
+        index = torch.arange(side, device=halved.device).clamp(max=halved.shape[1] - 1)
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:

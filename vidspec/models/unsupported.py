@@ -39,10 +39,10 @@ KIN = {
 def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
     """Return the error for a model of an unsupported family; ``blind`` if it is a language model that can draft."""
     valid = families.names()
-    called, near = _nearest_supported(family)
-    meant = f"; nearest: {near}" if near else ""
+    title, nearest_family = _nearest_supported(family)
+    suggestion = f"; nearest: {nearest_family}" if nearest_family else ""
     return ModelError(
-        f"{name}: models of type {called} are not supported{meant}; supported: {', '.join(valid)}",
+        f"{name}: models of type {title} are not supported{suggestion}; supported: {', '.join(valid)}",
         hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
         kind="family",
     )
@@ -69,13 +69,13 @@ def find_target_problem(target: str) -> TargetProblem | None:
             return None  # loading reports the error
         if family in families.names():
             return None
-        called, near = _nearest_supported(family)
+        title, near = _nearest_supported(family)
         return TargetProblem(
-            f"{target}: models of type {called} are not supported", near or f"one of {', '.join(families.names())}"
+            f"{target}: models of type {title} are not supported", near or f"one of {', '.join(families.names())}"
         )
     if is_local(target):
-        there = Path(target).expanduser().exists()
-        what = "no config.json in this folder" if there else "no such folder"
+        exists = Path(target).expanduser().exists()
+        what = "no config.json in this folder" if exists else "no such folder"
         return TargetProblem(f"{target}: {what}", "a folder with a saved model, or a hub id")
     published = nearest_published(target, {pair.target.name for pair in known_pairs()})
     return TargetProblem(
@@ -89,5 +89,5 @@ def _nearest_supported(family: str) -> tuple[str, str]:
     valid = families.names()
     title, near = KIN.get(family, (None, nearest(family, valid)))
     example = next((pair.target.name for pair in reversed(known_pairs()) if pair.target.family == near), None)
-    called = f"{family} ({title})" if title else family
-    return called, "" if near not in valid else f"{near}, such as {example}" if example else str(near)
+    described = f"{family} ({title})" if title else family
+    return described, "" if near not in valid else f"{near}, such as {example}" if example else str(near)

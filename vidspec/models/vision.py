@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels, StockConfig
 
-__all__ = ["BUDGET", "WINDOWS", "record_calls", "split_pixels", "token_bytes", "window_attention", "working_bytes"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "window_attention", "working_bytes"]
 
 #: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
 #: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
@@ -53,18 +53,18 @@ def window_attention(
     Returns:
         (1, N, heads, d), and None for the weights.
     """
-    given = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    qkv = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _rows_by_length(cu_seq_lens_q)
-    out = given[0].new_empty(given[0].shape)
+    out = qkv[0].new_empty(qkv[0].shape)
     for length, rows in layout:
         q, k, v = (
-            (tensor if rows is None else tensor[rows]).unflatten(0, (-1, length)).transpose(1, 2) for tensor in given
+            (tensor if rows is None else tensor[rows]).unflatten(0, (-1, length)).transpose(1, 2) for tensor in qkv
         )
-        found = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
+        attended = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
         if rows is None:
-            out = found
+            out = attended
         else:
-            out[rows] = found
+            out[rows] = attended
     return out[None], None
 
 
@@ -97,9 +97,9 @@ def split_pixels(pixels: Pixels, tokens: int, config: StockConfig, *, every_bloc
         every_block: the stock model keeps the hidden states of every block.
     """
     frames = pixels.grid[0]
-    normalised = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # float32 and tower's dtype
-    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + normalised))
-    count = -(-frames // fitting)
+    pixel_bytes = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # float32 and tower's dtype
+    frames_per_part = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + pixel_bytes))
+    count = -(-frames // frames_per_part)
     rows = len(pixels.stored) // frames
     for part in range(count):
         first, end = part * frames // count, (part + 1) * frames // count
@@ -112,7 +112,7 @@ def split_pixels(pixels: Pixels, tokens: int, config: StockConfig, *, every_bloc
 
 
 @contextmanager
-def record_calls(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Record the first argument and the result of each call of ``module``."""
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     handle = module.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))
@@ -139,8 +139,8 @@ def working_bytes(config: StockConfig, frames: int, tokens: int, *, every_block:
     side = getattr(config, "image_size", None)
     side = side if isinstance(side, int) or side is None else side[0]
     rows = tokens * getattr(config, "spatial_merge_size", 1) ** 2 if side is None else frames * (side // patches) ** 2
-    each = token_bytes(config, every_block=every_block)
-    return max(min(rows * each, BUDGET), -(-rows // max(frames, 1)) * each)
+    row_bytes = token_bytes(config, every_block=every_block)
+    return max(min(rows * row_bytes, BUDGET), -(-rows // max(frames, 1)) * row_bytes)
 
 
 AttentionInterface.register(WINDOWS, window_attention)

@@ -76,20 +76,20 @@ class VisionWorker:
             Exception: the error raised in the process.
         """
         with self._lock:
-            late = threading.Timer(PATIENCE, self.process.kill)  # SIGKILL also ends a stopped process
-            late.daemon = True
-            late.start()
+            watchdog = threading.Timer(PATIENCE, self.process.kill)  # SIGKILL also ends a stopped process
+            watchdog.daemon = True
+            watchdog.start()
             try:
                 self._connection.send_bytes(pickle.dumps(clip, pickle.HIGHEST_PROTOCOL))
-                found = pickle.loads(self._connection.recv_bytes())  # of our own process
+                reply = pickle.loads(self._connection.recv_bytes())  # of our own process
             except (OSError, EOFError) as error:
                 self.close()
                 raise OSError("the process that encodes clips has ended") from error
             finally:
-                late.cancel()
-        if isinstance(found, Exception):
-            raise found
-        return found  # type: ignore[no-any-return]
+                watchdog.cancel()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the process; idempotent."""
@@ -106,17 +106,17 @@ def _serve(connection: Connection, models: Sequence[VideoLanguageModel]) -> None
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     # Close the parent's files, some of them locked, so that they do not stay open after it ends.
-    own, most = connection.fileno(), os.sysconf("SC_OPEN_MAX")
-    os.closerange(3, own)
-    os.closerange(own + 1, most)
+    connection_fd, max_fds = connection.fileno(), os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, connection_fd)
+    os.closerange(connection_fd + 1, max_fds)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         while True:
             clip = pickle.loads(connection.recv_bytes())
-            found: list[VisionOutput] | Exception
+            reply: list[VisionOutput] | Exception
             try:
-                found = [model.encode(model.preprocess(clip)) for model in models]
+                reply = [model.encode(model.preprocess(clip)) for model in models]
             except Exception as error:
-                found = error
-            connection.send_bytes(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
+                reply = error
+            connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
     os._exit(0)  # skip the parent's cleanup handlers

@@ -41,13 +41,13 @@ def optional_file(source: str, name: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(source, name)
+        path = cached_file(source, name)
     except OSError as error:
         cause = error.__cause__
         if cause is None or (hub.HF_HUB_OFFLINE and isinstance(cause, LocalEntryNotFoundError)):
             return None
-        answered = isinstance(cause, HfHubHTTPError) and cause.response.status_code < 500
-        if answered or not isinstance(cause, HfHubHTTPError | LocalEntryNotFoundError):
+        was_answered = isinstance(cause, HfHubHTTPError) and cause.response.status_code < 500
+        if was_answered or not isinstance(cause, HfHubHTTPError | LocalEntryNotFoundError):
             raise
         why = str(cause.__cause__ or cause).strip() or type(cause).__name__
         raise ModelError(
@@ -55,7 +55,7 @@ def optional_file(source: str, name: str) -> Path | None:
             hint="run the command again when the hub answers",
             kind="connection",
         ) from error
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, StoredTensor]:
@@ -70,10 +70,10 @@ def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensor
 
     names = [whole]
     if (index := optional_file(source, f"{whole}.index.json")) is not None:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({place for key, place in places.items() if key.startswith(prefix)})
-    found: dict[str, StoredTensor] = {}
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({place for key, place in weight_map.items() if key.startswith(prefix)})
+    tensors: dict[str, StoredTensor] = {}
     for name in names:
         shard: Any = safe_open(weight_file(source, name), "pt")
-        found |= {key[len(prefix) :]: shard.get_slice(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
-    return found
+        tensors |= {key[len(prefix) :]: shard.get_slice(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
+    return tensors

@@ -112,7 +112,7 @@ class VisionOutput:
 
 @dataclass(frozen=True)
 class VisualTokens:
-    """Visual tokens of a prompt (N), in prompt order.
+    """The N visual tokens of a prompt, in prompt order.
 
     Attributes:
         index: (N,) their rows in the prompt.

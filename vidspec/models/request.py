@@ -50,7 +50,7 @@ class CaptionRequest:
         prompt, system: None for the profile's; without a system prompt there, the template's default applies.
         start, end: frames are taken between these seconds, from the start of the stream.
         key: identifies its events.
-        timeout: limit in wall-clock seconds, the work for concurrent clips included; None for no limit.
+        timeout: seconds it may take from now on, the work for concurrent clips included; None for no limit.
         spent: seconds of the timeout already used.
         ahead: precomputed pixels or visual tokens, by model.
         earlier: earlier turns of the dialogue; the prompt is the next question.

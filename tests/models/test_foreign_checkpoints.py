@@ -193,7 +193,8 @@ def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(che
     model = load_model(str(checkpoints["tied"]), CPU)
     asked = []
     monkeypatch.setattr(
-        "vidspec.models.adapter.render_template", lambda name, render: asked.append(name) or render_template(name, render)
+        "vidspec.models.adapter.render_template",
+        lambda name, render: asked.append(name) or render_template(name, render),
     )
 
     def message(text):

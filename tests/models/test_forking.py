@@ -11,10 +11,10 @@ import os
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 Tokenizer(WordLevel({"a": 0}, unk_token="a")).encode_batch(["a"] * 64)  # in parallel
-from vidspec.models.chat_template import rendered
+from vidspec.models.chat_template import render_template
 setting = lambda: os.environ.get("TOKENIZERS_PARALLELISM", "unset").encode() + b" "
 os.register_at_fork(after_in_child=lambda: os.write(1, setting()))
-rendered("t", lambda: "text")
+render_template("t", lambda: "text")
 os.write(1, setting())
 """
 

@@ -28,7 +28,7 @@ from vidspec.models import loading
 from vidspec.models.gemma4 import Gemma4
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
-from vidspec.models.tiles import within
+from vidspec.models.tiles import fit_token_grid
 
 PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_gemma4.npz"
@@ -111,7 +111,7 @@ def processing():
 @pytest.mark.parametrize("most", [70, 280])
 def test_sizes_are_the_processors(size, most, processing):
     expected = processing.get_aspect_ratio_preserving_size(*size, 16, most * 9, 3)
-    assert tuple(48 * side for side in within(size, 48, most)) == expected
+    assert tuple(48 * side for side in fit_token_grid(size, 48, most)) == expected
 
 
 def test_prompt_is_the_processors(case, processing):
@@ -124,7 +124,7 @@ def test_prompt_is_the_processors(case, processing):
     text = f"<bos><|turn>user\n\n\n{video}\n\n{PROMPT}<turn|>\n<|turn>model\n"
     assert case.prefix.token_ids.tolist() == case.model.tokenizer.encode(text, add_special_tokens=False)
     assert each == case.model.visual_tokens(1, 40, 60) <= MOST
-    rows, columns = within((40, 60), PATCH * POOL, MOST)
+    rows, columns = fit_token_grid((40, 60), PATCH * POOL, MOST)
     assert case.prefix.visual.frame.tolist() == [frame for frame in range(FRAMES) for _ in range(each)]
     assert case.prefix.visual.row[: columns + 1].tolist() == [0] * columns + [1]
     assert case.prefix.visual.column[:each].tolist() == list(range(columns)) * rows

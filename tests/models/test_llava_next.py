@@ -10,7 +10,7 @@ from transformers.models.llava_next.modeling_llava_next import unpad_image
 
 from models.checkpoints_llava import IMAGE_SIZE, PATCH, RESOLUTIONS, SIDE, Kind, adapter, clip, stock
 from models.test_llava import mute
-from vidspec.models.tiles import best_resolution, unpadded
+from vidspec.models.tiles import best_resolution, unpadded_cells
 from vidspec.pruning.base import token_grid
 
 KIND = Kind(family="llava_next")
@@ -35,7 +35,7 @@ def test_unpadding_is_the_librarys():
     for height, width in rng.randint(20, 1500, (300, 2)).tolist():
         for tall, wide in ((48, 48), (24, 72), (6, 6), (9, 3)):
             cells = torch.arange(tall * wide).reshape(1, tall, wide)
-            rows, columns = unpadded((height, width), (tall, wide))
+            rows, columns = unpadded_cells((height, width), (tall, wide))
             assert torch.equal(cells[:, rows, columns], unpad_image(cells, (height, width)))
 
 

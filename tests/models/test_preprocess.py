@@ -115,7 +115,7 @@ def test_devices_that_resize_floats_give_the_same_bytes(name):
     """What runs on CUDA, here on the CPU."""
     *_, size, _, resample = CASES[name]
     pixels = channels_first(frames(name))
-    ours, cpu = (way(pixels, size, size, MODES[resample]) for way in (preprocess.resized_by_floats, preprocess.resized))
+    ours, cpu = (way(pixels, size, size, MODES[resample]) for way in (preprocess.resize_as_floats, preprocess.resize))
     assert ours.dtype == torch.uint8
     apart = (ours.int() - cpu.int()).abs()
     assert apart.max() <= 2 and (apart > 0).float().mean() < 0.01 and (apart > 1).float().mean() < 1e-4

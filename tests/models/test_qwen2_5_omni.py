@@ -149,7 +149,7 @@ def test_sound_is_heard_in_parts(monkeypatch):
         monkeypatch.setattr(
             "vidspec.models.qwen2_5_omni.BUDGET", 200 * token_bytes(whole.model.model.config.audio_config)
         )
-        parts = list(whole.model.windows(whole.pixels.sound))
+        parts = list(whole.model.split_spectrum(whole.pixels.sound))
         assert len(parts) == count and sum(part.shape[1] for part in parts) == whole.pixels.sound.shape[1]
         torch.testing.assert_close(whole.model.encode(whole.pixels).audio, whole.seen.audio, rtol=0, atol=1e-5)
         monkeypatch.undo()

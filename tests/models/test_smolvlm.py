@@ -22,9 +22,9 @@ from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
-from vidspec.models.preprocess import resized, resized_by_floats
+from vidspec.models.preprocess import resize, resize_as_floats
 from vidspec.models.request import CaptionRequest
-from vidspec.models.smolvlm import SmolVLM, in_words
+from vidspec.models.smolvlm import SmolVLM, number_in_words
 
 PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_smolvlm.npz"
@@ -71,14 +71,14 @@ def test_pixels_are_the_processors(name):
 def test_a_device_without_the_filter_takes_the_bicubic_one():
     """As the library's processors do; bytes of a CPU have it."""
     bytes_ = torch.randint(0, 256, (1, 3, 30, 40), dtype=torch.uint8)
-    assert torch.equal(resized_by_floats(bytes_, 12, 16, "lanczos"), resized_by_floats(bytes_, 12, 16, "bicubic"))
-    assert not torch.equal(resized(bytes_, 12, 16, "lanczos"), resized(bytes_, 12, 16, "bicubic"))
+    assert torch.equal(resize_as_floats(bytes_, 12, 16, "lanczos"), resize_as_floats(bytes_, 12, 16, "bicubic"))
+    assert not torch.equal(resize(bytes_, 12, 16, "lanczos"), resize(bytes_, 12, 16, "bicubic"))
 
 
 @pytest.mark.parametrize("duration", [DURATION, None])
 def test_prompt_is_the_processors(case, monkeypatch, duration):
     """Its own rule for the place of a video, and its own template, which the checkpoint's gives way to."""
-    monkeypatch.setattr(processing_smolvlm, "num2words", in_words)
+    monkeypatch.setattr(processing_smolvlm, "num2words", number_in_words)
     like = SimpleNamespace(
         image_token="<image>",
         image_seq_len=SIDE**2,
@@ -119,7 +119,7 @@ def test_prompt_is_the_processors(case, monkeypatch, duration):
     ],
 )
 def test_numbers_in_words(count, words):
-    assert in_words(count) == words
+    assert number_in_words(count) == words
 
 
 def test_features_are_the_towers(case):

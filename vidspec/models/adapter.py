@@ -1,4 +1,4 @@
-"""What the adapters of all families share: names and ends, the prompt around the video, the language model's pass."""
+"""Base class of the family adapters: end tokens, the prompt around the video, and the decoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vidspec.models.base import (
 )
 from vidspec.models.chat_template import render_template
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import BUDGET, chunks, token_bytes
+from vidspec.models.vision import BUDGET, split_pixels, token_bytes
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 class ChatMessage(TypedDict):
-    """One message of a dialogue, as chat templates take it."""
+    """One message of a dialogue in the form chat templates read."""
 
     role: str
     content: list[dict[str, str]]
 
 
 class Adapter:
-    """A stock model of ``transformers`` behind :class:`~vidspec.models.base.VideoLanguageModel`; families derive.
+    """A stock ``transformers`` model as a :class:`~vidspec.models.base.VideoLanguageModel`; one subclass per family.
 
     Args:
-        name: what the user called it.
+        name: the name the user gave.
         model: the stock model, on its device and in its dtype.
         tokenizer: a fast tokenizer.
         processor: the video (or image) processor's config.
@@ -59,23 +59,23 @@ class Adapter:
     """
 
     family: ClassVar[str]
-    #: What the published processors render for one video and a prompt.
+    #: The published chat template, reduced to one video and text.
     chat_template: ClassVar[str]
-    #: What the template calls the video.
+    #: Content type of the video in the template.
     content: ClassVar[str] = "video"
-    #: The key of the config that holds the id of the token that stands for one visual token.
+    #: Config key of the placeholder token's id.
     visual_token: ClassVar[str] = "video_token_id"
-    #: The attention of the vision tower, by a name ``transformers`` knows.
+    #: Attention implementation of the vision tower, as ``transformers`` names it.
     vision_attention: ClassVar[str] = "sdpa"
-    #: Whether the stock model keeps the output of each block of the tower to choose from.
+    #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
-    #: Rows of the tower that become one visual token, about; and features of a token, with those for early blocks.
-    folded, levels = 1, 1
-    #: Seconds of a clip's sound that are read at most; None of families without audio input.
+    #: Approximate tower rows per visual token; feature vectors per visual token, deepstack levels included.
+    rows_per_token, features_per_token = 1, 1
+    #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
-    #: What users of this checkpoint should know, in one line.
+    #: One-line notice for users of this checkpoint.
     note: str | None = None
-    #: The checkpoint's codes that its blocks kept when it was loaded.
+    #: Precision of the stored codes its blocks kept; None if none.
     codes: Precision | None = None
     _vision_dtype: torch.dtype | None = None
 
@@ -90,10 +90,10 @@ class Adapter:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
         self._decoder: FusedDecoder | StockDecoder | None = None
         self._quantised: dict[Precision, Self] = {}
-        #: Taken while the tower works: some families read it by hooks, and several threads encode clips.
-        self.looking = threading.Lock()
-        self._parts()
-        self.template = template or self.own_template()
+        #: Guards the tower: several threads encode clips, and some families read it through hooks.
+        self.vision_lock = threading.Lock()
+        self._init_parts()
+        self.template = template or self.default_template()
         self._rendered: tuple[list[ChatMessage], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
@@ -102,99 +102,101 @@ class Adapter:
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
         self.set_up(processor)
 
-    # What families differ in.
+    # Hooks that families override.
 
     @staticmethod
     def config_of(config: StockConfig) -> StockConfig:
-        """What of a checkpoint's config the stock model is made from."""
+        """Return the part of a checkpoint's config that the stock model is built from."""
         return config
 
     @staticmethod
     def language_of(model: StockModel) -> StockModel:
-        """The language model inside the stock model."""
+        """Return the language model inside the stock model."""
         return model.model.language_model
 
-    def _parts(self) -> None:
-        """Find the language model and the token that stands for the video."""
+    def _init_parts(self) -> None:
+        """Set the attention implementations, the language model and the placeholder token."""
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
         self.language: StockModel = self.language_of(self.model)
         self.visual_id = int(getattr(self.model.config, self.visual_token))
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 
     def set_up(self, processor: ProcessorConfig) -> None:
-        """Read what preprocessing and prompts need from the processor's and the model's configs."""
+        """Read the settings of preprocessing and prompts from the processor's and the model's configs."""
 
-    def own_template(self) -> str:
-        """The family's chat template, for checkpoints that come without one."""
+    def default_template(self) -> str:
+        """Return the family's chat template, for checkpoints without one."""
         return self.chat_template
 
     @property
     def span(self) -> str:
-        """What the rendered template has in the place of the video; all of it gives way to the video or a text."""
+        """Text of the rendered template that the video, or a text instead of it, replaces."""
         return self.placeholder
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        """How many visual tokens a clip makes, without class tokens that a tower may keep; by arithmetic alone."""
+        """Return the number of visual tokens of a clip, class tokens excluded, without running the tower."""
         raise NotImplementedError
 
     def audio_tokens(self, samples: int) -> int:
-        """How many tokens so many samples of a clip's sound make."""
+        """Return the number of audio tokens of so many samples."""
         return 0
 
-    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
-        """What stands in the place of :attr:`span`: texts, and ranges of visual tokens, in their order."""
-        return [range(len(seen))]
+    def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
+        """Return the texts and ranges of visual tokens that replace :attr:`span`, in prompt order."""
+        return [range(len(vision))]
 
-    def opening(self) -> list[int]:
-        """Ids before the first of the template; published tokenizers of some families begin with one."""
+    def leading_ids(self) -> list[int]:
+        """Return the ids before the template, such as a BOS token."""
         return []
 
     def positions(
-        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+        self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        """Rotary positions of a prompt (L,), shaped (1, L) or (3, 1, L), and that of the first generated token.
+        """Return the rotary positions of a prompt (L,), (1, L) or (3, 1, L), and that of the first generated token.
 
-        ``rows`` (N,) are those of the visual tokens.
+        ``rows`` (N,) are the rows of the visual tokens.
         """
         return torch.arange(len(token_ids), device=self.device)[None], len(token_ids)
 
     def stock_inputs(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        """What the stock model's own ``forward`` and ``generate`` take for the same prompt."""
+        """Return the arguments of the stock ``forward`` and ``generate`` for the same prompt."""
         ids = prefix.token_ids[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.stock_pixels(pixels, prefix)}
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        """The part of :meth:`stock_inputs` that differs between families."""
+        """Return the family's part of :meth:`stock_inputs`."""
         return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
+        """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
         raise NotImplementedError
 
-    # What they share.
+    # Shared by all families.
 
-    def encode_chunks(self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T]) -> Generator[None, None, list[T]]:
-        """What ``see`` gives for each part of a clip, step by step; arguments as of :func:`~vision.chunks`."""
-        seen = []
-        for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
-            with self.looking:
-                seen.append(see(part))
+    def encode_chunks(
+        self, pixels: Pixels, tokens: int, encode: Callable[[Pixels], T]
+    ) -> Generator[None, None, list[T]]:
+        """Run ``encode`` on each part of :func:`~vision.split_pixels`, one per step, and return the results."""
+        outputs = []
+        for part in split_pixels(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
+            with self.vision_lock:
+                outputs.append(encode(part))
             yield
-        return seen
+        return outputs
 
     def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
         """See :class:`~vidspec.models.base.VideoLanguageModel`."""
-        prompt = (tokens + self.levels * visual) * self.language.config.hidden_size * self.dtype.itemsize
+        prompt = (tokens + self.features_per_token * visual) * self.language.config.hidden_size * self.dtype.itemsize
         row = token_bytes(self.model.config.vision_config, every_block=self.keeps_blocks)
-        return prompt, min(BUDGET, visual * self.folded * row)
+        return prompt, min(BUDGET, visual * self.rows_per_token * row)
 
     @property
     def device(self) -> torch.device:
-        """Where prompts begin and logits are; the layers of a model split by accelerate may be elsewhere."""
+        """Device of embeddings and logits; layers of a model split by accelerate may be elsewhere."""
         embeddings = self.language.embed_tokens
-        # Of modules whose weights wait on the disk or the CPU, accelerate's hook knows the device.
-        place = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
-        return embeddings.weight.device if place is None else torch.device(place)
+        # Offloaded weights are on the meta device or the CPU; accelerate's hook knows the device they run on.
+        execution_device = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+        return embeddings.weight.device if execution_device is None else torch.device(execution_device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -202,15 +204,15 @@ class Adapter:
 
     @property
     def vision_dtype(self) -> torch.dtype:
-        """Of the vision tower and what is shown to it."""
+        """Dtype of the vision tower and its input."""
         return self._vision_dtype or self.dtype
 
     def set_vision_dtype(self, dtype: torch.dtype) -> None:
-        """Let all of the model but its language model and head compute in another dtype."""
-        inner = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
+        """Cast everything but the language model and head to another dtype."""
+        language_modules = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
         for module in self.model.modules():
             tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            for tensor in tensors if module not in inner else ():
+            for tensor in tensors if module not in language_modules else ():
                 tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
         self._vision_dtype = dtype
 
@@ -220,7 +222,7 @@ class Adapter:
 
     @property
     def decoder(self) -> FusedDecoder | StockDecoder:
-        """What runs the language model's blocks; without packed weights unless :meth:`prepare` was told otherwise."""
+        """Decoder of the language model; :meth:`prepare` with ``packed=False`` runs on first use."""
         if self._decoder is None:
             self.prepare(packed=False)
         assert self._decoder is not None
@@ -243,7 +245,7 @@ class Adapter:
             and self.device.type == "cpu"
             and unsupported_reason(self.language, self.model.lm_head) is None
         ):
-            # As long as one weight is mapped from a file, the pages of those that are fused stay too.
+            # One weight still mapped from a file keeps the pages of the fused ones resident.
             for weight in self.model.parameters():
                 if not weight.untyped_storage().resizable():
                     weight.data = weight.data.clone()
@@ -252,26 +254,29 @@ class Adapter:
         if isinstance(self._decoder, StockDecoder):
             self.model.lm_head = self._decoder.head  # quantised or not
         if self._decoder.name == "fused" and self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the parts of fused matrices were in: others may need it
+            torch.cuda.empty_cache()  # memory of the unfused matrices
 
     @property
     def unquantisable_reason(self) -> str | None:
-        """Why its weights cannot be quantised; None if they can."""
+        """Reason its weights cannot be quantised; None if they can."""
         return self.decoder.unquantisable_reason
 
     def quantised_copy(self, precision: Precision) -> Self:
-        """The same model with copies of its language model's weights as codes, over the same slab; made once."""
+        """Return the model with quantised copies of the language model's weights, over the same slab; cached."""
         if precision not in self._quantised:
             other = copy.copy(self)
-            what, left = f"{self.name}: a copy of its weights in {precision}", "a profile with draft.kind: model, or ar"
-            left = f"draft.precision: int4, {left}" if precision == "int8" else left
-            with memory_for(what, left):
+            what, alternatives = (
+                f"{self.name}: a copy of its weights in {precision}",
+                "a profile with draft.kind: model, or ar",
+            )
+            alternatives = f"draft.precision: int4, {alternatives}" if precision == "int8" else alternatives
+            with memory_for(what, alternatives):
                 other._decoder = self.decoder.quantised_copy(precision)
             self._quantised[precision] = other
         return self._quantised[precision]
 
     def with_own_slab(self) -> Self:
-        """The same model for passes in another thread: its sequences are in a slab of their own."""
+        """Return the model with a slab of its own, for passes in another thread."""
         other = copy.copy(self)
         other._decoder = with_own_slab(self.decoder)
         return other
@@ -286,43 +291,43 @@ class Adapter:
                 return end.value  # type: ignore[no-any-return]
 
     def prefix(
-        self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> EmbeddedPrompt:
-        """The prompt as the family's template renders it, with the video's features in it."""
-        before, after = self._around(prompt, system, earlier)
-        pieces = self.pieces(seen)
-        stretches = iter([piece for piece in pieces if isinstance(piece, range)])
-        between = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
-        ids: list[int] = self.opening()
-        rows = torch.empty(len(seen), dtype=torch.long)
-        # As one text: what a tokenizer makes of a part may depend on what comes before it.
-        for token in self.tokenizer.encode(before + between + after, add_special_tokens=False):
-            stretch = next(stretches, None) if token == self.visual_id else None
-            if stretch is None:
+        """Return the embedded prompt: the rendered template with the video's features in it."""
+        before, after = self._split_template(prompt, system, earlier)
+        pieces = self.prompt_pieces(vision)
+        ranges = iter([piece for piece in pieces if isinstance(piece, range)])
+        middle = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
+        ids: list[int] = self.leading_ids()
+        rows = torch.empty(len(vision), dtype=torch.long)
+        # Tokenized as one text: the tokens of a part may depend on the text before it.
+        for token in self.tokenizer.encode(before + middle + after, add_special_tokens=False):
+            visual_range = next(ranges, None) if token == self.visual_id else None
+            if visual_range is None:
                 ids.append(token)
                 continue
-            rows[stretch.start : stretch.stop] = torch.arange(len(ids), len(ids) + len(stretch))
-            ids += [self.visual_id] * len(stretch)
-        return self._embedded(ids, rows.to(self.device), seen)
+            rows[visual_range.start : visual_range.stop] = torch.arange(len(ids), len(ids) + len(visual_range))
+            ids += [self.visual_id] * len(visual_range)
+        return self._embed_prompt(ids, rows.to(self.device), vision)
 
     def template_text(self, prompt: str, system: str | None = None) -> str:
-        """What the template renders, with :attr:`span` in the place of the video."""
-        return self.span.join(self._around(prompt, system, ()))
+        """Return the rendered template, with :attr:`span` in the place of the video."""
+        return self.span.join(self._split_template(prompt, system, ()))
 
     def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> list[int]:
-        """Token ids of the prompt with the text ``instead`` where the video would be."""
-        before, after = self._around(prompt, system, earlier)
+        """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
+        before, after = self._split_template(prompt, system, earlier)
         ids: list[int] = self.tokenizer.encode(before + instead + after, add_special_tokens=False)
-        return self.opening() + ids
+        return self.leading_ids() + ids
 
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
-        """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
-        return self._embedded(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
+        """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
+        return self._embed_prompt(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
 
     def render(self, messages: list[ChatMessage]) -> str:
-        """What the template makes of ``messages``, up to where the answer begins; the last text is kept."""
+        """Render ``messages`` up to the start of the answer; the last result is cached."""
         known, text = self._rendered
         if known != messages:
             apply = partial(
@@ -331,22 +336,22 @@ class Adapter:
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=True,
-                enable_thinking=False,  # of templates that know it: a caption, no reasoning before it
+                enable_thinking=False,  # read by templates of reasoning models
             )
             text = render_template(self.name, apply)
             self._rendered = messages, text
         return text
 
     def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
-        """How many tokens of the prompt are no visual tokens; a few more may come between frames."""
-        before, after = self._around(prompt, system, earlier)
-        return len(self.opening()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
+        """Return the number of text tokens of the prompt; a few more may come between frames."""
+        before, after = self._split_template(prompt, system, earlier)
+        return len(self.leading_ids()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
 
-    def _around(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
-        said = [text for exchange in earlier for text in exchange] + [prompt]
+    def _split_template(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
+        texts = [text for exchange in earlier for text in exchange] + [prompt]
         messages: list[ChatMessage] = [
             {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
-            for number, text in enumerate(said)
+            for number, text in enumerate(texts)
         ]
         messages[0]["content"].insert(0, {"type": self.content})
         if system:
@@ -358,19 +363,19 @@ class Adapter:
             raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
         return before, after
 
-    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: VisionOutput | None) -> EmbeddedPrompt:
+    def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
         ids = torch.tensor(token_ids, device=self.device)
         embeds = self.embed(ids[None]).clone()
         visual = VisualTokens(rows, rows, rows, rows, rows < 0, embeds[0, rows])  # none
-        if seen is not None:
+        if vision is not None:
             features, (frame, row, column) = (
-                seen.features.to(embeds),
-                (place.to(rows) for place in (seen.frame, seen.row, seen.column)),
+                vision.features.to(embeds),
+                (place.to(rows) for place in (vision.frame, vision.row, vision.column)),
             )
             embeds[0, rows] = features
-            deepstack = tuple(level.to(embeds) for level in seen.deepstack)
-            visual = VisualTokens(rows, frame, row, column, row < 0, features, deepstack, seen.views)
-        positions, following = self.positions(ids, seen, rows)
+            deepstack = tuple(level.to(embeds) for level in vision.deepstack)
+            visual = VisualTokens(rows, frame, row, column, row < 0, features, deepstack, vision.views)
+        positions, following = self.positions(ids, vision, rows)
         return EmbeddedPrompt(ids, embeds, positions, visual, following)
 
     @torch.inference_mode()

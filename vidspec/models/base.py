@@ -1,4 +1,4 @@
-"""What the engine needs of a video-language model, and what a prompt looks like once it is embedded."""
+"""Interface of video-language models, and the pixels, visual tokens and embedded prompts they exchange."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
     from vidspec.video import Clip
 
-#: Stock models of ``transformers``, their configs and tokenizers: each class has attributes of its own.
+#: Stock models of ``transformers``, their configs and tokenizers; untyped, since attributes differ by class.
 StockModel: TypeAlias = Any
 StockConfig: TypeAlias = Any
 StockTokenizer: TypeAlias = Any
@@ -36,16 +36,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Pixels:
-    """A clip as a family's vision tower takes it.
+    """Input of a family's vision tower for one clip.
 
     Attributes:
-        stored: uint8 in the shape of the family, or float32 without ``rules``; on the CPU, or on the model's device if
-            that is CUDA.
-        grid: frames (temporal steps), rows and columns of the tower's patches or of its images.
-        seconds: when each frame (temporal step) begins, counted from the start of the file.
-        duration: of the file, in seconds, of families whose prompt names it.
-        sound: (bins, F) float32 of families that hear, on the CPU; None where there is nothing to hear.
-        rules: by which bytes are normalised; None for values that are.
+        stored: uint8 in the family's shape, or float32 without ``rules``; on the CPU, or on the model's device if that
+            is CUDA.
+        grid: frames (temporal steps), rows and columns of patches or images.
+        seconds: start of each frame (temporal step), from the start of the file.
+        duration: of the file, in seconds, for families whose prompt names it.
+        sound: (bins, F) float32 on the CPU, for families with audio input; None without sound.
+        rules: normalisation of the bytes; None for normalised values.
     """
 
     stored: torch.Tensor
@@ -57,27 +57,27 @@ class Pixels:
 
     @property
     def values(self) -> torch.Tensor:
-        """Normalised, float32, where they are stored."""
+        """Normalised float32 values, on the device of ``stored``."""
         return self.stored if self.rules is None else normalise(self.stored, self.rules)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """:attr:`values` for a model; bytes are what travels to its device."""
+        """Return :attr:`values` on a device and in a dtype; the bytes are copied before they are normalised."""
         return replace(self, stored=self.stored.to(device)).values.to(dtype)
 
 
 @dataclass(frozen=True)
 class VisionOutput:
-    """What a vision tower gave for one clip: N visual tokens, and where each is.
+    """Output of the vision tower for one clip: N visual tokens and their places.
 
     Attributes:
         features: (N, hidden), projected, in prompt order.
-        frame, row, column: (N,) as :class:`VisualTokens` has them; row and column are -1 for separators, which no
-            pruner may drop.
+        frame, row, column: (N,) as in :class:`VisualTokens`; row and column are -1 for separators, which no pruner may
+            drop.
         grid: frames (temporal steps), rows and columns of visual tokens.
-        seconds: when each frame (temporal step) begins.
-        deepstack, views: as :class:`VisualTokens` has them.
-        duration: as :class:`Pixels` has it.
-        audio: (A, hidden) the audio tokens, projected; None if there are none.
+        seconds: start of each frame (temporal step).
+        deepstack, views: as in :class:`VisualTokens`.
+        duration: as in :class:`Pixels`.
+        audio: (A, hidden) projected audio tokens; None if there are none.
     """
 
     features: torch.Tensor
@@ -103,7 +103,7 @@ class VisionOutput:
         deepstack: tuple[torch.Tensor, ...] = (),
         duration: float | None = None,
     ) -> VisionOutput:
-        """Tokens of a whole grid, frame by frame in raster order, without separators."""
+        """Build the output of a full grid, frame by frame in raster order, without separators."""
         _, rows, columns = grid
         place = torch.arange(len(features), device=features.device)
         frame, row, column = place // (rows * columns), place // columns % rows, place % columns
@@ -116,12 +116,12 @@ class VisualTokens:
 
     Attributes:
         index: (N,) their rows in the prompt.
-        frame, row, column: (N,) where each is in the video; row and column are -1 for separators.
+        frame, row, column: (N,) places in the video; row and column are -1 for separators.
         required: (N,) bool, tokens that no pruner may drop (``image_newline``).
-        features: (N, hidden) the projected features, as they enter the language model.
-        deepstack: per early block (N, hidden) further features that are added behind it (Qwen3-VL).
-        views: rows and columns of each raster that the rows of a frame hold one below the other (LLaVA-NeXT: the whole,
-            then its tiles), each over the whole frame; empty if there is one.
+        features: (N, hidden) projected features, the input of the language model.
+        deepstack: (N, hidden) per early block, features added to its output (Qwen3-VL).
+        views: rows and columns of each raster stacked in a frame's rows (LLaVA-NeXT: the whole, then its tiles), each
+            covering the whole frame; empty if there is one.
     """
 
     index: torch.Tensor
@@ -149,7 +149,7 @@ class EmbeddedPrompt:
         token_ids: (L,) with the model's video placeholder at visual rows.
         embeds: (1, L, hidden).
         positions: (1, L), or (3, 1, L) under M-RoPE.
-        visual: where the visual tokens are.
+        visual: the visual tokens.
         next_position: rotary position of the first generated token.
         audio: (A,) rows of the audio tokens, sorted; pruning drops none of them.
     """
@@ -167,32 +167,31 @@ class EmbeddedPrompt:
 
     @property
     def text_rows_after_video(self) -> torch.Tensor:
-        """(r,) rows of the prompt behind the last visual or audio token; all rows when there is none."""
+        """Rows (r,) of the prompt after the last visual or audio token; all rows if there is none."""
         first = max((int(rows[-1]) + 1 for rows in (self.visual.index, self.audio) if len(rows)), default=0)
         return torch.arange(first, self.length, device=self.embeds.device)
 
     @property
     def text_ids(self) -> tuple[int, ...]:
-        """Token ids without those that stand for something seen, or for sound."""
+        """Token ids of the text, without visual and audio placeholders."""
         text = torch.ones(self.length, dtype=torch.bool, device=self.token_ids.device)
         text[self.visual.index] = text[self.audio] = False
         return tuple(self.token_ids[text].tolist())
 
     def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
-        """Rows of the prompt, sorted, without the visual tokens not in ``kept``."""
+        """Return the sorted rows of the prompt without the visual tokens not in ``kept``."""
         stays = torch.ones(self.length, dtype=torch.bool, device=self.embeds.device)
         stays[self.visual.index] = False
         stays[self.visual.index[kept]] = True
         return stays.nonzero()[:, 0]
 
     def outline(self) -> EmbeddedPrompt:
-        """The same rows and places without embeddings and features, (1, L, 0) and (N, 0): what is asked of a prompt
-        that has been read."""
+        """Return the prompt without embeddings (1, L, 0) and features (N, 0), for use after the prefill."""
         visual = replace(self.visual, features=self.visual.features.new_empty(len(self.visual), 0), deepstack=())
         return replace(self, embeds=self.embeds.new_empty(1, self.length, 0), visual=visual)
 
     def keep(self, kept: torch.Tensor, *, compact: bool = False) -> EmbeddedPrompt:
-        """The prompt without the visual tokens not in ``kept``.
+        """Return the prompt without the visual tokens not in ``kept``.
 
         Args:
             kept: (K,) sorted indices of visual tokens.
@@ -227,15 +226,15 @@ class EmbeddedPrompt:
 
 
 class VideoLanguageModel(LanguageModel, Protocol):
-    """One loaded model of one family: preprocessing, vision tower, prompt and language model."""
+    """A loaded model: preprocessing, vision tower, prompt and language model."""
 
     name: str
-    source: str  # what it was loaded from
+    source: str  # hub id or folder
     family: str
     tokenizer: StockTokenizer
     eos: frozenset[int]
-    codes: Precision | None  # of the checkpoint, which its blocks kept
-    max_sound_s: float | None  # seconds of sound at most; None of families without audio input
+    codes: Precision | None  # of stored codes its blocks kept
+    max_sound_s: float | None  # None for families without audio input
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -244,73 +243,72 @@ class VideoLanguageModel(LanguageModel, Protocol):
     def layers(self) -> int: ...
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        """At least how many visual tokens a clip of so many frames makes."""
+        """Return a lower bound of the visual tokens of a clip."""
         ...
 
     def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
-        """At least how many further tokens its prompt has."""
+        """Return a lower bound of the text tokens of the prompt."""
         ...
 
     def audio_tokens(self, samples: int) -> int:
-        """How many tokens so many samples of a clip's sound make; 0 of families that do not hear."""
+        """Return the number of audio tokens of so many samples; 0 for families without audio input."""
         ...
 
     def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
-        """What a clip takes on the device until its prompt is read, and while the tower works on it; bytes, about.
+        """Estimate the device bytes of a clip until its prompt is read, and those of the running tower.
 
         Args:
-            visual: its visual tokens.
-            tokens: all of its prompt.
+            visual: number of visual tokens.
+            tokens: number of prompt tokens.
         """
         ...
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """Pixels for the vision tower, and what the audio tower takes."""
+        """Return the input of the vision tower, and of the audio tower if there is one."""
         ...
 
     def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
-        """Visual tokens of one clip.
+        """Return the visual tokens of one clip.
 
         Args:
-            pixels: of :meth:`preprocess`.
+            pixels: from :meth:`preprocess`.
             pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
         """
         ...
 
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
+        """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
         ...
 
     def prefix(
-        self, seen: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> EmbeddedPrompt:
-        """The whole prompt with the video in it, embedded; of a dialogue with the turns before, the first of which
-        shows the video."""
+        """Return the embedded prompt with the video in it, or in the first of the ``earlier`` turns."""
         ...
 
     def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
     ) -> list[int]:
-        """Token ids of the prompt with the text ``instead`` where the video would be."""
+        """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
         ...
 
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
-        """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
+        """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
         ...
 
     @property
     def unquantisable_reason(self) -> str | None:
-        """Why its weights cannot be quantised; None if they can."""
+        """Reason its weights cannot be quantised; None if they can."""
         ...
 
     def quantised_copy(self, precision: Precision) -> Self:
-        """The same model with copies of its language model's weights as codes, over the same slab; made once."""
+        """Return the model with quantised copies of the language model's weights, over the same slab; cached."""
         ...
 
     def with_own_slab(self) -> Self:
-        """The same model for passes in another thread: its sequences are in a slab of their own."""
+        """Return the model with a slab of its own, for passes in another thread."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """(..., hidden) of token ids."""
+        """Return the embeddings (..., hidden) of token ids."""
         ...

@@ -1,8 +1,8 @@
-"""Renders chat templates that came with a checkpoint: programs of others, bounded in time, memory and output.
+"""Render the chat template of a checkpoint, an untrusted program, with limits on time, memory and output.
 
-The library runs them in a sandbox that keeps them from Python's objects, but not from looping for ever or from making
-a text of many gigabytes. So each is rendered in a forked process that the kernel ends at its limits; where processes
-cannot be forked (Windows), in this one, without limits.
+Jinja's sandbox keeps a template from Python's objects, but not from looping forever or building a text of many
+gigabytes. So each is rendered in a forked process that the kernel ends at its limits; without fork (Windows), in this
+process and without limits.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from vidspec.models.forking import silent_tokenizers
 
 __all__ = ["render_template"]
 
-#: Of the process that renders: seconds of computing, seconds in all, bytes beside what it shares with this one.
+#: Limits of the rendering process: CPU seconds, wall seconds, bytes beyond those it shares with this one.
 CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
-#: Characters of a prompt; the longest of published models take a few per token of 128k.
+#: Maximum characters of a prompt; a context of 128k tokens has a few per token.
 LONGEST = 1 << 20
 
 
 def render_template(name: str, render: Callable[[], str]) -> str:
-    """What ``render`` returns, which applies a template; it runs in another process and changes nothing here.
+    """Run ``render`` in a forked process and return its text.
 
     Args:
-        name: of the model, for messages.
-        render: takes no arguments and gives the text.
+        name: model name, for messages.
+        render: applies the template and returns the text.
 
     Raises:
-        ModelError: the template is no template, does what the sandbox forbids, or exceeds a limit.
+        ModelError: the template is invalid, does what the sandbox forbids, or exceeds a limit.
     """
-    answer = _answer(render) if hasattr(os, "fork") else _said(render)
+    answer = _render_in_fork(render) if hasattr(os, "fork") else _render_reply(render)
     kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
     if kind == b"+":
         return text
@@ -46,8 +46,8 @@ def render_template(name: str, render: Callable[[], str]) -> str:
     )
 
 
-def _said(render: Callable[[], str]) -> bytes:
-    """``+`` and the text, or ``-`` and what is wrong with the template."""
+def _render_reply(render: Callable[[], str]) -> bytes:
+    """Return ``+`` and the text, or ``-`` and the problem with the template."""
     try:
         text = render()
     except MemoryError:
@@ -60,29 +60,29 @@ def _said(render: Callable[[], str]) -> bytes:
     return b"+" + text.encode("utf-8", "surrogatepass")
 
 
-def _answer(render: Callable[[], str]) -> bytes:
-    """:func:`_said` of a forked process; ``-`` alone if it was ended."""
+def _render_in_fork(render: Callable[[], str]) -> bytes:
+    """Return :func:`_render_reply` of a forked process; ``-`` alone if it was killed."""
     reading, writing = os.pipe()
     with warnings.catch_warnings(), silent_tokenizers():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: nothing of theirs is used
+        warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads; the child needs none
         child = os.fork()
     if child == 0:
         try:
-            _limit()
+            _set_limits()
             with os.fdopen(writing, "wb") as pipe:
-                pipe.write(_said(render))
+                pipe.write(_render_reply(render))
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb", buffering=0) as pipe:
-        answer = _until(pipe.fileno(), time.monotonic() + WALL_S)
+        answer = _read_until(pipe.fileno(), time.monotonic() + WALL_S)
     if not answer:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return answer if answer and status == 0 else b"-"
 
 
-def _limit() -> None:
+def _set_limits() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -92,12 +92,12 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
 
 
-def _until(pipe: int, deadline: float) -> bytes:
-    """All that comes until the other end closes; nothing if ``deadline`` is earlier."""
-    said = bytearray()
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([pipe], [], [], left)[0]:
-            if not (piece := os.read(pipe, 1 << 16)):
-                return bytes(said)
-            said += piece
+def _read_until(pipe: int, deadline: float) -> bytes:
+    """Read the pipe until the other end closes; return nothing if ``deadline`` passes first."""
+    received = bytearray()
+    while (remaining := deadline - time.monotonic()) > 0:
+        if select.select([pipe], [], [], remaining)[0]:
+            if not (data := os.read(pipe, 1 << 16)):
+                return bytes(received)
+            received += data
     return b""

@@ -1,4 +1,4 @@
-"""Checks that a model took every tensor of its checkpoint, each as what it is stored as."""
+"""Check that a model loads every tensor of its checkpoint, and none as a plain number that is a code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vidspec.models.weight_files import StoredTensor, stored_tensors
 
 __all__ = ["LoadReport", "check_plain", "check_report", "read_tensors"]
 
-#: Tensors that a checkpoint may have and a model may leave out, with the reason.
+#: Patterns of tensors that a model may leave out, with the reason.
 HARMLESS: Mapping[str, str] = {
     r"rotary_(pos_)?emb\.inv_freq$": "computed from the config",
     r"(^|\.)position_ids$": "a range of numbers",
@@ -28,7 +28,7 @@ HARMLESS: Mapping[str, str] = {
     ),
 }
 _HARMLESS = re.compile("|".join(HARMLESS))
-#: Stored types that are codes: they mean nothing without scales.
+#: Stored dtypes that are codes, meaningless without scales.
 _CODES = re.compile(r"F8_|F6_|F4|E8M0|[UI][48]$")
 
 
@@ -41,17 +41,17 @@ class LoadReport(TypedDict, total=False):
 
 
 def check_plain(name: str, tensors: Mapping[str, StoredTensor]) -> None:
-    """Refuse tensors that are stored as codes where nothing says what they stand for.
+    """Refuse tensors stored as codes without a quantization config or scales.
 
     Args:
-        name: what the user called the model.
-        tensors: those of its files that no reader of a quantised checkpoint takes.
+        name: the model name the user gave.
+        tensors: tensors of its files that no quantisation reader handles.
 
     Raises:
         ModelError: names the first.
     """
     for key, tensor in sorted(tensors.items()):
-        get_dtype = getattr(tensor, "get_dtype", None)  # of a slice of a file; not of weights that were made
+        get_dtype = getattr(tensor, "get_dtype", None)  # slices of a file have it; computed weights do not
         if get_dtype is not None and _CODES.match(str(get_dtype())) and not _HARMLESS.search(key):
             raise ModelError(
                 f"{name}: {key} is stored as {get_dtype()}, and neither its scale nor a quantization_config "
@@ -62,47 +62,47 @@ def check_plain(name: str, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def read_tensors(name: str, source: str, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Read the tensors whose names begin with ``prefix``, by the rest of the name; no others.
+    """Read the tensors whose names begin with ``prefix``, keyed by the rest of the name.
 
     Raises:
         ModelError: one is stored as codes.
     """
-    found = stored_tensors(source, prefix)
-    check_plain(name, found)
-    return {key: tensor[...] for key, tensor in found.items()}
+    tensors = stored_tensors(source, prefix)
+    check_plain(name, tensors)
+    return {key: tensor[...] for key, tensor in tensors.items()}
 
 
 def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) -> None:
-    """Refuse a model whose weights are not those of its checkpoint.
+    """Refuse a model whose weights do not match its checkpoint.
 
     Args:
-        name: what the user called it.
-        report: what ``transformers`` says of loading it, which fills what is missing with random numbers.
-        hint: for weights that are missing.
+        name: the name the user gave.
+        report: loading info of ``transformers``, which fills missing weights with random numbers.
+        hint: for missing weights.
 
     Raises:
-        ModelError: weights are missing, of another shape, or of no use to the model; names the first.
+        ModelError: weights are missing, of another shape, or unused by the model; names the first.
     """
-    found = cast(LoadReport, report)
-    if absent := sorted(found.get("missing_keys", ())):
+    info = cast(LoadReport, report)
+    if missing := sorted(info.get("missing_keys", ())):
         raise ModelError(
-            f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", hint=hint, kind="unreadable"
+            f"{name}: {len(missing)} weights are not in the files, {missing[0]} first", hint=hint, kind="unreadable"
         )
-    if other := sorted(found.get("mismatched_keys", ())):
-        key, stored, wanted = other[0]
+    if mismatched := sorted(info.get("mismatched_keys", ())):
+        key, stored, expected = mismatched[0]
         raise ModelError(
-            f"{name}: {len(other)} weights have another shape than its config says, {key} first: "
-            f"{_size(stored)} in the files, {_size(wanted)} by the config",
+            f"{name}: {len(mismatched)} weights have another shape than its config says, {key} first: "
+            f"{_shape_text(stored)} in the files, {_shape_text(expected)} by the config",
             hint="config.json and the weights must be of one model",
             kind="unreadable",
         )
-    if left := sorted(key for key in found.get("unexpected_keys", ()) if not _HARMLESS.search(key)):
+    if unexpected := sorted(key for key in info.get("unexpected_keys", ()) if not _HARMLESS.search(key)):
         raise ModelError(
-            f"{name}: {len(left)} tensors of its files are not part of the model, {left[0]} first",
+            f"{name}: {len(unexpected)} tensors of its files are not part of the model, {unexpected[0]} first",
             hint="a checkpoint of another architecture, or one whose quantization_config is missing",
             kind="unreadable",
         )
 
 
-def _size(shape: Collection[int]) -> str:
+def _shape_text(shape: Collection[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"

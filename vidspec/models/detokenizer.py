@@ -1,4 +1,4 @@
-"""Text from tokens as they come: each token yields what it adds, never half a character; stop strings in it."""
+"""Incremental detokenization without incomplete characters, and stop strings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Detokenizer", "StopStrings", "cut_at_stop"]
 
-#: What decoders put in place of bytes that are no complete character yet.
+#: Replacement character of decoders for bytes that are not a complete character yet.
 _INCOMPLETE = "\ufffd"
-#: Tokens before those that a stop string can take that are decoded with them: a special token adds no text.
+#: Extra tokens decoded before the longest stop string, since special tokens add no text.
 _MARGIN = 8
 
 
 def token_decoder(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
-    """Gives the text of tokens, without special ones.
+    """Return a function that decodes tokens, without special ones.
 
-    A stock tokenizer spends several times as long on looking at each token id as its backend on decoding them all.
+    It calls the tokenizer's backend: the stock tokenizer spends several times as long checking each id.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -29,47 +29,47 @@ def token_decoder(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
 
 
 def cut_at_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
-    """A text up to the first of the stop strings in it; of an ``unfinished`` one, also up to what may become one."""
-    ends = [at for one in strings if (at := text.find(one)) >= 0]
+    """Cut a text at its first stop string; if ``unfinished``, also at an end that may become one."""
+    ends = [at for stop in strings if (at := text.find(stop)) >= 0]
     if unfinished:
-        ends += [len(text) - n for one in strings for n in range(1, len(one)) if text.endswith(one[:n])]
+        ends += [len(text) - n for stop in strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return text[: min(ends, default=None)]
 
 
 class StopStrings:
-    """Finds where a text contains one of several strings, for :class:`~vidspec.decoding.limits.StoppingRules`."""
+    """Detector of stop strings for :class:`~vidspec.decoding.limits.StoppingRules`."""
 
     def __init__(self, tokenizer: StockTokenizer, strings: Sequence[str]) -> None:
         self._decode, self._strings = token_decoder(tokenizer), tuple(strings)
-        # A token with text has one byte of it at the least.
-        self._tail = max(len(one.encode()) for one in strings) + _MARGIN
+        # A token with text has at least one byte.
+        self._tail = max(len(string.encode()) for string in strings) + _MARGIN
 
     def has_stop(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last tokens of a text contain a stop string, as when its last token has completed one."""
+        """Return True if the last tokens contain a stop string, for example one that the last token completed."""
         tail = self._decode(token_ids[-self._tail :])
-        return any(one in tail for one in self._strings)
+        return any(string in tail for string in self._strings)
 
 
 class Detokenizer:
     """Incremental decoding of one text; special tokens add nothing.
 
-    Decoding a token depends on those before it (byte-level characters, leading spaces), so the tokens since the last
+    The text of a token depends on those before it (byte-level characters, leading spaces), so the tokens since the last
     settled character are decoded together with a few settled ones before them.
 
     Args:
-        tokenizer: of the model that writes the text.
-        stop: strings of which the first one ends the whole text; what single tokens add is not cut.
+        tokenizer: tokenizer of the generating model.
+        stop: stop strings; they cut the text of :meth:`finish`, not that of single tokens.
     """
 
     def __init__(self, tokenizer: StockTokenizer, stop: Sequence[str] = ()) -> None:
         self._decode, self._stop = token_decoder(tokenizer), stop
         self._ids: list[int] = []
         self._settled = 0  # tokens whose text has been handed out
-        self._window = 0  # first token of the window that is decoded
+        self._window = 0  # first token of the decoded window
         self._before = ""  # the text of the window's settled tokens
 
     def add(self, token: int) -> str:
-        """What ``token`` adds to the text; empty while a character is incomplete."""
+        """Append ``token`` and return the text it adds; empty while a character is incomplete."""
         self._ids.append(token)
         now = self._decode(self._ids[self._window :])
         if now.endswith(_INCOMPLETE):
@@ -82,9 +82,9 @@ class Detokenizer:
         return added
 
     def preview(self, token: int) -> str:
-        """What ``token`` would add, which is not taken in."""
+        """Return the text ``token`` would add, without appending it."""
         return self._decode([*self._ids[self._window :], token])[len(self._before) :]
 
     def finish(self) -> str:
-        """The whole text, before a stop string."""
+        """Return the whole text up to the first stop string."""
         return cut_at_stop(self._decode(self._ids), self._stop).strip()

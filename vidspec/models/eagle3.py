@@ -1,15 +1,15 @@
-"""An EAGLE-3 head (Li et al. 2025), one block that drafts from states of its target: how it is loaded and checked.
+"""EAGLE-3 heads (Li et al. 2025): loading, checks and the decoder block that drafts from the target's hidden states.
 
 The layout is that of published checkpoints (``LlamaForCausalLMEagle3``, and the ``speculators`` package's): config.json
-with ``draft_vocab_size``, and in safetensors ``fc`` over the states of several blocks of the target side by side,
-``midlayer.*`` (a Llama block whose queries, keys and values read an embedding and a state, each behind a norm of its
-own, ``input_layernorm`` and ``hidden_norm``, side by side), ``norm``, ``lm_head`` over the draft's vocabulary, ``d2t``
-(what to add to a draft's id for the target's), ``t2d`` (which ids of the target it knows; not needed), and sometimes
-``embed_tokens``; without, the embeddings are the target's.
+with ``draft_vocab_size``, and in safetensors ``fc`` over the concatenated hidden states of several target blocks,
+``midlayer.*`` (a Llama block whose queries, keys and values read the concatenation of an embedding and a state, each
+after its own norm, ``input_layernorm`` and ``hidden_norm``), ``norm``, ``lm_head`` over the draft's vocabulary, ``d2t``
+(offsets from the draft's ids to the target's), ``t2d`` (mask of the target's ids; unused), and optionally
+``embed_tokens``; without it, the embeddings are the target's.
 
-The states are those that enter blocks 2, n // 2 and n - 3 of the target's n, unless the config names others:
-``eagle_aux_hidden_state_layer_ids`` on its first level are blocks whose input is read, as vLLM has it; within
-``eagle_config`` those whose output is, as SGLang has it.
+The states are the inputs of blocks 2, n // 2 and n - 3 of the target's n, unless the config names others:
+``eagle_aux_hidden_state_layer_ids`` at its top level lists blocks whose input is read, as in vLLM; within
+``eagle_config``, blocks whose output is read, as in SGLang.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from vidspec.models.weight_files import weight_file
 
 __all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "default_tap_blocks", "head_config", "load_eagle3"]
 
-#: Of its attention, in the order in which they are used.
+#: Projections of the attention, in order of use.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-#: What a head has to have, but for the biases that some have.
-_TENSORS = (
+#: Required tensors.
+_REQUIRED_TENSORS = (
     "fc.weight",
     "norm.weight",
     "lm_head.weight",
@@ -48,19 +48,20 @@ _TENSORS = (
     *(f"midlayer.self_attn.{name}.weight" for name in PROJECTIONS),
     *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
 )
-_MORE = (
+#: Optional tensors.
+_OPTIONAL_TENSORS = (
     *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
     *(f"midlayer.self_attn.{name}.bias" for name in PROJECTIONS),
 )
-#: Rotary frequencies that do not depend on the length of the text.
-_STATIC = ("default", "linear", "llama3", "yarn")
+#: Types of rotary frequencies that do not depend on the sequence length.
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class Eagle3Decoder(HeadDecoder):
-    """The block of a head behind :class:`~vidspec.engine.decoder.Decoder`; what enters it is twice as wide.
+    """The head's block as a :class:`~vidspec.engine.decoder.Decoder`; its input is twice as wide as its output.
 
     Args:
-        config: a ``LlamaConfig`` with what the head's own has.
+        config: the head's config as a ``LlamaConfig``.
         tensors: by name, on their device and in their dtype.
         budget: bytes of the slab.
     """
@@ -73,7 +74,7 @@ class Eagle3Decoder(HeadDecoder):
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(config.head_dim)
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
-        #: Whether what is added to the block's output is the state behind its norm.
+        #: True if the residual of the attention is the normed state.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters
         rotary = LlamaRotaryEmbedding(config)
@@ -94,54 +95,55 @@ class Eagle3Decoder(HeadDecoder):
         return Slab(self.kv_heads, self.width, self._weight.dtype, [self._weight.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """(R, 1, d) each."""
+        """Return cosines and sines, (R, 1, d) each."""
         angles = positions[self._axis].t() * self._frequencies
         both = torch.cat([angles, angles], dim=-1)[:, None]
         dtype = self._weight.dtype
         return (both.cos() * self._amplitude).to(dtype), (both.sin() * self._amplitude).to(dtype)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
+        """Run the block: embeddings and states (R, 2 * hidden) to states (R, hidden)."""
         embedding, state = rows.split(self.hidden, dim=1)
-        normed = self._normed("midlayer.hidden_norm", state)
-        both = torch.cat([self._normed("midlayer.input_layernorm", embedding), normed], dim=1)
+        normed = self._rms_norm("midlayer.hidden_norm", state)
+        both = torch.cat([self._rms_norm("midlayer.input_layernorm", embedding), normed], dim=1)
         count, sizes = len(rows), (self.heads, self.kv_heads, self.kv_heads)
         query, key, value = (
             self._linear(f"midlayer.self_attn.{name}", both).view(count, heads, self.width)
             for name, heads in zip(PROJECTIONS, sizes, strict=False)
         )
-        entries = torch.stack([_turned(key, rotation), value], dim=1)
-        seen = attention(index, _turned(query, rotation), entries)
-        state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", seen)
-        inner = self._normed("midlayer.post_attention_layernorm", state)
+        entries = torch.stack([_rotate(key, rotation), value], dim=1)
+        attended = attention(index, _rotate(query, rotation), entries)
+        state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", attended)
+        inner = self._rms_norm("midlayer.post_attention_layernorm", state)
         gate = F.silu(self._linear("midlayer.mlp.gate_proj", inner))
         return state + self._linear("midlayer.mlp.down_proj", gate * self._linear("midlayer.mlp.up_proj", inner))
 
     def norm(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._normed("norm", rows)
+        return self._rms_norm("norm", rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden, self._weight)
 
     def joined(self, states: torch.Tensor) -> torch.Tensor:
-        """(n, hidden) of the target's states side by side (n, blocks * target's hidden)."""
+        """Project concatenated target states (n, blocks * target's hidden) to (n, hidden)."""
         return self._linear("fc", states)
 
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
 
-    def _normed(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
 
 
 class Eagle3Head(Head):
-    """A loaded head.
+    """A loaded EAGLE-3 head.
 
     Args:
-        name: what the user called it.
-        config: a ``LlamaConfig`` with what its own has.
-        tensors: by name, on their device and in their dtype.
-        target: whose states and, unless it has its own, whose embeddings it reads.
+        name: the name the user gave.
+        config: its config as a ``LlamaConfig``.
+        tensors: by name.
+        target: the model whose states and, unless the head has its own, embeddings it reads.
+        device: device of the head; its dtype is the target's.
     """
 
     decoder: Eagle3Decoder
@@ -155,15 +157,15 @@ class Eagle3Head(Head):
         device: torch.device,
     ) -> None:
         self.name, self.target, self.device = name, target, device
-        self.blocks = _blocks(name, config, target.layers)
+        self.blocks = _tap_blocks(name, config, target.layers)
         self._embedding = tensors.pop("embed_tokens.weight", None)
-        _check(name, config, tensors, self._embedding, target, len(self.blocks))
+        _check_layout(name, config, tensors, self._embedding, target, len(self.blocks))
         ids = torch.arange(len(tensors["lm_head.weight"]))
         if "d2t" in tensors:
             ids = ids + tensors.pop("d2t").long()
         tensors.pop("t2d", None)
         known = ids < target.vocabulary
-        if not known.all():  # rows that only fill the head up
+        if not known.all():  # padding rows
             tensors["lm_head.weight"] = tensors["lm_head.weight"][known]
         self.tokens = ids[known]
         self.vocabulary = len(self.tokens)
@@ -185,36 +187,36 @@ class Eagle3Head(Head):
 
 @retries_offline
 def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
-    """Load a head for a target; no code that lies beside its weights is run, and no pickle is read.
+    """Load a head for a target, without running code or reading pickles of its repository.
 
     Args:
         name: hub id or folder.
-        target: what it was trained for, of any family.
+        target: the model it was trained for, of any family.
         where: its device; the dtype is the target's.
 
     Raises:
-        ModelError: not found, no head, of a layout that is not known, or for another target.
+        ModelError: not found, not a head, of an unknown layout, or for another target.
     """
     source = weight_source(name, "an EAGLE-3 head")
     try:
         check_kernels(name, source)
         config = head_config(json.loads(weight_file(source, "config.json").read_text(encoding="utf-8")))
-        weights = {_plain(key): tensor for key, tensor in read_tensors(name, source).items()}
+        weights = {_canonical_key(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:
         raise
-    except Exception as error:  # of the hub, of files that are no JSON or no safetensors, of what a config holds
+    except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
         raise load_error(name, error) from error
     return Eagle3Head(name, config, weights, target, where.device)
 
 
-def _plain(key: str) -> str:
-    """A tensor's name as EAGLE has it: others put ``model.`` before it, or call the block the first of several."""
+def _canonical_key(key: str) -> str:
+    """Return a tensor's name in EAGLE's scheme: others prefix ``model.``, or name the block ``layers.0``."""
     key = key.removeprefix("model.")
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
 
 
 def head_config(given: dict[str, Any]) -> StockConfig:
-    """A ``LlamaConfig`` of a head's own, whose rotary sections its type of positions may be named for."""
+    """Convert a head's config to a ``LlamaConfig``; the rope type ``mrope`` becomes ``default``."""
     import transformers
 
     inner = given.pop("transformer_layer_config", {})
@@ -229,12 +231,12 @@ def head_config(given: dict[str, Any]) -> StockConfig:
 
 
 def default_tap_blocks(layers: int) -> tuple[int, ...]:
-    """Of a target of so many blocks those whose input a head reads whose config names none."""
+    """Return the default target blocks whose input a head reads."""
     return 2, layers // 2, layers - 3
 
 
-def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
-    """Of the target whose input the head reads."""
+def _tap_blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
+    """Return the target blocks whose input the head reads."""
     outputs = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     inputs = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
     if outputs:
@@ -246,7 +248,7 @@ def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
     return blocks
 
 
-def _check(
+def _check_layout(
     name: str,
     config: StockConfig,
     tensors: Mapping[str, torch.Tensor],
@@ -254,40 +256,42 @@ def _check(
     target: VideoLanguageModel,
     blocks: int,
 ) -> None:
-    """Refuse what is no head, one of another layout, and one that was made for another target.
+    """Refuse a checkpoint that is not a head, has another layout, or was trained for another target.
 
     Raises:
         ModelError: the first difference.
     """
-    if absent := next((key for key in _TENSORS if key not in tensors), None):
+    if absent := next((key for key in _REQUIRED_TENSORS if key not in tensors), None):
         raise ModelError(
             f"{name}: is no EAGLE-3 head: {absent} is not in its files",
             hint="--draft takes the head of the target, in safetensors, with draft.kind: eagle3",
             kind="unreadable",
         )
-    strange = sorted(set(tensors) - {*_TENSORS, *_MORE})
+    unknown = sorted(set(tensors) - {*_REQUIRED_TENSORS, *_OPTIONAL_TENSORS})
     rope = getattr(config, "rope_parameters", None) or {}
     hidden, width = int(config.hidden_size), int(config.head_dim)
-    for broken, what in (
-        (bool(strange), f"has the tensor {strange[0] if strange else ''}, which is not known"),
+    for broken, problem in (
+        (bool(unknown), f"has the tensor {unknown[0] if unknown else ''}, which is not known"),
         (int(config.num_hidden_layers) != 1, f"has {config.num_hidden_layers} blocks, and heads of one are read"),
         (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
-        (rope.get("rope_type", "default") not in _STATIC, f"has rotary positions of type {rope.get('rope_type')}"),
+        (rope.get("rope_type", "default") not in _STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
     ):
         if broken:
-            raise ModelError(f"{name}: {what}", kind="unreadable")
+            raise ModelError(f"{name}: {problem}", kind="unreadable")
     sections = rope.get("mrope_section")
     if sections is not None and sum(sections) != width // 2:
         raise ModelError(f"{name}: mrope_section {sections} divides {sum(sections)} of {width // 2} frequencies")
-    seen = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
+    target_hidden = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
     joined = tensors["fc.weight"].shape[1]
-    if joined != blocks * seen:
+    if joined != blocks * target_hidden:
         raise ModelError(
-            f"{name}: joins {joined} numbers, and {blocks} states of {target.name} have {blocks * seen}",
+            f"{name}: joins {joined} numbers, and {blocks} states of {target.name} have {blocks * target_hidden}",
             hint="name the head that was trained for this target",
         )
-    if embedding is None and hidden != seen:
-        raise ModelError(f"{name}: is {hidden} wide, has no embeddings of its own, and {target.name}'s are {seen} wide")
+    if embedding is None and hidden != target_hidden:
+        raise ModelError(
+            f"{name}: is {hidden} wide, has no embeddings of its own, and {target.name}'s are {target_hidden} wide"
+        )
     known = int(config.vocab_size)
     if known < target.vocabulary or (embedding is not None and len(embedding) < target.vocabulary):
         raise ModelError(
@@ -299,7 +303,7 @@ def _check(
 
 
 def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors of other shapes than a head's config says, and a table of ids that leads nowhere.
+    """Refuse tensors whose shapes differ from the config, and an invalid ``d2t``.
 
     Raises:
         ModelError: the first difference.
@@ -325,8 +329,8 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
     }
     for key, shape in expected.items():
         if key in tensors and tuple(tensors[key].shape) != shape:
-            found = tuple(tensors[key].shape)
-            raise ModelError(f"{name}: {key} has the shape {found}, and its config says {shape}", kind="unreadable")
+            actual = tuple(tensors[key].shape)
+            raise ModelError(f"{name}: {key} has the shape {actual}, and its config says {shape}", kind="unreadable")
     if "d2t" in tensors:
         ids = torch.arange(drafted) + tensors["d2t"].long()
         if int(ids.min()) < 0 or int(ids.max()) >= known or len(ids.unique()) < drafted:
@@ -335,8 +339,8 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
         raise ModelError(f"{name}: proposes {drafted} of {known} ids, and no d2t says which", kind="unreadable")
 
 
-def _turned(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
-    """(R, n, d) rotated."""
+def _rotate(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
+    """Apply rotary embeddings to (R, n, d)."""
     cosine, sine = rotation
     first, second = states.chunk(2, dim=-1)
     return states * cosine + torch.cat([-second, first], dim=-1) * sine

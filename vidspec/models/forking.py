@@ -1,4 +1,4 @@
-"""Forks of a process that has used ``tokenizers``."""
+"""Fork a process that has used ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 @contextmanager
 def silent_tokenizers() -> Iterator[None]:
-    """Fork without a warning of ``tokenizers`` on the terminal: at the fork it prints one in the child unless this
-    variable is set. A setting of the user stays."""
+    """Silence the warning that ``tokenizers`` prints in a forked child, unless the user set the variable."""
     if _PARALLELISM in os.environ:
         yield
         return

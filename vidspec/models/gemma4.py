@@ -1,4 +1,4 @@
-"""Gemma 4: frames in their own ratio, nine patches a token, each frame behind its time; sound is left out."""
+"""Gemma 4: frames in their own aspect ratio, nine patches per token, the time before each frame; no audio input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
-from vidspec.models.tiles import within
+from vidspec.models.tiles import fit_token_grid
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -39,29 +39,29 @@ class Gemma4(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
-        self.folded = self.pool**2
+        self.rows_per_token = self.pool**2
         self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (
-            tokens.convert_ids_to_tokens(one) for one in (config.boi_token_id, config.eoi_token_id)
+            tokens.convert_ids_to_tokens(id_) for id_ in (config.boi_token_id, config.eoi_token_id)
         )
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
-        each, pieces, before = len(seen) // seen.grid[0], list[str | range](), ""
-        for frame, second in enumerate(seen.seconds):
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
+        each, pieces, before = len(vision) // vision.grid[0], list[str | range](), ""
+        for frame, second in enumerate(vision.seconds):
             time = f"{int(second // 60):02d}:{int(second % 60):02d}"
             pieces += [f"{before}{time} {self.opens}", range(frame * each, (frame + 1) * each)]
             before = f"{self.closes} "
         return [*pieces, self.closes]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        rows, columns = within((height, width), self.patch * self.pool, self.max_tokens)
+        rows, columns = fit_token_grid((height, width), self.patch * self.pool, self.max_tokens)
         return frames * rows * columns
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T * P, 3 * patch ** 2): patches of each frame in raster order, a patch's pixels before its colours."""
+        """Return patches (T * P, 3 * patch ** 2), in raster order per frame; within a patch, channels vary fastest."""
         side = self.patch * self.pool
-        rows, columns = within((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
+        rows, columns = fit_token_grid((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
         rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
         shown = resize_to_square(clip.frames, rules, self.device)
         cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
@@ -70,17 +70,17 @@ class Gemma4(Adapter):
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
+        """Return the tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
         frames, rows, columns = pixels.grid
-        made = yield from self.encode_chunks(
+        outputs = yield from self.encode_chunks(
             pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled)
         )
         if pooled:
             rows, columns = -(-rows // 2), -(-columns // 2)
-        return VisionOutput.raster(torch.cat(made), (frames, rows, columns), pixels.seconds)
+        return VisionOutput.raster(torch.cat(outputs), (frames, rows, columns), pixels.seconds)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
-        """(N, hidden) of some frames."""
+        """Encode some frames to (N, hidden)."""
         values, places = self.patches(pixels)
         states = self.model.model.vision_tower(values, places).last_hidden_state
         if pooled:
@@ -88,7 +88,7 @@ class Gemma4(Adapter):
         return self.model.model.embed_vision(states)  # type: ignore[no-any-return]
 
     def patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
-        """(T, P, 3 * patch ** 2), and the column and row of each patch, (T, P, 2)."""
+        """Return the patches (T, P, 3 * patch ** 2), and the column and row of each (T, P, 2)."""
         frames, _, columns = pixels.grid
         values = pixels.on(self.device, self.vision_dtype).unflatten(0, (frames, -1))
         place = torch.arange(values.shape[1], device=self.device)
@@ -97,6 +97,6 @@ class Gemma4(Adapter):
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         values, places = self.patches(pixels)
-        kinds = 2 * (prefix.token_ids[None] == self.visual_id).long()
-        about = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": kinds}
-        return {"pixel_values_videos": values, "video_position_ids": places, **about}
+        token_types = 2 * (prefix.token_ids[None] == self.visual_id).long()
+        extra = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": token_types}
+        return {"pixel_values_videos": values, "video_position_ids": places, **extra}

@@ -1,4 +1,4 @@
-"""What heads share: a block that drafts from states of its target, its rows, and how its tensors are read."""
+"""Base classes of draft heads: one block that drafts from hidden states of its target, and its input rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Head", "HeadDecoder", "HeadRows"]
 
 @dataclass(frozen=True)
 class _NoVisualRows:
-    """Of rows that add nothing behind a block."""
+    """Empty visual rows: nothing is added after a block."""
 
     index: torch.Tensor
     deepstack: Sequence[torch.Tensor] = ()
@@ -25,10 +25,10 @@ class _NoVisualRows:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows for a head, as the engine takes a prompt (:class:`~vidspec.engine.rows.Prompt`).
+    """Input rows of a head, as a :class:`~vidspec.engine.rows.Prompt` of the engine.
 
     Attributes:
-        embeds: (1, n, 2 * hidden), of each row an embedding and a state.
+        embeds: (1, n, 2 * hidden), an embedding and a state per row.
         positions: (axes, 1, n).
     """
 
@@ -45,11 +45,11 @@ class HeadRows:
 
     @property
     def next_position(self) -> int:
-        return self.length  # of no use: all rows of a head come with their positions
+        return self.length  # unused: rows of a head carry their positions
 
 
 class HeadDecoder:
-    """What is alike in all that run a head's one block (:class:`~vidspec.engine.decoder.Decoder`)."""
+    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`): one block, no packed weights."""
 
     name = "head"
     why = "one block of its own"
@@ -68,14 +68,14 @@ class HeadDecoder:
 class Head(ABC):
     """A loaded head, bound to the target that it was checked against.
 
-    What its block gives, before the decoder's norm, is the state that it goes on with.
+    The output of its block, before the decoder's norm, is the state of its next step.
 
     Attributes:
-        name: what the user called it.
-        target: whose states and, unless it has its own, whose embeddings it reads.
-        vocabulary: ids that it can propose; those the target cannot emit are left out.
+        name: the name the user gave.
+        target: the model whose states and, unless the head has its own, embeddings it reads.
+        vocabulary: number of ids it can propose, without those the target cannot emit.
         tokens: (vocabulary,) the target's id of each.
-        blocks: of the target whose input it reads; their number stands for what enters the final norm.
+        blocks: target blocks whose input it reads; the number of blocks stands for the input of the final norm.
     """
 
     name: str
@@ -88,23 +88,23 @@ class Head(ABC):
 
     @abstractmethod
     def joined(self, states: torch.Tensor) -> torch.Tensor:
-        """(n, hidden) of the target's states side by side, (n, blocks * target's hidden)."""
+        """Project concatenated target states (n, blocks * target's hidden) to (n, hidden)."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Signals of the target's prefill."""
+        """Required signals of the target's prefill."""
         return frozenset(f"hidden@{block}" for block in self.blocks)
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """(n, hidden) of the target's ids (n,)."""
+        """Return the embeddings (n, hidden) of the target's ids (n,)."""
         return self.target.embed(ids.to(self.target.device)).to(self.device)
 
     @torch.inference_mode()
     def embed_prompt(self, token_ids: torch.Tensor, visual: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """(n, hidden) of a prompt: at its ``visual`` rows the features that the target reads there.
+        """Return the embeddings (n, hidden) of a prompt, with the target's features at its ``visual`` rows.
 
-        Where the head is not as wide as the target, the embedding of the token that stands for the video.
+        If the head is not as wide as the target, these rows keep the embedding of the placeholder token.
         """
         embeds = self.embed(token_ids)
         if len(visual) and features.shape[1] == embeds.shape[1]:
@@ -114,6 +114,6 @@ class Head(ABC):
 
     @torch.inference_mode()
     def fed(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> HeadRows:
-        """Rows of embeddings and states, both (n, hidden), at positions (axes, n)."""
+        """Build input rows from embeddings and states, both (n, hidden), at positions (axes, n)."""
         rows = torch.cat([embeddings, states], dim=1)[None]
         return HeadRows(rows, positions.to(self.device).expand(self.decoder.axes, -1)[:, None])

@@ -1,4 +1,4 @@
-"""The hub of models as loading meets it: asked once whether it answers, and its downloads shown. Imports no torch."""
+"""Access to the model hub: reachability checks, offline fallback and download bars. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ __all__ = [
     "show_downloads",
 ]
 
-#: Seconds that the hub may take to answer. ``huggingface_hub`` itself waits ten for each of a model's files, and asks
-#: five times where a connection is refused.
+#: Timeout of the reachability check, in seconds. ``huggingface_hub`` itself waits ten for each of a model's files, and
+#: retries a refused connection five times.
 ANSWER = 4.0
-#: Seconds for which it is not asked again.
+#: Seconds for which the result is reused.
 KNOWN = 60.0
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Of each endpoint: when it was asked, and why it gave no answer.
+#: Last check of each endpoint: its time, and the reason of a failure (empty if it answered).
 answers: dict[str, tuple[float, str]] = {}
 
 
 def is_local(name: str) -> bool:
-    """Whether ``name`` is a folder, or looks like one that should be there; otherwise it is a hub id."""
+    """Return True if ``name`` is an existing path or looks like one; otherwise it is a hub id."""
     return Path(name).expanduser().exists() or name.startswith((".", "/", "~"))
 
 
 def is_cached(name: str) -> bool:
-    """Whether the config of a hub id is in the cache."""
+    """Return True if the config of a hub id is in the cache."""
     return not is_local(name) and config_file(name) is not None
 
 
 def config_file(name: str) -> Path | None:
-    """The config of a model in its folder, or of a hub id in the cache; None if it is not there."""
+    """Return the path of a model's config, in its folder or in the hub cache; None if absent."""
     if is_local(name):
         file = Path(name).expanduser() / "config.json"
         return file if file.is_file() else None
@@ -67,12 +67,12 @@ def config_file(name: str) -> Path | None:
 
 
 def check_reachable(name: str) -> bool:
-    """Whether the hub can be asked for the model; not asked for folders, and not in offline mode.
+    """Return True if the hub can serve the model; False for folders, or if only the cache can.
 
-    Any answer counts: that there is no such model, or that it is not for everyone, is said by whoever loads it.
+    Any answer of the hub counts; missing and gated models are reported by the loader.
 
     Raises:
-        ModelError: the hub does not answer, or must not be asked, and the model is not in the cache.
+        ModelError: the hub does not answer or offline mode is on, and the model is not in the cache.
     """
     import huggingface_hub.constants as hub
 
@@ -81,8 +81,8 @@ def check_reachable(name: str) -> bool:
     if hub.HF_HUB_OFFLINE:
         reason = "offline mode is on"
     else:
-        asked, reason = answers.get(hub.ENDPOINT, (-KNOWN, ""))
-        if time.monotonic() - asked >= KNOWN:
+        checked_at, reason = answers.get(hub.ENDPOINT, (-KNOWN, ""))
+        if time.monotonic() - checked_at >= KNOWN:
             reason = hub_failure(hub.ENDPOINT)
             answers[hub.ENDPOINT] = time.monotonic(), reason
         reason = reason and f"the hub does not answer: {reason}"
@@ -95,69 +95,69 @@ def check_reachable(name: str) -> bool:
 
 
 def require_models(names: Iterable[str]) -> list[str]:
-    """The models that have to be fetched, as far as their configs tell.
+    """Return the models that must be downloaded, judged by their cached configs.
 
     Raises:
-        ModelError: as :func:`check_reachable`, naming all that are missing.
+        ModelError: as in :func:`check_reachable`, with the names of all missing models.
     """
-    wanted, missing = [], dict[str, ModelError]()
+    to_download, missing = [], dict[str, ModelError]()
     for name in names:
         try:
             if check_reachable(name) and not is_cached(name):
-                wanted.append(name)
+                to_download.append(name)
         except ModelError as error:
             missing[name] = error
     if missing:
-        first, why = next(iter(missing.items()))
-        reason = why.message.removeprefix(f"{first}: ")
+        first, reason_error = next(iter(missing.items()))
+        reason = reason_error.message.removeprefix(f"{first}: ")
         raise ModelError(f"{' and '.join(missing)}: {reason}", hint=download_hint(*missing), kind="missing")
-    return wanted
+    return to_download
 
 
 def nearest_published(name: str, published: Iterable[str]) -> str | None:
-    """The published model that a mistyped name most likely means, whatever its last word says of it."""
-    short = {re.sub("-(Instruct|hf)$", "", one): one for one in sorted(published)}
-    found = nearest(re.sub("-(Instruct|hf)$", "", name), short)
-    return short[found] if found else None
+    """Return the published model closest to a mistyped name, ignoring the suffixes ``-Instruct`` and ``-hf``."""
+    short = {re.sub("-(Instruct|hf)$", "", full): full for full in sorted(published)}
+    match = nearest(re.sub("-(Instruct|hf)$", "", name), short)
+    return short[match] if match else None
 
 
 def download_hint(*names: str) -> str:
-    """The hint for models that are not there: the published model that a mistyped name means, and what fetches them.
+    """Return the hint for missing models: the closest published name, and the commands that download them.
 
-    Only published models are proposed for download: the hub may have no other.
+    Download commands are given for published models only, since others may not exist on the hub.
     """
     published = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
-    strange = [name for name in names if name not in published]
-    hints = [f"did you mean {one}?" for name in strange if (one := nearest_published(name, published))]
-    if there := [name for name in names if name in published]:
-        them = "it" if len(there) == 1 else "them"
-        downloads = " && ".join(f"hf download {name}" for name in there)
-        hints.append(f"fetch {them} where there is a network: {downloads}")
+    unlisted = [name for name in names if name not in published]
+    hints = [f"did you mean {match}?" for name in unlisted if (match := nearest_published(name, published))]
+    if listed := [name for name in names if name in published]:
+        pronoun = "it" if len(listed) == 1 else "them"
+        downloads = " && ".join(f"hf download {name}" for name in listed)
+        hints.append(f"fetch {pronoun} where there is a network: {downloads}")
     elif not hints:
-        called, them = ("names are", "them") if len(strange) > 1 else ("name is", "it")
-        hints.append(f"if the {called} right, `vidspec models get` fetches {them} where there is a network")
+        subject, pronoun = ("names are", "them") if len(unlisted) > 1 else ("name is", "it")
+        hints.append(f"if the {subject} right, `vidspec models get` fetches {pronoun} where there is a network")
     return " ".join(hints)
 
 
 def retries_offline(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:
-    """Decorator of what loads a model by its name: without a hub it takes the cache, as in offline mode, or fails soon.
+    """Decorate a loader to use the cache, as in offline mode, if the hub does not answer.
 
     Raises:
-        ModelError: of :func:`check_reachable`.
+        ModelError: from :func:`check_reachable`.
     """
 
     @functools.wraps(load)
     def loaded(name: str, /, *args: P.args, **options: P.kwargs) -> T:
         if is_local(name) or check_reachable(name):
             return load(name, *args, **options)
-        with _offline():
+        with _offline_mode():
             return load(name, *args, **options)
 
     return loaded
 
 
 def show_downloads() -> None:
-    """Bars for downloads where standard error is a terminal, none elsewhere; none for weights that are on the disk."""
+    """Enable download bars if stderr is a terminal, and disable the bars for loading weights."""
     import transformers
     from huggingface_hub.utils.tqdm import enable_progress_bars
 
@@ -167,19 +167,19 @@ def show_downloads() -> None:
 
 
 def hub_failure(endpoint: str) -> str:
-    """Why the hub gives no answer; empty if it gives one."""
+    """Return the reason the hub does not answer; empty if it does."""
     from huggingface_hub import get_session
 
     try:
         status = get_session().head(f"{endpoint}/api/models", timeout=ANSWER).status_code
-    except Exception as error:  # of whichever library huggingface_hub speaks HTTP with
+    except Exception as error:  # from any HTTP library under huggingface_hub
         return " ".join(str(error).split()) or type(error).__name__
-    # huggingface_hub would repeat these, for each file.
+    # huggingface_hub would retry these for each file.
     return f"its server says {status}" if status >= 500 else ""
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def _offline_mode() -> Iterator[None]:
     import huggingface_hub.constants as hub
 
     before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True

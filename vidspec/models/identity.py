@@ -1,4 +1,4 @@
-"""What must agree between two models that speculate, small enough to be sent from one process to another."""
+"""Model identities, which a target and its draft compare across processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vidspec.models.base import VideoLanguageModel
 
 __all__ = ["TEXT", "Identity", "check_identity", "is_related", "model_identity", "require_vision"]
 
-#: What stands for the family of a language model without vision.
+#: Family of language models without vision.
 TEXT = "text"
 
-#: Families whose models may draft for each other: one way of writing prompts, though another number of visual tokens.
-_ALIKE = {
+#: Families whose models may draft for each other: the same prompts, though other numbers of visual tokens.
+_RELATED_FAMILIES = {
     "llava": "llava",
     "llava_next": "llava",
     "qwen3_vl_moe": "qwen3_vl",
@@ -25,7 +25,7 @@ _ALIKE = {
 
 @dataclass(frozen=True)
 class Identity:
-    """A model's family, the ids it can emit, and a digest of its tokenizer's entries."""
+    """Identity of a model: its family, the number of ids it can emit, and a digest of its tokenizer's entries."""
 
     name: str
     family: str
@@ -34,22 +34,22 @@ class Identity:
 
 
 def model_identity(model: VideoLanguageModel) -> Identity:
-    """The identity of a loaded model."""
+    """Return the identity of a loaded model."""
     entries = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=False)
     digest = hashlib.sha256(entries.encode("utf-8", "surrogatepass")).hexdigest()
     return Identity(model.name, model.family, model.vocabulary, digest)
 
 
 def is_related(family: str, other: str) -> bool:
-    """Whether a model of the ``other`` family may draft for one of ``family``, given one tokenizer."""
-    return other == TEXT or _ALIKE.get(family, family) == _ALIKE.get(other, other)
+    """Return True if a model of the ``other`` family may draft for ``family``, given the same tokenizer."""
+    return other == TEXT or _RELATED_FAMILIES.get(family, family) == _RELATED_FAMILIES.get(other, other)
 
 
 def require_vision(draft: Identity | VideoLanguageModel, *, shown: bool) -> None:
-    """Refuse a draft without vision that is ``shown`` a video.
+    """Refuse a draft without vision if the draft is ``shown`` the video.
 
     Raises:
-        ModelError: it is one.
+        ModelError: the draft has no vision.
     """
     if draft.family == TEXT and shown:
         raise ModelError(
@@ -60,10 +60,10 @@ def require_vision(draft: Identity | VideoLanguageModel, *, shown: bool) -> None
 
 
 def check_identity(target: Identity, draft: Identity) -> None:
-    """Refuse a draft in another process that is of another family, tokenizer or vocabulary.
+    """Refuse a draft in another process whose family, tokenizer or vocabulary differs.
 
     Raises:
-        ModelError: with what differs.
+        ModelError: names the difference.
     """
     if not is_related(target.family, draft.family):
         raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")

@@ -1,7 +1,7 @@
-"""A short caption of one frame, for the context in which a text stands for the video (C of TABED 6.2 and App. D).
+"""Captions of a single frame, for the draft context that has a text instead of the video (C of TABED 6.2 and App. D).
 
-A captioning model of the hub through ``transformers``' own classes, or the draft model itself; beside the target's
-prefill, of which it needs nothing, unless both would share one core or one device. Once for each clip.
+The captioner is a hub model in ``transformers``' own classes, or the draft model itself. It runs once per clip,
+concurrently with the target's prefill unless both would share one core or one device.
 """
 
 from __future__ import annotations
@@ -31,64 +31,62 @@ if TYPE_CHECKING:
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load_image_captioner", "middle_frame"]
 
-#: New tokens at most.
+#: Maximum new tokens.
 LONGEST = 32
-#: What models that follow instructions are asked; the built-in ones know the first from their training.
+#: Prompts for instruction models; the built-in ones know the first from their training.
 VIDEO_PROMPT, IMAGE_PROMPT = "Caption this video.", "Describe this image in one short sentence."
-#: What families take that know tasks instead of instructions (Florence-2).
+#: Task prompts of families without instructions (Florence-2).
 TASKS = {"florence2": "<CAPTION>"}
 
 
 class ImageCaptioner(ABC):
-    """Says in a sentence what a clip shows.
+    """Captioner of a clip in one sentence.
 
     Args:
-        beside: whether it is called by other threads than the one that runs the passes of target and draft; they take
-            turns.
+        beside: True if threads other than the one that runs target and draft passes call it; calls are serialised.
 
     Attributes:
-        sharing: the thread of those passes leaves it a core meanwhile.
+        sharing: lets the thread of those passes leave it a core meanwhile.
     """
 
     def __init__(self, *, beside: bool) -> None:
         self.beside = beside
         self.sharing = CoreSharing(lambda threads: max(1, threads - 1))
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As the record has it."""
+        """Name in the record."""
 
     @abstractmethod
     def __call__(self, clip: Clip) -> str:
-        """One line, perhaps empty."""
+        """Return one line, possibly empty."""
 
     def steps(self, clip: Clip) -> Steps[str]:
-        """The same, as a part of a decoding that asks for its passes."""
+        """Run the captioner as engine steps."""
         yield from ()
         return self(clip)
 
 
 def middle_frame(clip: Clip) -> Clip:
-    """The clip's middle frame as a clip of its own."""
-    at = slice(len(clip.frames) // 2, len(clip.frames) // 2 + 1)
-    return replace(clip, frames=clip.frames[at], timestamps=clip.timestamps[at])
+    """Return a clip of the middle frame."""
+    middle = slice(len(clip.frames) // 2, len(clip.frames) // 2 + 1)
+    return replace(clip, frames=clip.frames[middle], timestamps=clip.timestamps[middle])
 
 
 def first_sentence(text: str) -> str:
-    """The text up to the end of its first sentence, on one line."""
+    """Return the first sentence of a text, on one line."""
     line = " ".join(text.split())
     return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0]
 
 
 class DraftCaptioner(ImageCaptioner):
-    """The draft model on the middle frame, through its own adapter; greedy, at most 32 tokens.
+    """Captioner that runs the draft model on the middle frame; greedy, at most 32 tokens.
 
     Args:
         model: the draft model.
-        beside: whether it works in other threads; it then shares weights with the draft's passes, and nothing that
-            they write to.
+        beside: True if it runs in other threads; it then shares only the weights with the draft's passes.
     """
 
     def __init__(self, model: VideoLanguageModel, *, beside: bool = False) -> None:
@@ -100,7 +98,7 @@ class DraftCaptioner(ImageCaptioner):
         return self.engine.model.name
 
     def __call__(self, clip: Clip) -> str:
-        with self._one:
+        with self._lock:
             return run_to_completion(self.steps(clip))
 
     def steps(self, clip: Clip) -> Steps[str]:
@@ -114,16 +112,16 @@ class DraftCaptioner(ImageCaptioner):
             text = model.tokenizer.decode(tokens, skip_special_tokens=True)
             if text.rstrip().endswith((".", "!", "?")):
                 break
-            (passed,) = yield Forward(self.engine, [Rows(read.span, [token])], "draft")
-            logits = passed.logits[-1]
+            (result,) = yield Forward(self.engine, [Rows(read.span, [token])], "draft")
+            logits = result.logits[-1]
         return first_sentence(text)
 
 
 class HubCaptioner(ImageCaptioner):
-    """A model that ``transformers`` loads as image-text-to-text, such as BLIP, GIT or Florence-2, on the middle frame.
+    """Captioner that runs an image-text-to-text model, such as BLIP, GIT or Florence-2, on the middle frame.
 
     Args:
-        name: what the user called it.
+        name: the name the user gave.
         model: the stock model, on its device.
         processor: its stock processor.
     """
@@ -139,10 +137,12 @@ class HubCaptioner(ImageCaptioner):
     @torch.inference_mode()
     def __call__(self, clip: Clip) -> str:
         inputs = self._inputs(middle_frame(clip).frames[0]).to(self.model.device, self.model.dtype)
-        given = 0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
-        with self._one:
+        prompt_length = (
+            0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
+        )
+        with self._lock:
             ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
-        return first_sentence(self.processor.batch_decode(ids[:, given:], skip_special_tokens=True)[0])
+        return first_sentence(self.processor.batch_decode(ids[:, prompt_length:], skip_special_tokens=True)[0])
 
     def _inputs(self, frame: Any) -> Any:
         if task := TASKS.get(self.model.config.model_type):
@@ -161,19 +161,19 @@ def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
     """Load a captioning model.
 
     Args:
-        name: hub id, or a folder as ``save_pretrained`` writes it.
+        name: hub id, or a folder written by ``save_pretrained``.
         where: device and dtype.
 
     Raises:
-        ModelError: not found, unreadable, or no model that turns an image into text; no code of a repository is run.
-        DeviceError: memory does not suffice.
+        ModelError: not found, unreadable, or not an image-to-text model; code of the repository is never run.
+        DeviceError: out of memory.
     """
     import transformers
 
     show_downloads()
     config, source = any_config(name), weight_source(name)
-    kinds: Any = transformers.AutoModelForImageTextToText
-    if type(config) not in kinds._model_mapping:
+    auto_class: Any = transformers.AutoModelForImageTextToText
+    if type(config) not in auto_class._model_mapping:
         raise ModelError(
             f"{name}: models of type {config.model_type} caption no images",
             hint="such as Salesforce/blip-image-captioning-base, florence-community/Florence-2-large-ft",
@@ -182,7 +182,7 @@ def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
     hint = "weights laid out for a repository's own code do not fit transformers' classes"
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-        model = load_weights(name, source, kinds, where, hint, {})
+        model = load_weights(name, source, auto_class, where, hint, {})
     except VidspecError:
         raise
     except Exception as error:

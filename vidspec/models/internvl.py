@@ -1,4 +1,4 @@
-"""InternVL 3 and 3.5: frames resized to a square whatever their ratio, four patches a token, frames by number."""
+"""InternVL 3 and 3.5: frames resized to squares, four patches per token, numbered frames in the prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InternVL(Llava):
         given = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}
         self.square = PixelRules.from_config(given, size)
         self.side = int(size // patch * config.downsample_ratio)
-        self.folded = round(config.downsample_ratio**-2)
+        self.rows_per_token = round(config.downsample_ratio**-2)
         self.tower_rows = (size // patch) ** 2 + 1
         self.opens = getattr(tokenizer, "start_image_token", None) or "<img>"
         self.closes = getattr(tokenizer, "end_image_token", None) or "</img>"
@@ -48,19 +48,19 @@ class InternVL(Llava):
     def span(self) -> str:
         return self._video
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
-        each = len(seen) // seen.grid[0]
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
+        each = len(vision) // vision.grid[0]
         pieces: list[str | range] = []
-        for frame in range(seen.grid[0]):
+        for frame in range(vision.grid[0]):
             start = f"{self.closes}\n" if frame else ""
             pieces += [f"{start}Frame{frame + 1}: {self.opens}", range(frame * each, (frame + 1) * each)]
         return [*pieces, self.closes]
 
-    def opening(self) -> list[int]:
+    def leading_ids(self) -> list[int]:
         return []
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 3, S, S)."""
+        """Return square frames (T, 3, S, S)."""
         shown, seconds = (
             resize_to_square(clip.frames, self.square, self.device),
             tuple(float(t) for t in clip.timestamps),

@@ -1,4 +1,4 @@
-"""Published targets with drafts that fit them, and the memory a pair needs; numbers only, no torch."""
+"""Published target and draft pairs, and the memory they need. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from vidspec.models.tiles import Size, best_resolution, multiples, unpadded, within
+from vidspec.models.tiles import Size, best_resolution, fit_token_grid, round_to_multiples, unpadded_cells
 
 __all__ = [
     "KnownModel",
@@ -25,23 +25,23 @@ __all__ = [
     "visual_tokens",
 ]
 
-#: Of a number.
+#: Bytes per number.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: Share of the free memory that a recommended pair leaves for activations.
+#: Share of free memory that a recommended pair leaves for activations.
 SPARE = 0.2
-#: Bytes of main memory that Python, torch and transformers take before a model is loaded.
+#: Main memory of Python, torch and transformers without a model, in bytes.
 PROCESS = 420 << 20
-#: Tokens of a prompt around the video.
+#: Text tokens of a prompt.
 PROMPT = 64
-#: Visual tokens of a frame of any size; SmolVLM's are those of 2.2B, the smaller ones make 8**2.
+#: Visual tokens per frame of any size; SmolVLM's are for 2.2B, smaller ones make 8**2.
 TOKENS_PER_FRAME = {"llava": 24**2, "internvl": 16**2, "smolvlm": 9**2}
-#: The resolutions of LLaVA-NeXT's published configs.
+#: Tile resolutions of LLaVA-NeXT's published configs.
 RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 
 class MemoryWorkload(NamedTuple):
-    """The clip that memory is counted for: its frames, the size of their pixels (rows, columns), the tokens of its
-    caption, and the dtype of weights and cache; ``auto`` is the dtype of the device."""
+    """Assumptions of a memory estimate: frames of a clip, their size in pixels (rows, columns), caption tokens, and
+    the dtype of weights and cache (``auto``: the dtype of the device)."""
 
     frames: int = 32
     size: Size = (720, 1280)
@@ -49,30 +49,30 @@ class MemoryWorkload(NamedTuple):
     dtype: str = "auto"
 
     def visual_tokens(self, family: str) -> int | None:
-        """None for a family whose processor is not known."""
+        """Return the visual tokens of the clip; None for a family whose processor is unknown."""
         try:
             return visual_tokens(family, self.frames, self.size)
         except ValueError:
             return None
 
     def tokens(self, visual: int | None) -> int:
-        """All tokens of prompt and caption."""
+        """Return the tokens of prompt and caption."""
         return (visual or 0) + PROMPT + self.new_tokens
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A published checkpoint; what could not be found out is None.
+    """A published checkpoint; unknown values are None.
 
     Attributes:
         name: hub id.
-        family: as configs call it.
-        layers, kv_heads, head_dim: of the language model; of a hybrid the layers that keep keys and values.
-        parameters: of the whole, tied weights counted once.
-        vocabulary: rows of its head.
-        licence: as the hub abbreviates it.
-        context: tokens it was made for.
-        source: where this is from, if not from its own config on the hub.
+        family: ``model_type`` of its config.
+        layers, kv_heads, head_dim: of the language model; for a hybrid, the layers with a KV cache.
+        parameters: of the whole model, tied weights counted once.
+        vocabulary: rows of the head.
+        licence: the hub's abbreviation.
+        context: context length in tokens.
+        source: source of these facts, if not the checkpoint's config on the hub.
     """
 
     name: str
@@ -88,21 +88,21 @@ class KnownModel:
 
     @property
     def kv_per_token(self) -> int:
-        """Numbers in the KV cache for each token."""
+        """Numbers in the KV cache per token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def weight_bytes(self, dtype: str) -> int | None:
-        """Bytes of the weights; ``dtype`` is a key of :data:`BYTES`."""
+        """Return the bytes of the weights; ``dtype`` is a key of :data:`BYTES`."""
         return None if self.parameters is None else self.parameters * BYTES[dtype]
 
     def kv_bytes(self, load: MemoryWorkload) -> int:
-        """Bytes of the KV cache, with nothing pruned."""
+        """Return the bytes of the KV cache without pruning."""
         return self.kv_per_token * load.tokens(load.visual_tokens(self.family)) * BYTES[load.dtype]
 
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A target and a draft; None where the target drafts for itself. ``papers`` measured it."""
+    """A target and its draft; None if the target drafts for itself. ``papers`` measured the pair."""
 
     target: KnownModel
     draft: KnownModel | None
@@ -112,7 +112,7 @@ class ModelPair:
 
 @dataclass(frozen=True)
 class PairMemory:
-    """Bytes: weights, KV cache of both models with nothing pruned; None where a size is not known.
+    """Bytes of the weights and of both KV caches without pruning; None if a size is unknown.
 
     Activations are not counted.
     """
@@ -128,7 +128,7 @@ class PairMemory:
 
 @cache
 def known_pairs() -> tuple[ModelPair, ...]:
-    """All known pairs, in the order of the families."""
+    """Return all known pairs, ordered by family."""
     import yaml
 
     data = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -145,42 +145,45 @@ def known_pairs() -> tuple[ModelPair, ...]:
 
 
 def listed_draft(target: str) -> str | None:
-    """The draft that is listed first for a target; None if it is not listed, or only with itself."""
+    """Return the first listed draft of a target; None if it is not listed, or only with itself."""
     return next((pair.draft.name for pair in known_pairs() if pair.draft and pair.target.name == target), None)
 
 
 def recommended_pair(load: MemoryWorkload, free: int, *, smallest: bool) -> ModelPair | None:
-    """The listed pair with a draft to begin with, by size alone; None where none leaves :data:`SPARE` of the memory.
+    """Return the largest listed pair that leaves :data:`SPARE` of the memory free; None if none does.
 
     Args:
-        load: the clip; targets made for fewer tokens are left out.
+        load: the clip; targets with a shorter context are left out.
         free: bytes.
-        smallest: whether the smallest target is taken, as without a GPU, instead of the largest.
+        smallest: return the smallest target, as without a GPU, instead of the largest.
     """
-    fitting = dict[int, ModelPair]()
+    candidates = dict[int, ModelPair]()
     for pair in known_pairs():
         context, size = pair.target.context, pair_memory(pair, load).total
         tokens = load.tokens(load.visual_tokens(pair.target.family))
         fits = size is not None and size <= (1 - SPARE) * free and (context is None or tokens <= context)
         if fits and pair.draft and pair.target.parameters:
-            fitting.setdefault(pair.target.parameters, pair)
-    return fitting[(min if smallest else max)(fitting)] if fitting else None
+            candidates.setdefault(pair.target.parameters, pair)
+    return candidates[(min if smallest else max)(candidates)] if candidates else None
 
 
 def pair_memory(pair: ModelPair, load: MemoryWorkload) -> PairMemory:
-    """What a pair needs; a target that drafts for itself has a second cache, of all visual tokens at most."""
+    """Return the memory of a pair; a target that drafts for itself has a second cache, of at most all visual tokens."""
     kv = pair.target.kv_bytes(load) + (pair.draft or pair.target).kv_bytes(load)
     draft = 0 if pair.draft is None else pair.draft.weight_bytes(load.dtype)
     return PairMemory(pair.target.weight_bytes(load.dtype), draft, kv)
 
 
 def visual_tokens(family: str, frames: int, size: Size) -> int:
-    """Visual tokens of a clip under the published processors' settings, separators among them.
+    """Return the visual tokens of a clip, separators included, with the published processors' settings.
 
     Args:
-        family: as configs call it.
-        frames: of the clip.
-        size: rows and columns of their pixels.
+        family: ``model_type`` of the config.
+        frames: number of frames.
+        size: rows and columns of pixels.
+
+    Raises:
+        ValueError: the family is unknown.
     """
     if family == "llava_onevision":
         return frames * 14**2 + 1
@@ -189,34 +192,34 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
     if family == "llava_next":
         tall, wide = best_resolution(size, RESOLUTIONS)
         cells = (tall // 14, wide // 14)
-        rows, columns = (len(range(side)[part]) for side, part in zip(cells, unpadded(size, cells), strict=True))
+        rows, columns = (len(range(side)[part]) for side, part in zip(cells, unpadded_cells(size, cells), strict=True))
         return frames * (24**2 + rows * (columns + 1))
     if family == "gemma4":
-        return frames * math.prod(within(size, 48, 70))
+        return frames * math.prod(fit_token_grid(size, 48, 70))
     factor = 28
     if family == "qwen2_5_vl":
-        rows, columns = multiples(size, factor, (56**2, 12_845_056))
+        rows, columns = round_to_multiples(size, factor, (56**2, 12_845_056))
     elif family == "qwen2_5_omni":
-        rows, columns = multiples(size, factor, (128 * 28**2, 768 * 28**2))
+        rows, columns = round_to_multiples(size, factor, (128 * 28**2, 768 * 28**2))
     elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         factor, shown = 32, max(2, frames)
-        counted = round(shown / 2) * 2  # whole steps of two frames, as the processor counts
-        rows, columns = multiples(size, factor, (64**2, 25_165_824), shown, counted)  # of the whole clip
+        counted = round(shown / 2) * 2  # steps of two frames, as the processor counts
+        rows, columns = round_to_multiples(size, factor, (64**2, 25_165_824), shown, counted)  # of the whole clip
     else:
         raise ValueError(f"no model of the family {family} is known")
     return math.ceil(frames / 2) * (rows // factor) * (columns // factor)
 
 
 def cached_models(folder: Path) -> Mapping[str, bool]:
-    """Models in a cache of the hub, by id: whether config and all weights are there."""
-    found: dict[str, bool] = {}
+    """Return the models in a hub cache: id to True if config and all weights are present."""
+    models: dict[str, bool] = {}
     for repo in sorted(folder.glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
-        found[name] = any(_complete(snapshot) for snapshot in repo.glob("snapshots/*"))
-    return found
+        models[name] = any(_is_complete(snapshot) for snapshot in repo.glob("snapshots/*"))
+    return models
 
 
-def _complete(snapshot: Path) -> bool:
+def _is_complete(snapshot: Path) -> bool:
     if not (snapshot / "config.json").is_file():
         return False
     index = snapshot / "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""LLaVA-1.5: each frame is an image of its own, cut square for CLIP; no separators, no newlines."""
+"""LLaVA-1.5: each frame is an image, cropped square for CLIP; no separators, no newlines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VICUNA = (
 @families.register("llava")
 class Llava(Adapter):
     """A ``LlavaForConditionalGeneration``; its prompt is ``USER: <image>\\n<image>\\n...{prompt} ASSISTANT:``, with one
-    ``<image>`` for each frame and a ``<s>`` before it where the tokenizer begins texts with one."""
+    ``<image>`` per frame, and a ``<s>`` before it if the tokenizer begins texts with one."""
 
     family = "llava"
     content: ClassVar[str] = "image"
@@ -43,38 +43,38 @@ class Llava(Adapter):
         tokenizer, vision = self.tokenizer, self.model.config.vision_config
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size
-        #: Of the tower's hidden states for an image: patches and their class.
+        #: Tower rows of an image: patches and the class token.
         self.tower_rows = self.side**2 + 1
         two = [{"type": self.content}, {"type": self.content}, {"type": "text", "text": "?"}]
         rendered = self.render([{"role": "user", "content": two}])
-        #: What the template puts between two images.
+        #: Text of the template between two images.
         self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
         begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
-        self._opening = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
+        self._leading_ids = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
-        """The visual tokens of each frame, and between two frames what the template puts between two images."""
-        frames = seen.grid[0]
-        each = len(seen) // frames
-        shown = [range(start, start + each) for start in range(0, len(seen), each)]
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
+        """Return the visual tokens of each frame, separated by :attr:`between`."""
+        frames = vision.grid[0]
+        each = len(vision) // frames
+        shown = [range(start, start + each) for start in range(0, len(vision), each)]
         return [piece for frame in shown for piece in (self.between, frame)][1:]
 
-    def opening(self) -> list[int]:
-        return list(self._opening)
+    def leading_ids(self) -> list[int]:
+        return list(self._leading_ids)
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         side: int = self.side
         return frames * side**2
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 3, S, S)."""
+        """Return square frames (T, 3, S, S)."""
         shown, seconds = resize_and_crop(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.rules.pixels)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """T * side ** 2 tokens, all frames in raster order; a class token, where the tower's is not dropped, comes
-        before its frame's and counts as a separator."""
+        """Return T * side ** 2 tokens, frames in raster order; a class token that the model keeps comes first in its
+        frame and counts as a separator."""
         features, side = yield from self.projected(pixels, pooled)
         frames, each = features.shape[:2]
         cell = torch.arange(each, device=features.device) - (each - side**2)
@@ -88,19 +88,19 @@ class Llava(Adapter):
         )
 
     def projected(self, pixels: Pixels, pooled: bool) -> Generator[None, None, tuple[torch.Tensor, int]]:
-        """Projected features (n, tokens, hidden) of n images, and tokens per side.
+        """Return projected features (n, tokens, hidden) of n images, and tokens per side.
 
         Args:
-            pixels: of the n images.
+            pixels: the n images.
             pooled: average the tower's features 2 x 2 just before the projector.
         """
-        tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # of a frame: images
-        made = yield from self.encode_chunks(pixels, tokens, lambda part: self._chunk(part, pooled))
-        features, sides = zip(*made, strict=True)
+        tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # rows per frame
+        outputs = yield from self.encode_chunks(pixels, tokens, lambda part: self._chunk(part, pooled))
+        features, sides = zip(*outputs, strict=True)
         return torch.cat(features), sides[0]
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
-        """:meth:`projected` of some frames, in one go."""
+        """Run :meth:`projected` on some frames in one pass."""
         projector = self.model.model.multi_modal_projector
         with calls_of(projector) as calls:
             self.model.get_image_features(**self.stock_pixels(pixels))

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: each frame is an image of its own, seen whole and in tiles, a newline behind each row of the tiles."""
+"""LLaVA-NeXT: each frame is an image, encoded whole and in tiles, with a newline after each row of the tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.llava import VICUNA, Llava
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles
-from vidspec.models.tiles import best_resolution, unpadded
+from vidspec.models.tiles import best_resolution, unpadded_cells
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ MISTRAL = (
 
 @families.register("llava_next")
 class LlavaNext(Llava):
-    """A ``LlavaNextForConditionalGeneration``; checkpoints without a template of their own are asked in Mistral's form
-    where Mistral is their language model, in Vicuna's otherwise."""
+    """A ``LlavaNextForConditionalGeneration``; checkpoints without a template use Mistral's if their language
+    model is Mistral, Vicuna's otherwise."""
 
     family = "llava_next"
-    folded = 2  # of tiles with padding
+    rows_per_token = 2  # tiles have padding
 
-    def own_template(self) -> str:
+    def default_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
 
     def set_up(self, processor: ProcessorConfig) -> None:
@@ -44,12 +44,12 @@ class LlavaNext(Llava):
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         best, edge = best_resolution((height, width), self.resolutions), self.model.config.vision_config.image_size
-        rows, columns = unpadded((height, width), (best[0] // edge * self.side, best[1] // edge * self.side))
+        rows, columns = unpadded_cells((height, width), (best[0] // edge * self.side, best[1] // edge * self.side))
         tiles: int = (rows.stop - rows.start) * (columns.stop - columns.start + 1)
         return super().visual_tokens(frames, height, width) + frames * tiles
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
+        """Return frames and tiles (T, 1 + tiles, 3, S, S); the grid has the frames' height and width in pixels."""
         shown = cut_tiles(clip.frames, self.rules, self.resolutions, self.device)
         (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
@@ -61,8 +61,7 @@ class LlavaNext(Llava):
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Of each frame the side ** 2 tokens of the whole, then the tiles' without their padding, row by row with a
-        newline behind each.
+        """Return per frame side ** 2 tokens of the whole, then the tiles' without padding, a newline after each row.
 
         In the frame's raster of visual tokens, the tiles' rows come below those of the whole.
         """
@@ -74,7 +73,7 @@ class LlavaNext(Llava):
         extra = features.shape[2] - side**2
         tiles = features[:, 1:, extra:].unflatten(1, (tall, wide)).unflatten(3, (side, side))
         tiles = tiles.transpose(2, 3).flatten(1, 2).flatten(2, 3)  # (T, rows, columns, hidden)
-        rows, columns = unpadded((height, width), (tall * side, wide * side))
+        rows, columns = unpadded_cells((height, width), (tall * side, wide * side))
         tiles = tiles[:, rows, columns]
         newline = self.model.model.image_newline.to(tiles).expand(frames, tiles.shape[1], 1, -1)
         tiles = torch.cat([tiles, newline], dim=2)
@@ -94,8 +93,8 @@ class LlavaNext(Llava):
 
 
 def _raster(rows: int, columns: int, before: int, after: int) -> torch.Tensor:
-    """(2, before + rows * columns) row and column of each token in raster order; -1 for those ``before`` the raster and
-    for the last ``after`` of each row."""
+    """Return row and column (2, before + rows * columns) of tokens in raster order; -1 for those ``before`` the raster
+    and for the last ``after`` of each row."""
     cell = torch.arange(rows * columns)
     place = torch.stack([cell // columns, cell % columns])
     place = place.masked_fill(place[1] >= columns - after, -1)

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: whole frames through SigLIP, pooled to half per side, one newline token behind the video."""
+"""LLaVA-OneVision: whole frames through SigLIP, pooled to half per side, one newline token after the video."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LlavaOnevision(Adapter):
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     keeps_blocks: ClassVar[bool] = True
-    folded = 4
+    rows_per_token = 4
 
     def set_up(self, processor: ProcessorConfig) -> None:
         vision = self.model.config.vision_config
@@ -50,7 +50,7 @@ class LlavaOnevision(Adapter):
         return frames * cells**2 + 1
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 3, S, S)."""
+        """Return square frames (T, 3, S, S)."""
         shown, seconds = (
             resize_to_square(clip.frames, self.rules, self.device),
             tuple(float(t) for t in clip.timestamps),
@@ -59,24 +59,24 @@ class LlavaOnevision(Adapter):
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
+        """Return T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
         frames, side, _ = pixels.grid
         parts = yield from self.encode_chunks(pixels, side**2, lambda part: self._chunk(part, pooled))
         features = torch.cat(parts)
         cells = math.isqrt(len(features) // frames)
-        seen = VisionOutput.raster(features, (frames, cells, cells), pixels.seconds)
+        vision = VisionOutput.raster(features, (frames, cells, cells), pixels.seconds)
         newline = self.model.model.image_newline[None].to(features)
-        separator = seen.row.new_tensor([-1])
+        separator = vision.row.new_tensor([-1])
         return replace(
-            seen,
+            vision,
             features=torch.cat([features, newline]),
-            frame=torch.cat([seen.frame, seen.frame[-1:]]),
-            row=torch.cat([seen.row, separator]),
-            column=torch.cat([seen.column, separator]),
+            frame=torch.cat([vision.frame, vision.frame[-1:]]),
+            row=torch.cat([vision.row, separator]),
+            column=torch.cat([vision.column, separator]),
         )
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
-        """Features of some frames, without the newline."""
+        """Encode some frames, without the newline."""
         batch = pixels.on(self.device, self.vision_dtype)[None]
         frames, side, _ = pixels.grid
         projector = self.model.model.multi_modal_projector

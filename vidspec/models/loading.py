@@ -1,4 +1,4 @@
-"""Find and load models by hub id or folder through ``transformers``, and check that two of them make a pair."""
+"""Load models by hub id or folder through ``transformers``, and check that two of them make a pair."""
 
 from __future__ import annotations
 
@@ -55,34 +55,34 @@ __all__ = [
 ]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
-#: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
+#: Arguments of ``from_pretrained`` that run no code of a repository and read no pickle.
 SAFE: Mapping[str, bool] = {
     "trust_remote_code": False,
     "use_safetensors": True,
     "weights_only": True,
-    "ignore_mismatched_sizes": True,  # they are in the loading info then, by which they are refused
+    "ignore_mismatched_sizes": True,  # reported in the loading info, and refused there
     "output_loading_info": True,
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def embedded_folder(pair: str, role: str) -> Path:
-    """The folder of the ``target`` or ``draft`` of the built-in pair ``embedded`` or ``embedded-qwen``."""
+    """Return the folder of the ``target`` or ``draft`` of the built-in pair ``embedded`` or ``embedded-qwen``."""
     return Path(__file__).parents[1] / "embedded" / _PAIRS[pair] / role
 
 
 @retries_offline
 def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLanguageModel:
-    """Load a model of a supported family; code that lies beside its weights is neither run nor asked about.
+    """Load a model of a supported family; code in its repository is never run.
 
     Args:
-        name: hub id, or a folder as ``save_pretrained`` writes it.
+        name: hub id, or a folder written by ``save_pretrained``.
         where: device, dtype and decoder.
-        text: whether it may be a language model without vision, for a draft that is shown no video.
+        text: also accept a language model without vision, for a draft that does not see the video.
 
     Raises:
-        ModelError: not found (says where it looked and what would fetch it), unreadable, or of another family.
-        DeviceError: the decoder does not cover the model, or memory does not suffice.
+        ModelError: not found (with the places searched and a download command), unreadable, or of another family.
+        DeviceError: the decoder does not support the model, or out of memory.
     """
     import transformers
 
@@ -91,8 +91,8 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     config = read_config(name, text=text)
     show_downloads()
     source, family = weight_source(name), str(config.model_type)
-    blind = family not in families.names()
-    kind: Any = TextModel if blind else families.get(family)
+    text_only = family not in families.names()
+    kind: Any = TextModel if text_only else families.get(family)
     try:
         if not where.settled:
             empty = empty_model(kind, config, where.dtype)
@@ -100,9 +100,9 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
                 where, *weight_sizes(empty, kind.language_of(empty), quantization_config(config), where)[:2]
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
-        processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
-        model, codes = _weights(name, source, where, kind, config, text=blind)
+        tokenizer.encode("?")  # some tokenizer settings are read with the first text
+        processor, template = ({}, None) if text_only else (read_processor(name, source), read_template(source))
+        model, codes = _load_with_codes(name, source, where, kind, config, text=text_only)
         if where.adapter is not None:
             merge_lora(where.adapter, name, model)
     except VidspecError:
@@ -125,7 +125,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
 
 
 def empty_model(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockModel:
-    """The stock model of a family's config without numbers, on torch's meta device."""
+    """Build the stock model of a config on torch's meta device, without weights."""
     import transformers
 
     text = str(config.model_type) not in families.names()
@@ -135,10 +135,10 @@ def empty_model(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockMode
 
 
 def any_config(name: str) -> StockConfig:
-    """The config of a model of whatever type; no weights are read.
+    """Read the config of a model of any type; no weights are read.
 
     Raises:
-        ModelError: not found, unreadable, or it asks for code that is not run.
+        ModelError: not found, unreadable, or it needs code of its repository.
     """
     source = weight_source(name)
     try:
@@ -153,14 +153,14 @@ def any_config(name: str) -> StockConfig:
 
 @retries_offline
 def read_config(name: str, *, text: bool = False) -> StockConfig:
-    """The config of a model that can be loaded, by its family; no weights are read.
+    """Read the config of a model of a supported family; no weights are read.
 
     Args:
-        name: hub id, or a folder as ``save_pretrained`` writes it.
-        text: whether it may be a language model without vision.
+        name: hub id, or a folder written by ``save_pretrained``.
+        text: also accept a language model without vision.
 
     Raises:
-        ModelError: not found, unreadable, of another family, or it asks for code that is not run.
+        ModelError: not found, unreadable, of another family, or it needs code of its repository.
     """
     from vidspec.models.text_only import TYPES
 
@@ -176,62 +176,66 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     except VidspecError:
         raise
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        if _is_there(source, "adapter_config.json"):
+        if _has_file(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model",
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         kind = claimed_config(source).get("model_type")
-        own = "trust_remote_code" in str(error) and kind not in KIN
-        if isinstance(kind, str) and not own and kind not in families.names() and kind not in TYPES:
+        needs_code = "trust_remote_code" in str(error) and kind not in KIN
+        if isinstance(kind, str) and not needs_code and kind not in families.names() and kind not in TYPES:
             raise unsupported_error(name, kind) from error
         raise load_error(name, error) from error
     check_kernels(name, source)
     if (settings := quantization_config(config)) is not None:
         check_method(name, settings)
     family = str(config.model_type)
-    blind = family not in families.names() and family in TYPES
-    if family not in families.names() and not (blind and text):
-        raise unsupported_error(name, family, blind=blind)
+    text_only = family not in families.names() and family in TYPES
+    if family not in families.names() and not (text_only and text):
+        raise unsupported_error(name, family, blind=text_only)
     return config
 
 
 def prepare_decoder(adapter: Adapter, where: Placement) -> None:
-    """Choose the decoder of a model that was loaded.
+    """Choose the decoder of a loaded model.
 
-    On CUDA cuDNN's attention is turned off: it plans anew for every length of the keys, in every thread.
+    cuDNN's attention is turned off on CUDA: it plans again for every key length, in every thread.
 
     Raises:
-        DeviceError: it cannot be fused, or its weights cannot be quantised, which was asked for.
+        DeviceError: a fused decoder or quantised weights were requested, and the model supports neither.
     """
     if where.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
-    left = "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
-    left += "models.decoder: stock, " if where.decoder != "stock" else ""
+    alternatives = (
+        "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
+    )
+    alternatives += "models.decoder: stock, " if where.decoder != "stock" else ""
     try:
-        with memory_for(f"{adapter.name}: laying out its weights on {where.device}", f"{left}or a smaller model"):
+        with memory_for(
+            f"{adapter.name}: laying out its weights on {where.device}", f"{alternatives}or a smaller model"
+        ):
             adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
-        asked, instead = (
+        option, alternative = (
             ("models.decoder fused", "models.decoder: auto")
             if where.decoder == "fused"
             else (f"weights as {where.weights}", "models.weights: null and draft.precision: as-target")
         )
-        raise DeviceError(f"{asked}: {adapter.name}: {error}", hint=f"nearest valid choice: {instead}") from error
+        raise DeviceError(f"{option}: {adapter.name}: {error}", hint=f"nearest valid choice: {alternative}") from error
     memory.release_memory()  # weights in the files' dtype and layout
 
 
 def check_kernels(name: str, source: str) -> None:
-    """Refuse a config that names kernels of the hub: the library would fetch and run them where it can.
+    """Refuse a config that names kernels of the hub, which ``transformers`` would download and run.
 
     Args:
-        name: what the user called the model.
-        source: its hub id, or its folder or config as a file.
+        name: the model name the user gave.
+        source: its hub id, its folder, or its config file.
 
     Raises:
-        ModelError: it names one.
+        ModelError: names the kernel.
     """
     file = Path(source)
     config = json.loads(
@@ -242,25 +246,24 @@ def check_kernels(name: str, source: str) -> None:
         part = parts.pop()
         for key, value in part.items() if isinstance(part, dict) else ():
             values = list(value.values()) if isinstance(value, dict) else [value]
-            if key.strip("_").endswith("_implementation") and any("/" in str(one) for one in values):
+            if key.strip("_").endswith("_implementation") and any("/" in str(item) for item in values):
                 raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
             parts += [value]
 
 
-def _weights(
+def _load_with_codes(
     name: str, source: str, where: Placement, kind: Any, config: StockConfig, *, text: bool = False
 ) -> tuple[StockModel, Precision | None]:
-    """The stock model of a config with its weights, on its devices; of a language model (``text``) that one.
+    """Load the stock model of a config on its devices; a causal language model if ``text``.
 
-    Weights that are stored as codes become plain ones, as if the model had not been quantised, or its blocks keep them:
-    what they keep is returned, too.
+    Weights stored as codes are dequantised, or kept as codes by the blocks; the precision of kept codes is returned.
     """
     import transformers
 
     settings, config = quantization_config(config), kind.config_of(config)
     options: dict[str, object] = {}
     if where.quantization is not None:
-        _require("bitsandbytes", f"models.quantization {where.quantization}")
+        _require_package("bitsandbytes", f"models.quantization {where.quantization}")
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_8bit=where.quantization == "8bit",
             load_in_4bit=where.quantization == "4bit",
@@ -268,7 +271,7 @@ def _weights(
             bnb_4bit_quant_type="nf4",
         )
     if where.device_map is not None or options:
-        _require("accelerate", "models.device_map" if where.device_map is not None else "models.quantization")
+        _require_package("accelerate", "models.device_map" if where.device_map is not None else "models.quantization")
         split = where.device_map
         options["device_map"] = (
             {"": str(where.device)} if split is None else split if isinstance(split, str) else {**split}
@@ -277,9 +280,9 @@ def _weights(
     if settings is None:
         return load_weights(name, source, automatic, where, None, options, config=config), None
     config = without_quantization(config)
-    with torch.device("meta"):  # of the automatic classes only the model's own loads from no files
+    with torch.device("meta"):  # loading without files needs the model's own class, not an auto class
         own = type(automatic.from_config(config, trust_remote_code=False))
-    # Asked for before the weights: a hub that does not answer must not change where texts end.
+    # Fetched before the weights: a hub that fails must not change the end tokens.
     generation = optional_file(source, "generation_config.json")
     load = partial(load_weights, name, None, own, where, None, options, config=config)
     kept = KeptCodes(where)
@@ -288,10 +291,10 @@ def _weights(
         tensors = dequantised_tensors(stored_tensors(source), settings, kept if where.keeps_codes else None)
         check_plain(name, tensors)
         model = load(attach, state_dict=tensors)
-    except LookupError:  # a family whose weights are joined as they are loaded
+    except LookupError:  # the family merges weights while loading
         kept = KeptCodes(where)
         model = load(state_dict=dequantised_tensors(stored_tensors(source), settings))
-    if generation is not None:  # else its numbers are the config's
+    if generation is not None:  # otherwise it follows from the config
         model.generation_config = transformers.GenerationConfig.from_pretrained(generation.parent)
     return model, kept.precision
 
@@ -306,48 +309,48 @@ def load_weights(
     finish: Callable[[StockModel], None] = lambda model: None,
     **known: object,
 ) -> StockModel:
-    """A stock model with its weights, on its devices.
+    """Load a stock model with its weights, on its devices.
 
     Args:
-        name: what the user called it.
-        source: its hub id or folder; None where ``known`` has its ``state_dict``.
+        name: the name the user gave.
+        source: its hub id or folder; None if ``known`` has its ``state_dict``.
         automatic: the class of ``transformers`` that loads it.
         where: device and dtype.
-        hint: for weights that are missing.
-        options: that place the model on its devices; none for ``where.device``.
-        finish: called with the model before it goes there.
-        known: what else the class takes.
+        hint: for missing weights.
+        options: device placement and quantization; empty for ``where.device``.
+        finish: called with the model before it is moved to the device.
+        known: further arguments of ``from_pretrained``.
 
     Raises:
-        ModelError: weights are missing, of another shape, or left over.
-        DeviceError: memory does not suffice.
+        ModelError: weights are missing, of another shape, or unused.
+        DeviceError: out of memory.
     """
     place = "on all devices together" if where.device_map is not None else f"on {where.device}"
-    left = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
-    with memory_for(f"{name} does not fit {place}", left):
-        model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
+    alternatives = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
+    with memory_for(f"{name} does not fit {place}", alternatives):
+        model, info = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
         if source is not None:
             check_plain(name, stored_tensors(source))
-        check_report(name, found, hint)
+        check_report(name, info, hint)
         finish(model)
         return model if options else model.to(where.device)
 
 
-def _require(package: str, key: str) -> None:
+def _require_package(package: str, key: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise DeviceError(f"{key}: {package} is not installed", hint=f"pip install {package}")
 
 
 def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
-    """Refuse pairs that cannot speculate: of two families, tokenizers or vocabularies.
+    """Refuse a pair with unrelated families, different tokenizers or different vocabularies.
 
-    A language model of the same vocabulary may draft for any family, where it is shown no video.
+    A language model of the same vocabulary may draft for any family if it does not see the video.
 
-    Heads padded to different sizes are fine: both models' logits are cut to what the tokenizer knows. LLaVA-1.5 may
-    draft for LLaVA-NeXT and the other way round, as in TABED; what is pruned for the one means nothing to the other.
+    Heads padded to different sizes are fine: both models' logits are cut to the tokenizer's ids. LLaVA-1.5 and
+    LLaVA-NeXT may draft for each other, as in TABED; their visual tokens differ, so pruning does not carry over.
 
     Raises:
-        ModelError: with the difference.
+        ModelError: names the difference.
     """
     if not is_related(target.family, draft.family):
         raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")
@@ -370,7 +373,7 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
 
 
 def load_error(name: str, error: Exception) -> ModelError:
-    """The error for a model that ``transformers`` could not load: where it looked, and what would fetch it."""
+    """Return the error for a model that ``transformers`` could not load, with the places searched and a hint."""
     if "trust_remote_code" in str(error):
         return ModelError(
             f"{name}: needs its own code, which is not run",
@@ -399,10 +402,10 @@ def load_error(name: str, error: Exception) -> ModelError:
 
 
 def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str:
-    """What the library takes for a model's name.
+    """Return the source that ``transformers`` takes: a hub id, or an expanded path.
 
     Raises:
-        ModelError: a folder without a config.
+        ModelError: the folder is missing or has no config.
     """
     if not is_local(name):
         return name
@@ -415,26 +418,28 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
 
 
 def claimed_config(source: str) -> dict[str, Any]:
-    """A config as it stands in its file; empty if there is none that can be read."""
+    """Return the raw config.json; empty if it cannot be read."""
     try:
-        found = json.loads(read_text(source, "config.json") or "{}")
-    except (OSError, VidspecError, ValueError, RecursionError):  # whoever loads the model says what is wrong
+        config = json.loads(read_text(source, "config.json") or "{}")
+    except (OSError, VidspecError, ValueError, RecursionError):  # loading the model reports the error
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def is_head(name: str) -> bool:
-    """Whether the config of a hub id or folder says that it is an EAGLE-3 head; not whether it can be loaded."""
+    """Return True if the config of a hub id or folder names an EAGLE-3 head, loadable or not."""
     architectures = claimed_config(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
-    return isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
+    return isinstance(architectures, list) and any(
+        "eagle3" in str(architecture).lower() for architecture in architectures
+    )
 
 
 def _config(source: str) -> StockConfig:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    for library in ("huggingface_hub", "accelerate"):  # they log a line per retry and per offloaded weight
+        logging.getLogger(library).setLevel(logging.ERROR)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     known = quantization_config(config) is not None
     if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
@@ -447,8 +452,8 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
 
-def _is_there(source: str, name: str) -> bool:
-    """Whether a hub id or folder has a file, as far as can be told."""
+def _has_file(source: str, name: str) -> bool:
+    """Return True if a hub id or folder has a file; False if that cannot be determined."""
     try:
         return optional_file(source, name) is not None
     except (OSError, VidspecError):

@@ -1,10 +1,10 @@
-"""The layer for multi-token prediction that lies in a checkpoint beside the model's own blocks: a head to draft with.
+"""Heads for multi-token prediction (MTP) stored in the target's checkpoint.
 
-The layout is Qwen3.5's: tensors ``mtp.*``, which ``transformers`` leaves out. ``fc`` joins the next token's embedding
-and a state, each behind a norm of its own (``pre_fc_norm_embedding``, ``pre_fc_norm_hidden``), side by side in that
-order; ``layers.0.*`` is a block like those of the model that attend; ``norm`` follows. Embeddings and head are the
-model's. The state is the model's behind its final norm, then the layer's own behind ``norm``. Experts are one tensor
-for all, or tensors for each.
+The layout is Qwen3.5's: tensors ``mtp.*``, which ``transformers`` leaves out. ``fc`` projects the concatenation of the
+next token's embedding and a state, in that order, each after its own norm (``pre_fc_norm_embedding``,
+``pre_fc_norm_hidden``); ``layers.0.*`` is a block like the model's attention blocks; ``norm`` follows. Embeddings and
+head are the model's. The first state is the model's after its final norm, later ones the layer's own after ``norm``.
+Experts are stored as one tensor, or as tensors per expert.
 """
 
 from __future__ import annotations
@@ -33,33 +33,32 @@ _EXPERTS = "layers.0.mlp.experts."
 
 
 class MtpLayer(nn.Module):
-    """The stock modules, by the names of their tensors.
+    """MTP layer built from stock modules, named as in the checkpoint.
 
     Args:
-        config: of the language model.
-        like: one of its blocks that attend.
-        norm: its final one.
+        config: config of the language model.
+        like: one of its attention blocks.
+        norm: its final norm.
     """
 
     def __init__(self, config: StockConfig, like: nn.Module, norm: nn.Module) -> None:
         super().__init__()
         self.config = config = copy.deepcopy(config)
         config.num_hidden_layers, config.layer_types, config._attn_implementation = 1, ["full_attention"], NAME
-        width, made, block = int(config.hidden_size), cast(Any, type(norm)), cast(Any, type(like))
+        width, norm_class, block = int(config.hidden_size), cast(Any, type(norm)), cast(Any, type(like))
         self.fc = nn.Linear(2 * width, width, bias=False)
-        self.pre_fc_norm_embedding = made(width, eps=config.rms_norm_eps)
-        self.pre_fc_norm_hidden = made(width, eps=config.rms_norm_eps)
+        self.pre_fc_norm_embedding = norm_class(width, eps=config.rms_norm_eps)
+        self.pre_fc_norm_hidden = norm_class(width, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList([block(config, 0)])
-        self.norm = made(width, eps=config.rms_norm_eps)
+        self.norm = norm_class(width, eps=config.rms_norm_eps)
 
 
 class MtpDecoder(HeadDecoder):
-    """The layer behind :class:`~vidspec.engine.decoder.Decoder`; what enters it is twice as wide, and it gives states
-    behind their norm.
+    """MTP layer as a :class:`~vidspec.engine.decoder.Decoder`; its input is twice as wide, and its states are normed.
 
     Args:
         layer: with its weights, on its device.
-        target: the model's decoder, whose positions and head it has.
+        target: the target's decoder, whose rotary positions and head it uses.
         budget: bytes of the slab.
     """
 
@@ -71,15 +70,15 @@ class MtpDecoder(HeadDecoder):
 
     @cached_property
     def slab(self) -> Slab:
-        weight, attending = self.layer.fc.weight, cast(Any, self.layer.layers[0]).self_attn
+        weight, attention = self.layer.fc.weight, cast(Any, self.layer.layers[0]).self_attn
         heads = int(self.layer.config.num_key_value_heads)
-        return Slab(heads, int(attending.head_dim), weight.dtype, [weight.device], self._budget)
+        return Slab(heads, int(attention.head_dim), weight.dtype, [weight.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
         return self._target.rotation(positions)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
+        """Run the block: embeddings and states (R, 2 * hidden) to states (R, hidden)."""
         layer = self.layer
         embedding, state = rows.chunk(2, dim=1)
         both = torch.cat([layer.pre_fc_norm_embedding(embedding), layer.pre_fc_norm_hidden(state)], dim=1)
@@ -102,11 +101,11 @@ class MtpDecoder(HeadDecoder):
 
 
 class MtpHead(Head):
-    """A model's own layer.
+    """MTP layer of a target as a head.
 
     Args:
         layer: with its weights.
-        target: in whose checkpoint it is.
+        target: the model whose checkpoint has it.
     """
 
     def __init__(self, layer: MtpLayer, target: VideoLanguageModel) -> None:
@@ -121,51 +120,53 @@ class MtpHead(Head):
 
 
 def load_mtp(target: VideoLanguageModel) -> MtpHead:
-    """The layer in the checkpoint of a loaded model.
+    """Load the MTP layer from the checkpoint of a loaded model.
 
     Raises:
-        ModelError: there is none, or it is of a layout that is not known.
+        ModelError: there is none, or its layout is unknown.
     """
-    weights = _weights(target.source)
+    weights = _read_layer(target.source)
     if not weights:
         raise ModelError(
             f"{target.name}: has no MTP layer: no tensor's name begins with mtp.",
             hint="a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
             kind="unreadable",
         )
-    language, attending = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
+    language, attention_blocks = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
     with torch.device("meta"):
-        layer = MtpLayer(language.config, language.layers[attending[-1]], language.norm).eval()
-    wanted = {key: tensor.shape for key, tensor in layer.state_dict().items()}
-    found = {key: tensor.shape for key, tensor in weights.items()}
-    for key in sorted({*wanted, *found}):
-        if wanted.get(key) != found.get(key):
-            what = "is not known" if key not in wanted else "is missing" if key not in found else "has another shape"
-            raise ModelError(f"{target.name}: its MTP layer cannot be read: mtp.{key} {what}", kind="unreadable")
+        layer = MtpLayer(language.config, language.layers[attention_blocks[-1]], language.norm).eval()
+    expected = {key: tensor.shape for key, tensor in layer.state_dict().items()}
+    stored = {key: tensor.shape for key, tensor in weights.items()}
+    for key in sorted({*expected, *stored}):
+        if expected.get(key) != stored.get(key):
+            problem = (
+                "is not known" if key not in expected else "is missing" if key not in stored else "has another shape"
+            )
+            raise ModelError(f"{target.name}: its MTP layer cannot be read: mtp.{key} {problem}", kind="unreadable")
     placed = {key: weight.to(target.device, target.dtype) for key, weight in weights.items()}
     layer.load_state_dict(placed, assign=True)
     return MtpHead(layer, target)
 
 
 @retries_offline
-def _weights(source: str) -> dict[str, torch.Tensor]:
-    """By their names without ``mtp.``; those of the experts joined."""
+def _read_layer(source: str) -> dict[str, torch.Tensor]:
+    """Read the tensors, keyed by their names without ``mtp.``; experts are merged into one tensor."""
     try:
-        found = read_tensors(source, source, "mtp.")
+        tensors = read_tensors(source, source, "mtp.")
     except ModelError:
         raise
-    except Exception as error:  # of the hub, or of files that are no safetensors
+    except Exception as error:  # from the hub, or broken safetensors
         raise load_error(source, error) from error
-    count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in found)
+    count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in tensors)
     if not count:
-        return found
+        return tensors
     parts = {
-        name: [found.pop(f"{_EXPERTS}{one}.{name}.weight", torch.empty(0)) for one in range(count)]
+        name: [tensors.pop(f"{_EXPERTS}{expert}.{name}.weight", torch.empty(0)) for expert in range(count)]
         for name in ("gate_proj", "up_proj", "down_proj")
     }
     try:
-        both = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
-        joined = {"gate_up_proj": torch.stack(both), "down_proj": torch.stack(parts["down_proj"])}
+        gate_up = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
+        joined = {"gate_up_proj": torch.stack(gate_up), "down_proj": torch.stack(parts["down_proj"])}
     except RuntimeError as error:
         raise ModelError(f"{source}: the experts of its MTP layer are not alike", kind="unreadable") from error
-    return found | {f"{_EXPERTS}{name}": weight for name, weight in joined.items()}
+    return tensors | {f"{_EXPERTS}{name}": weight for name, weight in joined.items()}

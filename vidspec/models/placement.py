@@ -1,4 +1,4 @@
-"""Where and how a model runs: device, dtype and decoder, chosen by what this machine has."""
+"""Placement of a model: device, dtype and decoder, resolved for this machine."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a model runs.
+    """Device, dtype and decoder of a model.
 
     Attributes:
-        device: of the whole model; of one of CUDA with its number, so that two names of one device are equal.
-        dtype: of weights, KV cache and logits; where weights are quantised, of what is computed with them.
-        decoder: what runs the language model's blocks, see :func:`~vidspec.engine.decoders.decoder_of`.
-        device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
-            ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
+        device: device of the whole model; a CUDA device always has an index, so that equal devices compare equal.
+        dtype: of weights, KV cache and logits; of the computation if weights are quantised.
+        decoder: decoder of the language model, see :func:`~vidspec.engine.decoders.decoder_of`.
+        device_map: splits the model by accelerate instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
+            ``sequential``), or a device per module, including ``cpu`` and ``disk``.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.choose_packing`.
-        weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.choose_layout`.
+        packed: pack large weights, see :func:`~vidspec.engine.matrix.choose_packing`.
+        weights: quantise the language model's weights, see :func:`~vidspec.engine.layouts.choose_layout`.
         adapter: hub id or folder of a LoRA that is merged into the model.
-        vision: dtype of what sees and hears; None if it is ``dtype``, too.
-        fitted: whether ``dtype`` gives way to the one that fits this machine, see :func:`cpu_dtype`.
+        vision: dtype of vision and audio towers; None for ``dtype``.
+        fitted: ``dtype`` is provisional, replaced by the one that fits this machine, see :func:`cpu_dtype`.
     """
 
     device: torch.device
@@ -51,14 +51,14 @@ class Placement:
 
     @property
     def settled(self) -> bool:
-        """Whether :func:`fit_placement` changes nothing."""
+        """True if :func:`fit_placement` changes nothing."""
         split = self.device_map or self.quantization
         half = (self.device.type, self.dtype) == ("cpu", torch.bfloat16) and not split
         return not (self.fitted or half)
 
     @property
     def keeps_codes(self) -> bool:
-        """Whether a quantised checkpoint's codes may stay: its weights are neither changed nor split over devices."""
+        """True if a quantised checkpoint may keep its codes: weights are neither changed nor split over devices."""
         return self.weights in (None, "auto") and not (self.device_map or self.quantization or self.adapter)
 
 
@@ -73,11 +73,11 @@ def resolve_placement(
 ) -> Placement:
     """Resolve ``auto`` on this machine, see :func:`~vidspec.engine.device.default_device_type`.
 
-    The dtype is bfloat16 on a GPU, float16 on one that computes no bfloat16 (compute capability below 8.0, macOS before
-    14); on a CPU float32, which :func:`~vidspec.models.loading.load_model` changes by :func:`cpu_dtype`.
+    The dtype is bfloat16 on a GPU, float16 on one without bfloat16 (compute capability below 8.0, macOS before 14);
+    float32 on a CPU, where :func:`~vidspec.models.loading.load_model` adjusts it by :func:`cpu_dtype`.
 
     Raises:
-        DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
+        DeviceError: the device is missing, or this build of torch cannot use the GPU's driver.
     """
     if device == "auto":
         if (problem := driver_problem()) is not None:
@@ -96,7 +96,7 @@ def resolve_placement(
                 f"device {device}: this machine has {count} CUDA devices", hint="vidspec doctor lists the devices"
             )
         if place.index is None:
-            # Without a context nobody has chosen another, and asking would make one.
+            # Without a CUDA context no other device was set, and asking would create one.
             place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     others: dict[str, Callable[[], bool]] = {"mps": torch.backends.mps.is_available, "xpu": torch.xpu.is_available}
     if place.type in others and not others[place.type]():
@@ -105,38 +105,38 @@ def resolve_placement(
         if (place.index or 0) >= torch.xpu.device_count():
             raise DeviceError(f"device {device}: is not there", hint="vidspec doctor lists the devices")
         place = torch.device("xpu", place.index or 0)
-    chosen = _DTYPES.get(dtype) or (_half(place) if place.type in ("cuda", *others) else torch.float32)
-    kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
+    chosen = _DTYPES.get(dtype) or (_half_dtype(place) if place.type in ("cuda", *others) else torch.float32)
+    packable = packed if place.type == "cpu" and chosen is not torch.float16 else False
     fitted = place.type == "cpu" and dtype not in _DTYPES
-    return Placement(place, chosen, decoder, device_map, quantization, kept, weights, fitted=fitted)
+    return Placement(place, chosen, decoder, device_map, quantization, packable, weights, fitted=fitted)
 
 
 def cpu_dtype(numbers: int, free: int | None, fast: bool) -> torch.dtype:
-    """The dtype of a model on a CPU: float32, of which a bfloat16 model's near-ties are none, where it fits well.
+    """Return the dtype of a model on a CPU: float32 if it fits well, since it resolves the near-ties of bfloat16.
 
     Args:
-        numbers: of its parameters.
-        free: bytes of main memory; None if they cannot be told.
-        fast: whether the CPU computes in bfloat16.
+        numbers: parameter count.
+        free: free main memory in bytes; None if unknown.
+        fast: the CPU computes in bfloat16.
 
     Returns:
-        float32 if it takes, with packed copies of all weights, no more than three quarters of the memory, or on a CPU
-        without bfloat16 without the copies; else bfloat16.
+        float32 if it takes at most three quarters of the memory, counting packed copies of all weights only on a CPU
+        with bfloat16; else bfloat16.
     """
     taken = numbers * 4 * (2 if fast else 1)
     return torch.float32 if free is None or 4 * taken <= 3 * free else torch.bfloat16
 
 
 def fit_placement(where: Placement, numbers: int, seeing: int = 0) -> Placement:
-    """``where`` with the dtypes that fit a model, unless they were told.
+    """Return ``where`` with the dtypes that fit a model; explicit dtypes stay.
 
-    A bfloat16 model's vision tower is float32 on an x86 CPU without AMX, where it is faster so, if the model takes no
-    more than three quarters of the memory with it.
+    The vision tower of a bfloat16 model is float32 on an x86 CPU without AMX, where it is faster, if the model then
+    takes at most three quarters of the memory.
 
     Args:
         where: device and dtype.
-        numbers: of the model's weights, without those that stay codes.
-        seeing: those of what sees and hears.
+        numbers: parameter count, without weights kept as codes.
+        seeing: parameter count of vision and audio towers.
     """
     free = memory.available_memory()
     if where.fitted:
@@ -148,15 +148,15 @@ def fit_placement(where: Placement, numbers: int, seeing: int = 0) -> Placement:
 
 
 def has_slow_half_precision() -> bool:
-    """Whether this CPU is slower in bfloat16 than in float32 where it computes with many rows."""
+    """Return True if this CPU is slower in bfloat16 than in float32 on many rows."""
     return platform.machine().lower() in X86 and not torch.cpu._is_amx_tile_supported()
 
 
-def _half(place: torch.device) -> torch.dtype:
-    """The half precision that a GPU computes."""
-    whole = place.type == "xpu"
+def _half_dtype(place: torch.device) -> torch.dtype:
+    """Return the half-precision dtype of a GPU."""
+    has_bfloat16 = place.type == "xpu"
     if place.type == "cuda":
-        whole = torch.cuda.get_device_capability(place) >= (8, 0)
+        has_bfloat16 = torch.cuda.get_device_capability(place) >= (8, 0)
     elif place.type == "mps":
-        whole = torch.backends.mps.is_macos_or_newer(14, 0)
-    return torch.bfloat16 if whole else torch.float16
+        has_bfloat16 = torch.backends.mps.is_macos_or_newer(14, 0)
+    return torch.bfloat16 if has_bfloat16 else torch.float16

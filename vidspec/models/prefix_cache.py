@@ -1,9 +1,9 @@
-"""What questions about a clip leave for others: caches, and how much of a new prompt is in them already.
+"""Prefix cache of several questions about a clip: vision outputs and KV entries that later prompts reuse.
 
-An entry of a cache depends on the rows up to its own and on nothing else, so what a new prompt begins with need not be
-read again where an earlier sequence begins with the same rows: the same tokens at the same positions, of the same clip.
-How far that goes is compared row by row. A template that writes earlier turns differently once others follow, or an
-answer that is cut into other tokens when it is read than when it was written, shortens it and changes no answer.
+A KV entry depends only on the rows up to its own, so a prompt reuses the entries of an earlier sequence as far as both
+begin with the same rows: the same tokens at the same positions, of the same clip. Rows are compared one by one. A
+template that renders earlier turns differently once others follow, or an answer that is tokenized differently than it
+was generated, shortens the prefix and changes no answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefixCache", "PrefixHit"]
 
-#: Where a row that is no visual token is in the video.
+#: Place in the video of rows that are not visual tokens.
 NOWHERE = -2
 
 
 class PrefixHit(NamedTuple):
-    """A sequence whose first ``rows`` entries a new prompt begins with."""
+    """A sequence whose first ``rows`` entries a new prompt can reuse."""
 
     span: KVSpan
     rows: int
@@ -34,7 +34,7 @@ class PrefixHit(NamedTuple):
 
 @dataclass(eq=False)
 class _CachedSequence:
-    """A sequence, and (k, n) what each of its known rows is made from; the first ``prompt`` of them were read."""
+    """A sequence and the keys (k, n) of its known rows, of which the first ``prompt`` are its prompt."""
 
     model: LanguageModel
     span: KVSpan
@@ -45,15 +45,15 @@ class _CachedSequence:
 
 @dataclass(eq=False)
 class PrefixCache:
-    """The caches of one dialogue, or of one of several prompts.
+    """Cache of one dialogue, or of one of several prompts.
 
     Attributes:
-        seen: what each model saw in the clip, and whether pooled.
-        kept: the pruner that chose, and the visual tokens that it left the draft.
-        states: of the visual tokens, for rules that compare them.
-        description: of a frame, where an ensemble has a context of that kind.
-        reading_s: seconds that the first question took to read the clip and its prompts.
-        reused: of this question's prompt, how many rows each model found in a cache.
+        seen: vision output by model and pooling.
+        kept: the pruner, and the visual tokens it kept for the draft.
+        states: hidden states of the visual tokens, for rules that compare them.
+        description: caption of a frame, if an ensemble has such a context.
+        reading_s: seconds in which the first question read the clip and its prompts.
+        reused: cached rows of the current prompt, by model.
     """
 
     seen: dict[tuple[VideoLanguageModel, bool], VisionOutput] = field(default_factory=dict)
@@ -62,63 +62,67 @@ class PrefixCache:
     description: str | None = None
     reading_s: float | None = None
     reused: dict[LanguageModel, int] = field(default_factory=dict)
-    _earlier: list[_CachedSequence] = field(default_factory=list)
-    _now: list[_CachedSequence] = field(default_factory=list)
+    _earlier_sequences: list[_CachedSequence] = field(default_factory=list)
+    _current_sequences: list[_CachedSequence] = field(default_factory=list)
 
     def fork(self) -> PrefixCache:
-        """For another prompt about the same clip, which is asked at the same time."""
+        """Return a cache for a concurrent prompt about the same clip."""
         fields = self.seen, self.kept, self.states, self.description, self.reading_s
-        return PrefixCache(*fields, _earlier=list(self._now))
+        return PrefixCache(*fields, _earlier_sequences=list(self._current_sequences))
 
     def begin(self) -> None:
-        """A turn begins."""
-        self._earlier += self._now
-        self._now, self.reused = [], {}
+        """Begin a turn."""
+        self._earlier_sequences += self._current_sequences
+        self._current_sequences, self.reused = [], {}
 
     def end(self) -> None:
-        """It is answered, or has read its prompts: the sequences of others are not needed any more."""
-        self._earlier.clear()
+        """Release the sequences of earlier turns, once the turn is answered or its prompts are read."""
+        self._earlier_sequences.clear()
 
     def find(self, model: LanguageModel, prefix: EmbeddedPrompt) -> PrefixHit | None:
-        """The sequence that holds most of the beginning of a prompt; the last row of a prompt is always to be read."""
-        if model.decoder.cached is not None:  # states of recurrent blocks cannot be taken from the middle
+        """Return the sequence with the longest common prefix; the last row of a prompt is never reused."""
+        if model.decoder.cached is not None:  # recurrent states cannot be cut at a row
             return None
-        rows, best = _rows(prefix), None
-        for left in self._earlier:
-            if left.model is model:
-                count = min(_common(left.rows, rows), left.span.length, prefix.length - 1)
+        rows, best = _row_keys(prefix), None
+        for sequence in self._earlier_sequences:
+            if sequence.model is model:
+                count = min(_common_columns(sequence.rows, rows), sequence.span.length, prefix.length - 1)
                 if count > 0 and (best is None or count > best.rows):
-                    best = PrefixHit(left.span, count)
+                    best = PrefixHit(sequence.span, count)
         return best
 
     def read(self, model: LanguageModel, prefix: EmbeddedPrompt, span: KVSpan, start: PrefixHit | None) -> None:
-        """A prompt was read, from ``start`` on."""
-        rows = _rows(prefix)
+        """Record a prompt that was read from ``start`` on."""
+        rows = _row_keys(prefix)
         import torch
 
         self.reused[model] = max(self.reused.get(model, 0), start.rows if start else 0)
-        self._now = [
-            one for one in self._now if not (one.model is model and torch.equal(one.rows[:, : one.prompt], rows))
+        self._current_sequences = [
+            sequence
+            for sequence in self._current_sequences
+            if not (sequence.model is model and torch.equal(sequence.rows[:, : sequence.prompt], rows))
         ]
-        self._now.append(_CachedSequence(model, span, rows, prefix.length, prefix.next_position))
-        if start is not None:  # all that is needed of it has been copied
-            self._earlier = [one for one in self._earlier if one.span is not start.span]
+        self._current_sequences.append(_CachedSequence(model, span, rows, prefix.length, prefix.next_position))
+        if start is not None:  # its reused entries have been copied
+            self._earlier_sequences = [
+                sequence for sequence in self._earlier_sequences if sequence.span is not start.span
+            ]
 
     def add_text(self, spans: Sequence[KVSpan], token_ids: Sequence[int]) -> None:
-        """These sequences hold, behind their prompts, a text or its beginning."""
+        """Record the text, or its beginning, that these sequences hold after their prompts."""
         import torch
 
-        for left in self._now:
-            if any(span is left.span for span in spans):
-                count = min(len(token_ids), left.span.length - left.prompt)
-                text = torch.full((len(left.rows), max(0, count)), NOWHERE)
+        for sequence in self._current_sequences:
+            if any(span is sequence.span for span in spans):
+                count = min(len(token_ids), sequence.span.length - sequence.prompt)
+                text = torch.full((len(sequence.rows), max(0, count)), NOWHERE)
                 text[0] = torch.tensor(token_ids[: max(0, count)], dtype=torch.long)
-                text[1:-3] = torch.arange(left.following, left.following + max(0, count))
-                left.rows = torch.cat([left.rows[:, : left.prompt], text], dim=1)
+                text[1:-3] = torch.arange(sequence.following, sequence.following + max(0, count))
+                sequence.rows = torch.cat([sequence.rows[:, : sequence.prompt], text], dim=1)
 
 
-def _rows(prefix: EmbeddedPrompt) -> torch.Tensor:
-    """(1 + axes + 3, L) token, position on each axis, and frame, row and column of each row of a prompt."""
+def _row_keys(prefix: EmbeddedPrompt) -> torch.Tensor:
+    """Return the keys (1 + axes + 3, L) of a prompt's rows: token, position on each axis, frame, row and column."""
     import torch
 
     visual = prefix.visual
@@ -128,8 +132,8 @@ def _rows(prefix: EmbeddedPrompt) -> torch.Tensor:
     return torch.cat([prefix.token_ids[None].cpu(), positions, places])
 
 
-def _common(one: torch.Tensor, other: torch.Tensor) -> int:
-    """How many columns both begin with."""
+def _common_columns(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Return the number of leading columns that are equal."""
     most = min(one.shape[1], other.shape[1])
     differs = (one[:, :most] != other[:, :most]).any(dim=0).nonzero()
     return int(differs[0]) if len(differs) else most

@@ -1,8 +1,8 @@
-"""From decoded frames to pixels, as the checkpoints' own processors do it; torch only, no torchvision.
+"""Preprocessing of decoded frames, equal to the checkpoints' processors; torch only, no torchvision.
 
-Frames are resized and cut as bytes, and remain bytes until a vision tower reads them: :func:`normalise` normalises each
-chunk of its own. For a CUDA device the frames are copied there and resized there. Resized bytes are those of the CPU
-but for fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU rounds the filter's weights too.
+Frames are resized and cropped as bytes, and stay bytes until a vision tower reads them: :func:`normalise` runs on each
+chunk. For a CUDA device the frames are copied there and resized there. The resized bytes equal the CPU's except for
+fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU also rounds the filter's weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from vidspec.models.tiles import best_resolution, fitted
+from vidspec.models.tiles import best_resolution, fit_inside
 
 __all__ = [
     "CLIP_MEAN",
@@ -30,33 +30,33 @@ __all__ = [
     "cut_tiles",
     "normalise",
     "pool_features",
+    "resize",
     "resize_and_crop",
     "resize_to_square",
-    "resized",
 ]
 
-#: Whether torch has Lanczos' filter (for bytes on a CPU); the library's processors take bicubic where it has not.
+#: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.
 _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
-#: PIL's resampling numbers, which processor configs use.
+#: Interpolation by PIL's resampling number, which processor configs use.
 MODES = {0: "nearest", 1: "lanczos" if _LANCZOS else "bicubic", 2: "bilinear", 3: "bicubic"}
 CPU = torch.device("cpu")
 #: The JSON of a processor's config.
 ProcessorConfig: TypeAlias = Mapping[str, Any]
-#: CLIP's own mean and standard deviation, which its image processors fall back to.
+#: CLIP's mean and standard deviation, the defaults of its image processors.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-#: Frames that are resized at once where that takes floats.
-_AT_ONCE = 8
+#: Frames resized at once as floats.
+_FLOAT_BATCH = 8
 
 
 @dataclass(frozen=True)
 class PixelRules:
-    """How a checkpoint wants its frames.
+    """Size and normalisation of a checkpoint's frames.
 
     Attributes:
-        height, width: every frame is resized to, ratio ignored (LLaVA-OneVision shows whole frames).
+        height, width: size of every frame, aspect ratio ignored.
         mean, std: per channel, of values in [0, 1].
         mode: interpolation.
-        scale: what bytes are multiplied with.
+        scale: factor of the bytes.
     """
 
     height: int
@@ -82,10 +82,9 @@ class PixelRules:
 
 
 def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:
-    """Frames resized to the size of ``rules``, whatever their ratio.
+    """Resize frames to the size of ``rules``, ignoring their aspect ratio.
 
-    Resizing runs on bytes with antialiasing, which is what torchvision does, so that results agree to the last bit of
-    the resized byte.
+    Bytes are resized with antialiasing, as in torchvision, so that the results are equal.
 
     Args:
         frames: (T, H, W, 3) uint8 RGB.
@@ -95,13 +94,13 @@ def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch
     Returns:
         (T, 3, height, width) uint8, where :func:`channels_first` puts the frames.
     """
-    return resized(channels_first(frames, device), rules.height, rules.width, rules.mode)
+    return resize(channels_first(frames, device), rules.height, rules.width, rules.mode)
 
 
 def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> torch.Tensor:
-    """(T, 3, H, W) uint8 of frames (T, H, W, 3); on ``device`` where that is CUDA, on the CPU otherwise.
+    """Return frames (T, H, W, 3) as (T, 3, H, W) uint8, on ``device`` if that is CUDA, else on the CPU.
 
-    The copy comes from pinned memory, and nobody waits for it.
+    The copy is asynchronous, from pinned memory.
     """
     pixels = torch.from_numpy(np.ascontiguousarray(frames))
     if device.type == "cuda":
@@ -109,26 +108,26 @@ def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> tor
     return pixels.permute(0, 3, 1, 2)
 
 
-def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """Bytes (T, 3, H, W) as bytes (T, 3, height, width), whatever the ratio; antialiased."""
+def resize(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
+    """Resize bytes (T, 3, H, W) to (T, 3, height, width) with antialiasing, ignoring the aspect ratio."""
     if pixels.shape[-2:] == (height, width):
         return pixels
     if mode == "nearest":
         return F.interpolate(pixels, size=(height, width), mode=mode)
     if pixels.device.type == "cpu":
         return F.interpolate(pixels, size=(height, width), mode=mode, antialias=True)
-    return resized_by_floats(pixels, height, width, mode)
+    return resize_as_floats(pixels, height, width, mode)
 
 
-def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """As :func:`resized`, for devices whose antialiased interpolation does not take bytes.
+def resize_as_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
+    """Resize like :func:`resize` on devices whose antialiased interpolation does not support bytes.
 
-    That of bytes is done along rows and then along columns, with bytes in between: what is beyond black or white
-    after the first is lost to the second. There Lanczos' filter gives way to the bicubic one, as in the library.
+    The byte version resizes rows, then columns, and clamps to bytes in between; so does this one. The bicubic filter
+    replaces Lanczos', as in ``transformers``.
     """
     mode = "bicubic" if mode == "lanczos" else mode
     parts = []
-    for part in pixels.split(_AT_ONCE):
+    for part in pixels.split(_FLOAT_BATCH):
         for size in ((part.shape[-2], width), (height, width)):
             floats = F.interpolate(part.float(), size=size, mode=mode, antialias=True)
             part = floats.round_().clamp_(0, 255).to(torch.uint8)
@@ -137,7 +136,7 @@ def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) 
 
 
 def normalise(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
-    """Bytes (..., 3, H, W), or patches (P, 3 * n) with the n bytes of a channel together, as normalised float32."""
+    """Normalise bytes (..., 3, H, W), or patches (P, 3 * n) with a channel's n bytes contiguous, to float32."""
     mean = torch.tensor(rules.mean, device=pixels.device)[:, None, None]
     std = torch.tensor(rules.std, device=pixels.device)[:, None, None]
     values = pixels.float()
@@ -148,12 +147,12 @@ def normalise(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ImageRules:
-    """How a checkpoint wants its images.
+    """Size, crop and normalisation of a checkpoint's images.
 
     Attributes:
-        pixels: the size images end up with, interpolation and normalisation.
-        edge: what the shortest edge is resized to, the ratio kept; None resizes to ``pixels``' size, ratio ignored.
-        square: whether images are first padded with the mean colour to squares.
+        pixels: final size, interpolation and normalisation.
+        edge: size of the shortest edge, aspect ratio kept; None resizes to the final size, ratio ignored.
+        square: pad images to squares with the mean colour first.
     """
 
     pixels: PixelRules
@@ -163,59 +162,61 @@ class ImageRules:
     @classmethod
     def from_config(cls, config: ProcessorConfig, image_size: int) -> ImageRules:
         """Read an image processor's config; missing keys fall back to CLIP's values at the tower's image size."""
-        size = _size(config.get("size"), "shortest_edge") or {"shortest_edge": image_size}
+        size = _parse_size(config.get("size"), "shortest_edge") or {"shortest_edge": image_size}
         edge = size.get("shortest_edge")
         crop = None
         if config.get("do_center_crop", edge is not None):
-            crop = _size(config.get("crop_size"), None) or {"height": image_size, "width": image_size}
-        filled = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **{k: v for k, v in config.items() if v is not None}}
-        pixels = PixelRules.from_config({**filled, "size": crop or size}, image_size)
-        padded = bool(config.get("do_pad")) and str(config.get("image_processor_type", "")).startswith("LlavaImage")
-        return cls(pixels, edge, padded)
+            crop = _parse_size(config.get("crop_size"), None) or {"height": image_size, "width": image_size}
+        settings = {
+            "image_mean": CLIP_MEAN,
+            "image_std": CLIP_STD,
+            **{k: v for k, v in config.items() if v is not None},
+        }
+        pixels = PixelRules.from_config({**settings, "size": crop or size}, image_size)
+        square = bool(config.get("do_pad")) and str(config.get("image_processor_type", "")).startswith("LlavaImage")
+        return cls(pixels, edge, square)
 
 
-def _size(value: Any, of_one: str | None) -> dict[str, int]:
-    """A size as processor configs have it: a mapping, or in old ones a number."""
+def _parse_size(value: Any, of_one: str | None) -> dict[str, int]:
+    """Parse a size of a processor config: a mapping, or a number in old configs."""
     if isinstance(value, int):
         return {of_one: value} if of_one else {"height": value, "width": value}
     return dict(value or {})
 
 
 def resize_and_crop(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
-    """Frames (T, H, W, 3) as (T, 3, height, width) uint8: resized, the centre cut out."""
-    shown = []
-    for pixels in channels_first(frames, device).split(
-        1
-    ):  # one by one: padded to squares, frames can take many times more
-        shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
-    return torch.cat(shown)
+    """Resize and centre-crop frames (T, H, W, 3) to (T, 3, height, width) uint8."""
+    cropped = []
+    for pixels in channels_first(frames, device).split(1):  # one by one: padding to squares can multiply a frame's size
+        cropped.append(_resize_then_crop(_pad_to_square(pixels, rules.pixels) if rules.square else pixels, rules))
+    return torch.cat(cropped)
 
 
 def cut_tiles(
     frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]], device: torch.device = CPU
 ) -> torch.Tensor:
-    """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) uint8: each whole, then its n tiles in raster order.
+    """Cut frames (T, H, W, 3) to (T, 1 + n, 3, height, width) uint8: the whole, then its n tiles in raster order.
 
-    The tiles together are the frame at the best of the ``resolutions`` (rows, columns of pixels), its ratio kept, in
-    the middle of a black rectangle.
+    The tiles show the frame at the best of the ``resolutions`` (rows, columns of pixels), aspect ratio kept, centred on
+    black.
     """
     pixels = channels_first(frames, device)
     side, mode = rules.pixels.height, rules.pixels.mode
     edge = rules.edge or side
     size = (pixels.shape[-2], pixels.shape[-1])
     best = best_resolution(size, resolutions)
-    height, width = fitted(size, best)
+    height, width = fit_inside(size, best)
     top, left = (best[0] - height) // 2, (best[1] - width) // 2
-    inside = resized(pixels, height, width, mode)
+    inside = resize(pixels, height, width, mode)
     canvas = F.pad(inside, (left, best[1] - width - left, top, best[0] - height - top))
     tiles = canvas.unfold(-2, side, side).unfold(-2, side, side)  # (T, 3, rows, columns, side, side)
     tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
-    whole = resized(pixels, edge, edge, mode)[:, None]
-    parts = [_cropped(part.flatten(0, 1), rules).unflatten(0, part.shape[:2]) for part in (whole, tiles)]
+    whole = resize(pixels, edge, edge, mode)[:, None]
+    parts = [_resize_then_crop(part.flatten(0, 1), rules).unflatten(0, part.shape[:2]) for part in (whole, tiles)]
     return torch.cat(parts, dim=1)
 
 
-def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
+def _pad_to_square(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     height, width = pixels.shape[-2:]
     longest = max(height, width)
     colour = torch.tensor([int(level * 255) for level in rules.mean], dtype=torch.uint8, device=pixels.device)
@@ -225,25 +226,25 @@ def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     return square
 
 
-def _cropped(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
-    """Bytes (T, 3, H, W) resized and cut to the size of ``rules``; where that is larger, with black around it."""
-    wanted = (rules.pixels.height, rules.pixels.width)
+def _resize_then_crop(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
+    """Resize bytes (T, 3, H, W) and crop them to the size of ``rules``; pad with black where that is larger."""
+    final = (rules.pixels.height, rules.pixels.width)
     if rules.edge is None:
-        return resized(pixels, *wanted, rules.pixels.mode)
+        return resize(pixels, *final, rules.pixels.mode)
     height, width = pixels.shape[-2:]
     longest = int(rules.edge * max(height, width) / min(height, width))
     size = (longest, rules.edge) if width <= height else (rules.edge, longest)
-    pixels = resized(pixels, *size, rules.pixels.mode)
-    lacking = [max(0, want - have) for want, have in zip(wanted, size, strict=True)]
-    if any(lacking):
-        down, across = lacking
+    pixels = resize(pixels, *size, rules.pixels.mode)
+    missing = [max(0, want - have) for want, have in zip(final, size, strict=True)]
+    if any(missing):
+        down, across = missing
         pixels = F.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
-    top, left = ((have - want) // 2 for want, have in zip(wanted, pixels.shape[-2:], strict=True))
-    return pixels[..., top : top + wanted[0], left : left + wanted[1]]
+    top, left = ((have - want) // 2 for want, have in zip(final, pixels.shape[-2:], strict=True))
+    return pixels[..., top : top + final[0], left : left + final[1]]
 
 
 def pool_features(features: torch.Tensor) -> torch.Tensor:
-    """Average neighbouring features 2 x 2; of an odd side the last stands alone (TABED's pooled context, section 5).
+    """Average features 2 x 2; the last row or column of an odd side stays alone (TABED's pooled context, section 5).
 
     Args:
         features: (T, rows, columns, d).

@@ -1,6 +1,6 @@
-"""Frames as the Qwen-VL towers take them: dynamic resolution, patches of several frames; torch only, no torchvision.
+"""Preprocessing for the Qwen-VL towers: dynamic resolution, patches of several frames; torch only, no torchvision.
 
-The rules are those of the video processors of ``transformers`` 5.23; what is set in a checkpoint's config wins.
+The rules follow the video processors of ``transformers`` 5.23; a checkpoint's config takes precedence.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
 from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, resize_to_square
-from vidspec.models.tiles import multiples
+from vidspec.models.tiles import round_to_multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
 
-#: Wider or higher frames are refused, as the library does.
+#: Maximum aspect ratio, as in ``transformers``.
 MAX_RATIO = 200
 
 
 @dataclass(frozen=True)
 class GridRules:
-    """How a checkpoint wants its frames: each side a multiple of ``patch * merge`` pixels, within a budget.
+    """Frame sizes of a checkpoint: each side a multiple of ``patch * merge`` pixels, within a pixel budget.
 
     Attributes:
         patch: pixels per side of a patch.
         merge: patches per side of a visual token.
         steps: frames of a temporal patch.
-        min_pixels, max_pixels: of a frame, or with ``whole_clip`` of all frames together.
-        whole_clip: whether the budget is the clip's (Qwen3-VL) or each frame's (Qwen2.5-VL).
-        capped: whether clips of many frames get fewer pixels a frame still (``cap_pixels_per_frame``).
-        max_video_tokens: of a clip (Qwen2.5-VL) or of a frame (Qwen3-VL), where ``capped``.
-        mean, std, mode, scale: as :class:`~vidspec.models.preprocess.PixelRules` has them.
+        min_pixels, max_pixels: budget of a frame, or of all frames together with ``whole_clip``.
+        whole_clip: the budget is the clip's (Qwen3-VL), not each frame's (Qwen2.5-VL).
+        capped: long clips get fewer pixels per frame (``cap_pixels_per_frame``).
+        max_video_tokens: limit of a clip (Qwen2.5-VL) or of a frame (Qwen3-VL) if ``capped``.
+        mean, std, mode, scale: as in :class:`~vidspec.models.preprocess.PixelRules`.
     """
 
     min_pixels: int
@@ -53,8 +53,8 @@ class GridRules:
     def from_config(cls, config: ProcessorConfig, defaults: GridRules) -> GridRules:
         """Read a processor config; missing keys fall back to ``defaults``.
 
-        ``min_pixels`` and ``max_pixels`` are older names for the budget and win over ``size``, as in the library;
-        Qwen3-VL's processor does not know them.
+        ``min_pixels`` and ``max_pixels``, older names of the budget, override ``size``, as in ``transformers``;
+        Qwen3-VL's processor ignores them.
         """
         size = dict(config.get("size") or {})
         low, high = size.get("shortest_edge"), size.get("longest_edge")
@@ -76,7 +76,7 @@ class GridRules:
         )
 
     def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """(height, width) that frames of a clip are resized to.
+        """Return the (height, width) of a clip's resized frames.
 
         Raises:
             GenerationError: one side is more than 200 times the other.
@@ -84,7 +84,7 @@ class GridRules:
         factor = self.patch * self.merge
         low, high = self.min_pixels, self.max_pixels
         if self.whole_clip:
-            frames = max(frames, self.steps)  # the library refuses shorter clips; here their last frame is repeated
+            frames = max(frames, self.steps)  # transformers refuses shorter clips; here the last frame is repeated
             shown, counted = frames, round(frames / self.steps) * self.steps
             if self.capped:
                 each = max(min(self.max_video_tokens * factor**2, high // frames), int(low * 1.05))
@@ -99,21 +99,21 @@ class GridRules:
                 high = max(min(high, total * self.steps // frames), int(low * 1.05))
         if max(height, width) > MAX_RATIO * min(height, width):
             raise GenerationError(f"frames of {width} x {height} pixels are too narrow for this model")
-        return multiples((height, width), factor, (low, high), shown, counted)
+        return round_to_multiples((height, width), factor, (low, high), shown, counted)
 
 
 def patches(
     frames: NDArray[np.uint8], rules: GridRules, device: torch.device = CPU
 ) -> tuple[torch.Tensor, tuple[int, int, int], PixelRules]:
-    """Resize and cut a clip.
+    """Resize a clip and cut it into patches.
 
     Args:
         frames: (T, H, W, 3) uint8 RGB.
-        rules: of the checkpoint.
-        device: of the model; see :func:`~vidspec.models.preprocess.channels_first`.
+        rules: rules of the checkpoint.
+        device: device of the model, see :func:`~vidspec.models.preprocess.channels_first`.
 
     Returns:
-        What :func:`patchify` gives, uint8, and by which rules it is normalised.
+        The patches and grid of :func:`patchify`, uint8, and the rules that normalise them.
     """
     height, width = rules.size(*frames.shape[:3])
     pixels = PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale)
@@ -121,16 +121,16 @@ def patches(
 
 
 def patchify(shown: torch.Tensor, rules: GridRules) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    """Cut frames into patches; the last frame is repeated where a temporal patch would be short of frames.
+    """Cut frames into patches; the last frame is repeated to fill the last temporal patch.
 
     Args:
         shown: (T, 3, H, W), H and W multiples of ``patch * merge``.
-        rules: of the checkpoint.
+        rules: rules of the checkpoint.
 
     Returns:
-        (steps * rows * columns, 3 * steps of a patch * patch ** 2), visual token by visual token: the ``merge ** 2``
-        patches of a token follow each other, tokens are in raster order, the numbers of a patch channel by channel. And
-        the grid (steps, rows, columns) of patches.
+        Patches (steps * rows * columns, 3 * frames per step * patch ** 2), and the grid (steps, rows, columns) of
+        patches. The ``merge ** 2`` patches of a visual token are contiguous, tokens are in raster order, and the values
+        of a patch are ordered by channel.
     """
     if short := -len(shown) % rules.steps:
         shown = torch.cat([shown, shown[-1:].expand(short, -1, -1, -1)])

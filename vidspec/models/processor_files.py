@@ -1,4 +1,4 @@
-"""Settings of a checkpoint's processor and its chat template, from whichever of its files holds them."""
+"""Read the processor settings and the chat template of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ __all__ = ["read_processor", "read_template", "read_text"]
 
 
 def read_text(source: str, name: str) -> str | None:
-    """The text of a file of a hub id or folder; None if there is no such file."""
-    found = optional_file(source, name)
-    return None if found is None else found.read_text(encoding="utf-8")
+    """Return the text of a file of a hub id or folder; None if there is no such file."""
+    file = optional_file(source, name)
+    return None if file is None else file.read_text(encoding="utf-8")
 
 
 def read_processor(name: str, source: str) -> dict[str, Any]:
-    """The config of the video processor, else the image processor's.
+    """Read the config of the video processor, or else of the image processor.
 
-    They are searched in transformers 5's order: its part of the processor's, else its own file. With it, as
-    ``feature_extractor``, what sound is made into, if there is one.
+    The search order is that of transformers 5: a section of the processor's config, then a file of its own. The key
+    ``feature_extractor`` holds the audio feature extractor's config, if there is one.
 
     Args:
-        name: what the user called the model.
+        name: the model name the user gave.
         source: its hub id or folder.
 
     Raises:
-        ModelError: there is none: frames would be resized and normalised otherwise than the model was trained with.
+        ModelError: there is none, and default sizes and normalisation would differ from training.
     """
-    whole, shared = (
-        json.loads(read_text(source, f"{one}_config.json") or "{}") for one in ("processor", "preprocessor")
+    combined, shared = (
+        json.loads(read_text(source, f"{kind}_config.json") or "{}") for kind in ("processor", "preprocessor")
     )
-    found = whole.get("video_processor") or whole.get("image_processor")
-    if not found:
-        found = json.loads(read_text(source, "video_preprocessor_config.json") or "{}") or shared
-    if not found:
+    config = combined.get("video_processor") or combined.get("image_processor")
+    if not config:
+        config = json.loads(read_text(source, "video_preprocessor_config.json") or "{}") or shared
+    if not config:
         raise ModelError(
             f"{name}: has neither preprocessor_config.json nor video_preprocessor_config.json, which say how frames "
             "are resized and normalised",
             hint="copy them from the model that it was made from",
             kind="unreadable",
         )
-    sound = whole.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
-    return {**found, "feature_extractor": sound} if sound else dict(found)
+    audio = combined.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
+    return {**config, "feature_extractor": audio} if audio else dict(config)
 
 
 def read_template(source: str) -> str | None:
-    """The chat template; None if the checkpoint has none of its own."""
+    """Return the chat template; None if the checkpoint has none."""
     if text := read_text(source, "chat_template.jinja"):
         return text
     if text := read_text(source, "chat_template.json"):

@@ -1,4 +1,4 @@
-"""A request as one model reads it, timed."""
+"""Encode a request's clip and prompt for one model, with trace spans."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ __all__ = ["encode_prompt"]
 def encode_prompt(
     model: VideoLanguageModel, request: CaptionRequest, trace: Trace, worker: ModelLane, *, pooled: bool = False
 ) -> Steps[EmbeddedPrompt]:
-    """The prompt with the video in it, embedded.
+    """Return the embedded prompt with the video in it.
 
     Args:
-        model: the model that will read it.
+        model: the model that reads it.
         request: clip and prompt.
-        trace: where preprocessing and the vision tower are timed.
-        worker: the lane they are timed in.
+        trace: receives spans of preprocessing and the vision tower.
+        worker: lane of the spans.
         pooled: average the tower's features 2 x 2 before the projector.
     """
     cache = request.cache
-    made = request.ahead.get(model)
+    precomputed = request.ahead.get(model)
     if cache is not None and (model, pooled) in cache.seen:
-        seen = cache.seen[model, pooled]
-    elif isinstance(made, VisionOutput) and not pooled:
-        seen = made
+        vision = cache.seen[model, pooled]
+    elif isinstance(precomputed, VisionOutput) and not pooled:
+        vision = precomputed
     else:
         with trace.span("preprocess", worker):
-            pixels = made if isinstance(made, Pixels) else model.preprocess(request.frames)
+            pixels = precomputed if isinstance(precomputed, Pixels) else model.preprocess(request.frames)
         with trace.span("vision", worker):
-            seen = yield from _seen(model.encode_steps(pixels, pooled=pooled), worker)
+            vision = yield from _encode_in_steps(model.encode_steps(pixels, pooled=pooled), worker)
     if cache is not None:
-        cache.seen[model, pooled] = seen
+        cache.seen[model, pooled] = vision
     with trace.span("vision", worker):
-        return model.prefix(seen, request.prompt or "", request.system, request.earlier)
+        return model.prefix(vision, request.prompt or "", request.system, request.earlier)
 
 
-def _seen(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
-    """Each step of the vision tower in its turn."""
-    found: list[VisionOutput] = []
+def _encode_in_steps(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
+    """Run the vision tower as engine steps."""
+    outputs: list[VisionOutput] = []
 
     def step() -> None:
         try:
             next(steps)
         except StopIteration as end:
-            found.append(end.value)
+            outputs.append(end.value)
 
-    while not found:
+    while not outputs:
         yield Encode(step, worker)
-    return found[0]
+    return outputs[0]

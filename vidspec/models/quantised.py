@@ -1,8 +1,8 @@
-"""Weights that a checkpoint stores as codes and scales, read without the libraries that publish them.
+"""Read quantised checkpoints, stored as codes and scales, without the libraries that wrote them.
 
-Layers of the language model's blocks keep codes that a product of the engine's takes as they are (:class:`KeptCodes`);
-each other quantised layer gets a plain weight when the stock model asks for it, so that loading needs memory for one
-layer beyond the model. Activations are never quantised: of a W8A8 checkpoint only the weights' codes are read.
+Layers of the language model's blocks keep the codes that a matrix product of the engine supports (:class:`KeptCodes`);
+other quantised layers are dequantised one by one as the stock model loads them, so that loading needs memory for one
+extra layer. Activations are never quantised: of a W8A8 checkpoint only the weights' codes are read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
     "without_quantization",
 ]
 
-#: The settings of checkpoints by NVIDIA's ModelOpt, which have no ``quantization_config`` in older versions.
+#: Settings file of NVIDIA's ModelOpt, whose older checkpoints have no ``quantization_config``.
 MODELOPT_FILE = "hf_quant_config.json"
 
 
-class _Args(TypedDict, total=False):
-    """How weights of a group of layers are quantised, as compressed-tensors writes it."""
+class _WeightArgs(TypedDict, total=False):
+    """Quantisation arguments of a group's weights, as in compressed-tensors."""
 
     num_bits: int
     type: str
@@ -53,11 +53,11 @@ class _Args(TypedDict, total=False):
 
 
 class QuantizationGroup(TypedDict, total=False):
-    weights: _Args | None
+    weights: _WeightArgs | None
 
 
 class QuantizationConfig(TypedDict, total=False):
-    """``quantization_config`` of a ``config.json``; each method has some of the keys."""
+    """``quantization_config`` of a ``config.json``; each method uses some of the keys."""
 
     quant_method: str
     bits: int
@@ -74,15 +74,15 @@ class QuantizationConfig(TypedDict, total=False):
     quant_algo: str
 
 
-#: Formats of compressed-tensors whose tensors are read.
+#: Supported formats of compressed-tensors.
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
-#: Packings of auto-round that are read, and the method whose tensors they are.
+#: Supported packings of auto-round, and the method whose tensors they use.
 _PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-#: Algorithms of ModelOpt whose tensors are read: a scale in all, one for each output, or blocks of 128 x 128.
+#: Supported algorithms of ModelOpt: one scale per tensor, per output, or per block of 128 x 128.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
-#: AWQ's order of the eight codes in a word.
-_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
-#: What belongs to a quantised weight, behind the name of its layer.
+#: AWQ's order of the eight codes of a word.
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+#: Names of a quantised weight's tensors, after the layer's name.
 _PART = re.compile(
     r"^(?P<layer>.*\.)(?P<part>qweight|qzeros|scales|g_idx|SCB|weight_(?:format|packed|shape|g_idx|zero_point)"
     r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__(?:nf4|fp4)))$"
@@ -91,13 +91,13 @@ _SCALE = re.compile(r"^(?P<weight>.*)_scale(?:_inv)?$")
 
 
 class KeptCodes:
-    """The codes that layers of a model keep; while it is loaded, a single number stands in for each weight.
+    """Codes that layers of a model keep; during loading a one-element tensor is the placeholder of each weight.
 
     Args:
         where: device and dtype of the model.
 
     Attributes:
-        precision: of what layers keep; None if none does.
+        precision: of the kept codes; None if no layer keeps any.
     """
 
     def __init__(self, where: Placement) -> None:
@@ -106,7 +106,7 @@ class KeptCodes:
         self._codes: dict[int, tuple[torch.Tensor, StoredCodes]] = {}
 
     def stand_in(self, codes: StoredCodes) -> torch.Tensor:
-        """(out, in) of one number; the weight of codes that do not stay."""
+        """Return a placeholder (out, in) of one element; the dequantised weight if the codes are not kept."""
         where, shape = self._where, (len(codes.packed), codes.packed.shape[1] * 8 // codes.bits)
         if not StoredCodes.nbytes(codes.bits, shape, shape[1] // codes.scales.shape[1], where.device, where.dtype):
             return codes.dense
@@ -115,10 +115,10 @@ class KeptCodes:
         return number.expand(shape)
 
     def attach(self, model: StockModel, language: Callable[[StockModel], StockModel]) -> None:
-        """Give the layers of the language model's blocks their codes, and all others plain weights.
+        """Attach the codes to the layers of the language model's blocks, and dequantise all others.
 
         Raises:
-            LookupError: weights of the model are made of some that are only stood in for.
+            LookupError: weights of the model were built from placeholders.
         """
         inside = set(language(model).layers.modules())
         for layer in model.modules():
@@ -135,12 +135,12 @@ class KeptCodes:
             raise LookupError(f"{len(self._codes)} weights are parts of others")
 
 
-class _Weight:
-    """A weight made from what is stored of it, each time it is asked for.
+class _DequantisedWeight:
+    """A weight built from its stored tensors each time it is indexed.
 
     Args:
-        make: reads it: its codes, or numbers in float32.
-        kept: where its codes stay, if they do.
+        make: reads the codes, or the weight in float32.
+        kept: keeps the codes; None to dequantise them.
     """
 
     def __init__(self, make: Callable[[], torch.Tensor | StoredCodes], kept: KeptCodes | None) -> None:
@@ -154,24 +154,24 @@ class _Weight:
 
 
 def quantization_config(config: StockConfig) -> QuantizationConfig | None:
-    """``quantization_config`` of a model's config or of its language model's; None if it is not quantised."""
+    """Return ``quantization_config`` of a model's or its language model's config; None if it is not quantised."""
     for part in (config, getattr(config, "text_config", None)):
-        found = getattr(part, "quantization_config", None)
-        if found is not None:
-            return cast(QuantizationConfig, found if isinstance(found, dict) else found.to_dict())
+        settings = getattr(part, "quantization_config", None)
+        if settings is not None:
+            return cast(QuantizationConfig, settings if isinstance(settings, dict) else settings.to_dict())
     return None
 
 
 def modelopt_settings(file: Mapping[str, Any]) -> QuantizationConfig | None:
-    """The settings in ModelOpt's own file; None where it quantised nothing but the KV cache."""
-    found = file.get("quantization")
-    if not isinstance(found, dict) or not found.get("quant_algo"):
+    """Return the settings in ModelOpt's file; None if it quantised only the KV cache."""
+    settings = file.get("quantization")
+    if not isinstance(settings, dict) or not settings.get("quant_algo"):
         return None
-    return cast(QuantizationConfig, {**found, "quant_method": "modelopt"})
+    return cast(QuantizationConfig, {**settings, "quant_method": "modelopt"})
 
 
 def without_quantization(config: StockConfig) -> StockConfig:
-    """A copy that says nothing of quantisation."""
+    """Return a copy of the config without ``quantization_config``."""
     config = copy.deepcopy(config)
     for part in filter(None, (config, getattr(config, "text_config", None))):
         if hasattr(part, "quantization_config"):
@@ -180,13 +180,13 @@ def without_quantization(config: StockConfig) -> StockConfig:
 
 
 def method_description(settings: QuantizationConfig) -> str:
-    """The method in words, such as ``gptq, 4 bits, groups of 128``."""
-    method, args = str(settings.get("quant_method")), _args(settings)
+    """Describe the method in words, such as ``gptq, 4 bits, groups of 128``."""
+    method, args = str(settings.get("quant_method")), _weight_args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
     words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
     if method == "modelopt":
         words = [method, _algorithm(settings)]
-    group, block = args.get("group_size"), _block(settings)
+    group, block = args.get("group_size"), _block_shape(settings)
     if block:
         words.append(f"blocks of {' x '.join(map(str, block))}")
     elif group and group > 0:
@@ -195,26 +195,26 @@ def method_description(settings: QuantizationConfig) -> str:
 
 
 def check_method(name: str, settings: QuantizationConfig) -> None:
-    """Refuse a checkpoint of a method whose tensors are not read.
+    """Refuse a checkpoint of an unsupported method.
 
     Raises:
         ModelError: names the method.
     """
-    method = what = str(settings.get("quant_method"))
-    version, form = settings.get("version", "gemm"), settings.get("format", "dense")
+    method = description = str(settings.get("quant_method"))
+    version, format_ = settings.get("version", "gemm"), settings.get("format", "dense")
     packing = settings.get("packing_format") or "of its own"
     if method == "awq" and version != "gemm":
-        what = f"awq in version {version}"
-    elif method == "compressed-tensors" and form not in _FORMATS:
-        what = f"compressed-tensors in format {form}"
+        description = f"awq in version {version}"
+    elif method == "compressed-tensors" and format_ not in _FORMATS:
+        description = f"compressed-tensors in format {format_}"
     elif method == "modelopt" and _algorithm(settings) not in _ALGORITHMS:
-        what = f"modelopt in {_algorithm(settings)}"
+        description = f"modelopt in {_algorithm(settings)}"
     elif method == "auto-round" and packing not in _PACKINGS:
-        what = f"auto-round in packing {packing}"
+        description = f"auto-round in packing {packing}"
     elif method in _READERS:
         return
     raise ModelError(
-        f"{name}: is quantised by {what}, which is not read",
+        f"{name}: is quantised by {description}, which is not read",
         hint="take the model it was made from, or one by AWQ, GPTQ, compressed-tensors, bitsandbytes or in FP8",
         kind="unreadable",
     )
@@ -223,26 +223,26 @@ def check_method(name: str, settings: QuantizationConfig) -> None:
 def weight_sizes(
     model: StockModel, language: StockModel, settings: QuantizationConfig | None, where: Placement
 ) -> tuple[int, int, int]:
-    """Of a model without numbers: how many its weights have but for those whose codes stay, how many of these are of
-    what sees and hears, and bytes of the codes.
+    """Count the weights of a model on the meta device: all numbers except those kept as codes, those of the towers
+    among them, and the bytes of the codes.
 
-    The weights whose codes stay, all of the blocks' linear layers that fit, are emptied.
+    The weights kept as codes, those of all supported linear layers of the blocks, are emptied.
     """
-    stored, codes = None if settings is None or not where.keeps_codes else _code(settings), 0
+    stored, codes = None if settings is None or not where.keeps_codes else _code_format(settings), 0
     for layer in language.layers.modules() if stored else ():
         if stored and type(layer) is nn.Linear:
             shape = layer.out_features, layer.in_features
-            if taken := StoredCodes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
-                codes += taken
+            if nbytes := StoredCodes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
+                codes += nbytes
                 release_weights([layer])
-    writing = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
-    sizes = [(weight.numel(), id(weight) in writing) for weight in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, inner in sizes if not inner), codes
+    language_weights = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
+    sizes = [(weight.numel(), id(weight) in language_weights) for weight in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_language in sizes if not is_language), codes
 
 
-def _code(settings: QuantizationConfig) -> tuple[int, int] | None:
-    """Bits, and inputs that share a scale (0 for all); None of codes that are no integers or in another order."""
-    method, args = settings.get("quant_method"), _args(settings)
+def _code_format(settings: QuantizationConfig) -> tuple[int, int] | None:
+    """Return the bits and the group size (0 for a whole row); None for codes that are not integers or are reordered."""
+    method, args = settings.get("quant_method"), _weight_args(settings)
     if method == "modelopt":
         return None
     bits, group = args.get("num_bits", 0), max(args.get("group_size") or 0, 0)
@@ -257,12 +257,12 @@ def _code(settings: QuantizationConfig) -> tuple[int, int] | None:
 def dequantised_tensors(
     stored: Mapping[str, StoredTensor], settings: QuantizationConfig, kept: KeptCodes | None = None
 ) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by their names, with plain weights in place of what is quantised.
+    """Return the tensors of a checkpoint by name, with plain weights in place of quantised ones.
 
     Args:
         stored: all tensors of its files.
-        settings: of a method that :func:`check_method` lets through.
-        kept: takes codes that stay, and gives numbers that stand in for them.
+        settings: of a method that :func:`check_method` accepts.
+        kept: keeps codes and provides placeholders.
     """
     read = _READERS[str(settings.get("quant_method"))]
     layers: dict[str, dict[str, StoredTensor]] = {}
@@ -278,30 +278,30 @@ def dequantised_tensors(
     for key, parts in layers.items():
         if key in rest:
             parts["weight"] = rest[key]
-        rest[key] = _Weight(partial(read, parts, settings), None if ".experts." in key else kept)
+        rest[key] = _DequantisedWeight(partial(read, parts, settings), None if ".experts." in key else kept)
     return rest
 
 
-def _args(settings: QuantizationConfig) -> _Args:
-    """Of the first group of layers."""
+def _weight_args(settings: QuantizationConfig) -> _WeightArgs:
+    """Return the weight arguments of the first group."""
     for group in settings.get("config_groups", {}).values():
         return group.get("weights") or {}
     return {"num_bits": settings.get("bits", 0), "group_size": settings.get("group_size")}
 
 
 def _algorithm(settings: QuantizationConfig) -> str:
-    """ModelOpt's, which some versions write in lower case."""
+    """Return ModelOpt's algorithm, which some versions write in lower case."""
     return str(settings.get("quant_algo")).upper()
 
 
-def _block(settings: QuantizationConfig) -> list[int] | None:
+def _block_shape(settings: QuantizationConfig) -> list[int] | None:
     if _algorithm(settings) == "FP8_PB_WO":
         return [128, 128]
-    return settings.get("weight_block_size") or _args(settings).get("block_structure")
+    return settings.get("weight_block_size") or _weight_args(settings).get("block_structure")
 
 
-def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Codes (..., count) as uint8 from 32-bit words (..., n) in which they lie densely, the lowest bits first."""
+def _unpack_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Unpack uint8 codes (..., count) from 32-bit words (..., n), densely packed with the lowest bits first."""
     short = -words.shape[-1] % bits
     words = torch.nn.functional.pad(words, (0, short)).unflatten(-1, (-1, bits))
     codes = torch.empty(*words.shape[:-1], 32, dtype=torch.uint8)
@@ -314,12 +314,13 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return codes.flatten(-2)[..., :count]
 
 
-def _grouped(
+def _dequantise_groups(
     bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
 ) -> torch.Tensor | StoredCodes:
-    """Codes (out, in) less the zero points of their groups, times the scales (out, groups).
+    """Dequantise (codes - zero points) * scales: codes (out, in), scales (out, groups).
 
-    ``order`` (in,) is the group of each column where groups are no runs of columns.
+    Codes in a layout that the engine supports are returned as codes. ``order`` (in,) is the group of each column if
+    groups are not contiguous.
     """
     width, groups = codes.shape[-1], scales.shape[-1]
     runs = torch.arange(width) // (width // groups)
@@ -329,115 +330,118 @@ def _grouped(
         if bits == 4 and width % 2 == 0:
             return StoredCodes.of(codes, scales, points)
         if bits == 8 and groups == 1 and bool((points == 128).all()):
-            return _by_row((codes.int() - 128).to(torch.int8), scales)
+            return _row_codes((codes.int() - 128).to(torch.int8), scales)
     return (codes.float() - points.float()[:, order]).mul_(scales.float()[:, order])
 
 
-def _gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1.
+def _read_gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read GPTQ: ``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zeros - 1.
 
-    Bits are those of the layer's shapes: ``dynamic`` and ``extra_config`` give layers others than the settings name.
+    Bits follow from the layer's shapes, since ``dynamic`` and ``extra_config`` override the settings per layer.
     """
     words, scales, points = parts["qweight"][...].t(), parts["scales"][...].t(), parts["qzeros"][...]
     bits, less = points.shape[1] * 32 // len(scales), settings.get("checkpoint_format") != "gptq_v2"
-    if less and 32 % bits == 0:  # subtracted from whole words: a zero point of 0 borrowed from the one above it
+    if less and 32 % bits == 0:  # subtracted from whole words, so a zero point of 0 borrowed from the next one
         points = points + sum(1 << place for place in range(0, 32, bits))
         less = False
-    zeros = _unpacked(points, bits, len(scales)).t().float() + less
-    codes = _unpacked(words, bits, words.shape[1] * 32 // bits)
-    return _grouped(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
+    zeros = _unpack_codes(points, bits, len(scales)).t().float() + less
+    codes = _unpack_codes(words, bits, words.shape[1] * 32 // bits)
+    return _dequantise_groups(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
 
 
-def _awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in an order of their own."""
+def _read_awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read AWQ: ``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in AWQ's order."""
     scales = parts["scales"][...]
 
     def codes(words: torch.Tensor) -> torch.Tensor:
-        ordered: torch.Tensor = _unpacked(words, 4, 8 * words.shape[-1]).unflatten(-1, (-1, 8))[..., list(_AWQ)]
+        ordered: torch.Tensor = _unpack_codes(words, 4, 8 * words.shape[-1]).unflatten(-1, (-1, 8))[
+            ..., list(_AWQ_ORDER)
+        ]
         return ordered.flatten(-2).t()
 
     zeros: torch.Tensor | int = codes(parts["qzeros"][...]).float() if "qzeros" in parts else 8
-    return _grouped(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
+    return _dequantise_groups(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
 
 
-def _auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Tensors of GPTQ, version 1, or of AWQ."""
-    return (_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _awq)(parts, settings)
+def _read_auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read auto-round: tensors of GPTQ version 1, or of AWQ."""
+    return (_read_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _read_awq)(parts, settings)
 
 
-def _compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`.
+def _read_compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read compressed-tensors: packed along in, zero points along out; or unpacked, see :func:`_read_scaled`.
 
-    Before version 0.9.4 zero points were not packed: int8 (out, groups), less half the codes' range.
+    Before version 0.9.4 zero points were not packed: int8 (out, groups), minus half the codes' range.
     """
     if "weight_packed" not in parts:
-        return _scaled(parts, settings)
+        return _read_scaled(parts, settings)
     words, scales = parts["weight_packed"][...], parts["scale"][...]
     out, width = parts["weight_shape"][...].tolist()
     bits = 32 * words.shape[-1] // width
     zeros: torch.Tensor | int = 1 << bits - 1
     if "weight_zero_point" in parts:
-        points = parts["weight_zero_point"][...]
-        packed = points.dtype is torch.int32
-        zeros = _unpacked(points.t(), bits, out).t().float() if packed else points.float() + (1 << bits - 1)
+        zero_points = parts["weight_zero_point"][...]
+        packed = zero_points.dtype is torch.int32
+        zeros = (
+            _unpack_codes(zero_points.t(), bits, out).t().float() if packed else zero_points.float() + (1 << bits - 1)
+        )
     order = parts["weight_g_idx"][...] if "weight_g_idx" in parts else None
-    return _grouped(bits, _unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
+    return _dequantise_groups(bits, _unpack_codes(words, bits, width), scales.expand(out, -1), zeros, order)
 
 
-def _scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Numbers (..., out, in) of 8 bits, less the zero points, times the scales: one in all, or one for each row, for
-    each block, or for each group of a row."""
+def _read_scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read 8-bit codes (..., out, in): minus zero points, times scales per tensor, row, block or group of a row."""
     codes, scales = parts["weight"][...], parts["scale"][...].float()
     if scales.dim() == codes.dim() + 2:  # ModelOpt's blocks: (out, 1, in, 1)
         scales = scales[..., 0, :, 0]
     zeros = parts["weight_zero_point"][...].float() if "weight_zero_point" in parts else None
     by_row = codes.dtype is torch.int8 and codes.dim() == 2 and scales.numel() in (1, len(codes))
     if by_row and (zeros is None or not zeros.any()):
-        return _by_row(codes, scales)
+        return _row_codes(codes, scales)
     weight = codes.float()
     if scales.numel() > 1:
-        block = _block(settings)
+        block = _block_shape(settings)
         for axis in (-2, -1):
             count, length = scales.shape[axis] if scales.dim() > 1 else len(scales), weight.shape[axis]
             step = block[axis] if block and -(-length // block[axis]) == count else length // count
-            if scales.dim() == 1:  # one for each row
+            if scales.dim() == 1:  # one per row
                 scales, zeros = scales[:, None], None if zeros is None else zeros[:, None]
             scales = scales.repeat_interleave(step, axis).narrow(axis, 0, length)
             zeros = None if zeros is None else zeros.repeat_interleave(step, axis).narrow(axis, 0, length)
     return (weight if zeros is None else weight.sub_(zeros)).mul_(scales)
 
 
-def _by_row(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
-    """Of int8 codes (out, in) and a scale in all or for each row."""
+def _row_codes(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
+    """Build stored codes from int8 codes (out, in) and a scale per tensor or row."""
     scales = scales.reshape(-1, 1).expand(len(codes), 1)
     return StoredCodes.of(codes, scales, torch.zeros_like(scales))
 
 
-def _bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
-    """Rows of int8 with the largest number of each, or codes of 4 bits, the upper first, with a table of 16 numbers and
-    the largest number of each block, which may be codes in their turn."""
+def _read_bitsandbytes(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
+    """Read bitsandbytes: int8 rows with the absolute maximum of each, or 4-bit codes, upper half first, with a table of
+    16 values and the absolute maximum of each block, which may itself be quantised."""
     weight = parts["weight"][...]
     if "SCB" in parts:
-        return _by_row(weight, parts["SCB"][...].float() / 127)
+        return _row_codes(weight, parts["SCB"][...].float() / 127)
     blob = next(tensor for key, tensor in parts.items() if key.startswith("quant_state."))
     state = json.loads(bytes(blob[...].tolist()))
-    largest: torch.Tensor = parts["absmax"][...]
+    absmax: torch.Tensor = parts["absmax"][...]
     if "nested_absmax" in parts:
-        of_blocks = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(largest)]
-        largest = parts["nested_quant_map"][...][largest.int()] * of_blocks + state["nested_offset"]
+        block_absmax = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(absmax)]
+        absmax = parts["nested_quant_map"][...][absmax.int()] * block_absmax + state["nested_offset"]
     codes = weight.flatten()
     table = parts["quant_map"][...]
     numbers = torch.stack([table[(codes >> 4).int()], table[(codes & 15).int()]], dim=1).flatten()
     numbers = numbers[: torch.Size(state["shape"]).numel()]
-    return (numbers * largest.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
+    return (numbers * absmax.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, StoredTensor], QuantizationConfig], torch.Tensor | StoredCodes]] = {
-    "gptq": _gptq,
-    "awq": _awq,
-    "auto-round": _auto_round,
-    "compressed-tensors": _compressed,
-    "fp8": _scaled,
-    "modelopt": _scaled,
-    "bitsandbytes": _bitsandbytes,
+    "gptq": _read_gptq,
+    "awq": _read_awq,
+    "auto-round": _read_auto_round,
+    "compressed-tensors": _read_compressed,
+    "fp8": _read_scaled,
+    "modelopt": _read_scaled,
+    "bitsandbytes": _read_bitsandbytes,
 }

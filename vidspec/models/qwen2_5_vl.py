@@ -45,7 +45,7 @@ class Qwen25VL(Adapter):
     family = "qwen2_5_vl"
     vision_attention: ClassVar[str] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
-    usual: ClassVar[GridRules] = GridRules(
+    default_rules: ClassVar[GridRules] = GridRules(
         min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000, mean=CLIP_MEAN, std=CLIP_STD
     )
 
@@ -53,76 +53,76 @@ class Qwen25VL(Adapter):
         config = self.model.config
         self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
-        self.folded, self.levels = self.merge**2, len(self._mergers)
+        self.rows_per_token, self.features_per_token = self.merge**2, len(self._mergers)
         self.rules = self.rules_of(processor, config.vision_config)
-        marks = [config.vision_start_token_id, config.vision_end_token_id]
-        self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
+        special_ids = [config.vision_start_token_id, config.vision_end_token_id]
+        self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(special_ids)
 
     @classmethod
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
-        """How frames are resized: as the processor's config says, else as published."""
+        """Return the resizing rules of the processor's config, with the published defaults."""
         sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "steps": "temporal_patch_size"}
-        usual = replace(cls.usual, **{field: getattr(vision, key) for field, key in sizes.items()})
-        return GridRules.from_config(processor, usual)
+        defaults = replace(cls.default_rules, **{field: getattr(vision, key) for field, key in sizes.items()})
+        return GridRules.from_config(processor, defaults)
 
     @property
     def span(self) -> str:
         return f"{self.opens}{self.placeholder}{self.closes}"
 
-    def pieces(self, seen: VisionOutput) -> Sequence[str | range]:
-        return [self.opens, range(len(seen)), self.closes]
+    def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
+        return [self.opens, range(len(vision)), self.closes]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         rows, columns = (side // self.rules.patch // self.merge for side in self.rules.size(frames, height, width))
         return -(-frames // self.rules.steps) * rows * columns
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(patches, values of a patch); the grid counts patches, ``seconds`` are when each temporal step begins."""
+        """Return (patches, values of a patch), the grid in patches, and as ``seconds`` the start of each step."""
         shown, grid, rules = patches(clip.frames, self.rules, self.device)
         return Pixels(shown, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]), rules=rules)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """One token for each ``merge`` x ``merge`` patches, in raster order.
+        """Return one token per ``merge`` x ``merge`` patches, in raster order.
 
-        ``pooled`` averages patches 2 x 2 before they are merged, so the grid has half the sides, rounded up: where a
-        pooled side does not divide by ``merge`` its last patches are repeated.
+        ``pooled`` averages patches 2 x 2 before merging, so the grid has half the sides, rounded up; the last patches
+        are repeated if a pooled side is not divisible by ``merge``.
         """
         _, rows, columns = pixels.grid
-        made = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
-        seen, sides = zip(*made, strict=True)
-        features, *deepstack = (torch.cat(level) for level in zip(*seen, strict=True))
+        outputs = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
+        levels, sides = zip(*outputs, strict=True)
+        features, *deepstack = (torch.cat(level) for level in zip(*levels, strict=True))
         return VisionOutput.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
-        """What each of :attr:`_mergers` makes of some steps, (N, hidden); rows and columns of tokens of a step."""
+        """Encode some steps: the (N, hidden) output of each of :attr:`_mergers`, and rows and columns of a step."""
         _, rows, columns = pixels.grid
         values, grid = pixels.on(self.device, self.vision_dtype), torch.tensor([pixels.grid], device=self.device)
         if not pooled:
-            return self._levels(values, grid), (rows // self.merge, columns // self.merge)
-        with _unmerged(self._mergers):
-            levels = self._levels(values, grid)
-        halved = [self._grouped(pool_features(self._patches(level, pixels.grid))) for level in levels]
+            return self._encode_levels(values, grid), (rows // self.merge, columns // self.merge)
+        with _bypass_mergers(self._mergers):
+            levels = self._encode_levels(values, grid)
+        halved = [self._group_patches(pool_features(self._ungroup_patches(level, pixels.grid))) for level in levels]
         merged = [merger(units) for merger, (units, _) in zip(self._mergers, halved, strict=True)]
         return merged, halved[0][1][1:]
 
     @property
     def _mergers(self) -> list[nn.Module]:
-        """The projectors of the features that enter the language model, and of those added behind."""
+        """Projectors of the input features of the language model, and of the deepstack features."""
         return [self.tower.merger]
 
-    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
-        """What each of :attr:`_mergers` gave: (N, hidden)."""
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        """Run the tower and return the output (N, hidden) of each of :attr:`_mergers`."""
         return [self.model.get_video_features(values, grid).pooler_output[0]]
 
-    def _patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
-        """(steps, rows, columns, d) of the patches of a grid, given token by token: (N, merge ** 2 * d)."""
+    def _ungroup_patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """Rearrange patches grouped by token (N, merge ** 2 * d) to their grid (steps, rows, columns, d)."""
         (steps, rows, columns), m = grid, self.merge
-        apart = units.reshape(steps, rows // m, columns // m, m, m, -1).transpose(2, 3)
-        return apart.reshape(steps, rows, columns, -1)
+        grid_units = units.reshape(steps, rows // m, columns // m, m, m, -1).transpose(2, 3)
+        return grid_units.reshape(steps, rows, columns, -1)
 
-    def _grouped(self, features: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """The opposite of :meth:`_patches` but for the shape, (N * merge ** 2, d); and the grid of tokens."""
+    def _group_patches(self, features: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Group a grid of patches by token, (N * merge ** 2, d); also return the grid of tokens."""
         (steps, rows, columns, width), m = features.shape, self.merge
         down, across = -(-rows // m), -(-columns // m)
         features = features[:, torch.arange(down * m).clamp(max=rows - 1)]
@@ -131,51 +131,51 @@ class Qwen25VL(Adapter):
         return units.reshape(-1, width), (steps, down, across)
 
     def positions(
-        self, token_ids: torch.Tensor, seen: VisionOutput | None, rows: torch.Tensor
+        self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        """(3, 1, L) by :func:`mrope`."""
-        interval = 0.0 if seen is None else self._interval(seen.seconds)
-        positions, following = mrope(len(token_ids), rows, seen, interval)
+        """Return positions (3, 1, L) by :func:`mrope`."""
+        interval = 0.0 if vision is None else self._interval(vision.seconds)
+        positions, following = mrope(len(token_ids), rows, vision, interval)
         return positions[:, None].to(self.device), following
 
     def _interval(self, seconds: Sequence[float]) -> float:
-        """Positions that the time axis advances from one temporal step to the next."""
+        """Return the positions on the time axis per temporal step."""
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        kinds = torch.zeros_like(prefix.token_ids)
-        kinds[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
+        token_types = torch.zeros_like(prefix.token_ids)
+        token_types[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
         return {
-            "mm_token_type_ids": kinds[None],
+            "mm_token_type_ids": token_types[None],
             "pixel_values_videos": pixels.on(self.device, self.vision_dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
             "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),
         }
 
 
-def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:
-    """Rotary positions of a prompt on the axes time, row and column, as ``transformers`` 5.23 numbers them.
+def mrope(length: int, rows: torch.Tensor, vision: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:
+    """Return the rotary positions of a prompt (time, row, column), as ``transformers`` 5.23 numbers them.
 
-    Text counts on all axes alike. Visual tokens that follow each other without text between them, started at position
-    p, are at ``p + floor(interval * step)``, ``p + row`` and ``p + column``. The text behind them starts at p + the
-    longer side of the grid, however far the time axis went (4.57 started it behind the largest position of any axis).
-    Generated tokens count on from the last of the prompt, as in ``generate``; a loop over the stock ``forward`` with a
-    cache would start them behind the largest position (``rope_deltas``).
+    Text advances all axes equally. A run of visual tokens without text in between that starts at position p is at
+    ``p + floor(interval * step)``, ``p + row`` and ``p + column``. The text after it starts at p + the longer side of
+    the grid, regardless of the time axis (4.57 started it after the largest position of any axis). Generated tokens
+    continue from the last of the prompt, as in ``generate``; a loop over the stock ``forward`` with a cache would start
+    them after the largest position (``rope_deltas``).
 
     Args:
-        length: L, rows of the prompt.
-        rows: (N,) those of the visual tokens, sorted.
-        seen: the visual tokens; None if there are none.
-        interval: positions from one temporal step to the next.
+        length: rows of the prompt (L).
+        rows: (N,) rows of the visual tokens, sorted.
+        vision: the visual tokens; None if there are none.
+        interval: positions per temporal step.
 
     Returns:
         (3, L) on the CPU, and the position of the first generated token.
     """
     positions = torch.empty(3, length, dtype=torch.long)
-    done = following = 0  # rows that have their position, and the position of the next text token
-    if seen is not None and len(rows):
+    done = following = 0  # rows with a position, and the position of the next text token
+    if vision is not None and len(rows):
         places = rows.cpu()
-        cells = torch.stack([seen.frame, seen.row, seen.column]).cpu()
+        cells = torch.stack([vision.frame, vision.row, vision.column]).cpu()
         borders = ((places.diff() != 1).nonzero()[:, 0] + 1).tolist()
         for start, end in zip([0, *borders], [*borders, len(places)], strict=True):
             first, count = int(places[start]), end - start
@@ -184,23 +184,23 @@ def mrope(length: int, rows: torch.Tensor, seen: VisionOutput | None, interval: 
             steps, row, column = cells[:, start:end]
             time = (steps * torch.tensor(interval, dtype=torch.float32)).long()
             positions[:, first : first + count] = following + torch.stack([time, row, column])
-            following += max(seen.grid[1:])
+            following += max(vision.grid[1:])
             done = first + count
     positions[:, done:] = torch.arange(following, following + length - done)
     return positions, following + length - done
 
 
 def seconds_per_step(seconds: Sequence[float]) -> float:
-    """Mean time from one temporal step to the next; 1 where there is only one, as the library has it."""
+    """Return the mean seconds between temporal steps; 1 for a single step, as in ``transformers``."""
     return (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else 1.0
 
 
 @contextmanager
-def _unmerged(mergers: Sequence[nn.Module]) -> Iterator[None]:
-    """Let each projector give what it was given, the patches of a token side by side.
+def _bypass_mergers(mergers: Sequence[nn.Module]) -> Iterator[None]:
+    """Bypass the projectors: each returns its input, the concatenated patches of a token.
 
-    The tower computes in an order of windows and puts the tokens back into raster order behind the projector: what
-    leaves the tower then is in raster order too.
+    The tower computes in window order and restores raster order after the projector, so the patches are in raster order
+    too.
     """
 
     def given(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Qwen3.5 (also 3.6 and 3.8): Qwen3-VL's prompts and tower without deepstack; three of four blocks keep a state.
+"""Qwen3.5 (also 3.6 and 3.8): Qwen3-VL's prompts and tower without deepstack; three of four blocks are recurrent.
 
-Its blocks are those of ``transformers``; how their states go back is in :mod:`vidspec.engine.recurrent`. A pruned
-prompt is one whose dropped tokens are never fed: a recurrent block does not know of them, and positions stay.
+The blocks are those of ``transformers``; :mod:`vidspec.engine.recurrent` rolls their states back. Pruned tokens are
+never fed to recurrent blocks; positions keep their gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Qwen35"]
 
 @families.register("qwen3_5")
 class Qwen35(Qwen3VL):
-    """A ``Qwen3_5ForConditionalGeneration``, asked not to think: a template that asks it to gets it told not to."""
+    """A ``Qwen3_5ForConditionalGeneration``, with thinking disabled in the template."""
 
     family = "qwen3_5"
 
@@ -25,5 +25,5 @@ class Qwen35(Qwen3VL):
     def _mergers(self) -> list[nn.Module]:
         return [self.tower.merger]
 
-    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         return [self.model.get_video_features(values, grid).pooler_output[0]]

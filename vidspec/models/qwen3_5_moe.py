@@ -1,4 +1,4 @@
-"""Qwen3.5's mixture of experts: the dense one's prompts; experts are the stock modules', chosen row by row."""
+"""Qwen3.5 MoE: prompts of the dense model; the stock modules route the experts."""
 
 from __future__ import annotations
 

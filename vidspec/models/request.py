@@ -1,6 +1,6 @@
-"""A clip and what is asked about it, from the one who asks to the models; knows neither a model nor how to read a file.
+"""Caption requests: a clip, its prompt and options. Loads no models and reads no files.
 
-No torch here: whoever hands clips to a captioner may be without.
+Imports no torch, so that clients of a captioner need none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CaptionRequest", "DialogueTurn", "Question"]
 
 
-#: Bytes of a clip's frames that its seed follows from.
+#: Bytes of a clip's frames that are hashed into its seed.
 SAMPLED = 1 << 16
 
 
@@ -33,8 +33,8 @@ class DialogueTurn(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """Of a clip that is asked several things: which of them this is, from 0, and whether those before it were answered
-    when it is asked (``turn``) or all are asked at once (``prompt``)."""
+    """Index, from 0, of one of several questions about a clip: a ``turn`` of a dialogue, or one of several concurrent
+    prompts (``prompt``)."""
 
     kind: Literal["turn", "prompt"]
     index: int
@@ -42,25 +42,23 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class CaptionRequest:
-    """What is asked about which clip.
+    """Request for one caption of a clip.
 
     Attributes:
         path: for messages and the record.
-        clip: its frames; None until they have been read.
-        prompt, system: None for the profile's; where that has no system prompt either, the model's template has.
-        start, end: seconds from the start of the stream, between which frames are taken.
-        key: tells its events from those of others.
-        timeout: seconds it may take from now on, in which others that are captioned at the same time count; None for no
-            limit.
-        spent: seconds of those that are gone already.
-        ahead: what was made of the clip before its turn, by model: pixels, or the visual tokens seen in them.
-        earlier: what was asked and answered about it before; the prompt is the next question.
-        attempt: how often the same was asked before; where tokens are drawn, they are drawn with another seed.
-        question: which of several this is.
-        cache: what the others left in caches; None to read all of the prompt.
-        return_probs: whether rounds tell how probable the target thought their tokens.
-        reread: reads the frames again, for a repetition of the clip; where it is given, they are let go of once the
-            models have seen them.
+        clip: its frames; None until they are read.
+        prompt, system: None for the profile's; without a system prompt there, the template's default applies.
+        start, end: frames are taken between these seconds, from the start of the stream.
+        key: identifies its events.
+        timeout: seconds it may take from now on, the work for concurrent clips included; None for no limit.
+        spent: seconds of the timeout already used.
+        ahead: precomputed pixels or visual tokens, by model.
+        earlier: earlier turns of the dialogue; the prompt is the next question.
+        attempt: number of earlier attempts at the same request; changes the seed of sampled tokens.
+        question: index among several questions about the clip.
+        cache: prefix cache shared with them; None to read the whole prompt.
+        return_probs: include the target's token probabilities in rounds.
+        reread: reads the frames again, for a repetition of the clip; if given, frames are released after encoding.
     """
 
     path: str
@@ -81,41 +79,41 @@ class CaptionRequest:
     reread: Callable[[], Clip] | None = None
 
     def seed(self, run: int) -> int:
-        """The seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.
+        """Return the seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.
 
-        It follows from the run's seed, the frames and when they are shown, and what is asked about them; so a clip
-        draws the same numbers wherever its file lies, alone or among others, in any order, batch or shard, and other
-        clips draw others. Of frames at most :data:`SAMPLED` bytes at even spacing count.
+        It is a hash of the run's seed, the frames, their timestamps and the dialogue, so that a clip samples the same
+        numbers regardless of its path, order, batch or shard. At most :data:`SAMPLED` evenly spaced bytes of the frames
+        are hashed.
 
         Args:
             run: the run's seed (``generate.seed``).
         """
         frames = self.frames.frames.reshape(-1)
-        told = [
+        key = [
             run + self.attempt,
             self.frames.frames.shape,
             self.frames.timestamps.tolist(),
             self.prompt,
             *self.earlier,
         ]
-        digest = blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=6)
+        digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6)
         digest.update(frames[:: max(1, -(-len(frames) // SAMPLED))].tobytes())
         return int.from_bytes(digest.digest(), "big")
 
     def without_pixels(self) -> Self:
-        """What is left once the models have seen the clip: its frames only where they cannot be read again."""
+        """Return the request without precomputed inputs, and without frames if they can be read again."""
         return replace(self, clip=self.clip if self.reread is None else self.frames.without_frames(), ahead={})
 
     def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
-        """Token ids of a model's prompt with a text where the video would be."""
+        """Return the token ids of a model's prompt with a text in the place of the video."""
         return model.text_ids(instead, self.prompt or "", self.system, self.earlier)
 
     @property
     def frames(self) -> Clip:
-        """The frames.
+        """Frames of the clip.
 
         Raises:
-            ValueError: they have not been read.
+            ValueError: the clip has not been read.
         """
         if self.clip is None:
             raise ValueError(f"{self.path}: the clip has not been read")

@@ -1,4 +1,4 @@
-"""SmolVLM2: each frame a square behind its time, patches folded into few tokens, frames counted in words."""
+"""SmolVLM2: square frames after their timestamps, pixel-shuffled patches, the frame count spelled out in the prompt."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockModel, VisionOutput
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resized
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "SmolVLM", "fitted", "in_words"]
+__all__ = ["CHAT_TEMPLATE", "SmolVLM", "number_in_words", "size_by_longest"]
 
 CHAT_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize + ': ' }}"
@@ -27,9 +27,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 INTRODUCTION = "You are provided the following series of {frames} frames from a {duration} [H:MM:SS] video.\n"
-#: Of the video processor's defaults: what the longer side becomes first, and the side of the square.
+#: Defaults of the video processor: longer side of the first resize, side of the square.
 LONGEST, SQUARE = 4 * 364, 364
-#: The longest side the processor makes, whatever its config says.
+#: Maximum longer side, whatever the config says.
 LIMIT = 4096
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _ONES = (
@@ -44,7 +44,7 @@ class SmolVLM(Adapter):
     <end_of_utterance>\\nAssistant:``, each frame being ``\\nFrame from {mm:ss}:<fake_token_around_image><global-img>
     {frame}<fake_token_around_image>``.
 
-    A template that comes with a checkpoint knows no videos, and the library's processor takes its own instead.
+    The templates of checkpoints do not support videos; the processor of ``transformers`` uses its own instead.
     """
 
     family = "smolvlm"
@@ -58,8 +58,8 @@ class SmolVLM(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
-        self.folded = self.scale**2
-        #: Tokens per side of a frame.
+        self.rows_per_token = self.scale**2
+        #: Visual tokens per side of a frame.
         self.side = self.patches // self.scale
         sampled = (processor.get("video_sampling") or {}).get("video_size") or {}
         size = processor.get("size") or sampled
@@ -75,43 +75,43 @@ class SmolVLM(Adapter):
     def span(self) -> str:
         return "<video>"
 
-    def pieces(self, seen: VisionOutput) -> list[str | range]:
-        each = self.side**2 if not len(seen) else len(seen) // seen.grid[0]
-        duration = seen.seconds[-1] if seen.duration is None else seen.duration
-        said = INTRODUCTION.format(frames=in_words(seen.grid[0]), duration=timedelta(seconds=int(duration)))
+    def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
+        each = self.side**2 if not len(vision) else len(vision) // vision.grid[0]
+        duration = vision.seconds[-1] if vision.duration is None else vision.duration
+        text = INTRODUCTION.format(frames=number_in_words(vision.grid[0]), duration=timedelta(seconds=int(duration)))
         pieces: list[str | range] = []
-        for frame, second in enumerate(seen.seconds):
+        for frame, second in enumerate(vision.seconds):
             time = f"{int(second // 60):02d}:{int(second % 60):02d}"
-            said += f"\nFrame from {time}:{self.around}{self.whole}"
-            pieces += [said, range(frame * each, (frame + 1) * each)]
-            said = self.around
-        return [*pieces, f"{said}\n\n"]
+            text += f"\nFrame from {time}:{self.around}{self.whole}"
+            pieces += [text, range(frame * each, (frame + 1) * each)]
+            text = self.around
+        return [*pieces, f"{text}\n\n"]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         return frames * int(self.side) ** 2
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """(T, 3, S, S): resized by its longer side, then to a square. On the CPU, where there is Lanczos' filter."""
+        """Return frames (T, 3, S, S), resized by the longer side, then to squares; on the CPU, which has Lanczos."""
         frames = channels_first(clip.frames)
-        shown = resized(frames, *fitted(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
-        shown = resized(shown, self.square.height, self.square.width, self.square.mode)
+        shown = resize(frames, *size_by_longest(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
+        shown = resize(shown, self.square.height, self.square.width, self.square.mode)
         seconds = tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s, rules=self.square)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """T * side ** 2 tokens, all frames in raster order.
+        """Return T * side ** 2 tokens, all frames in raster order.
 
-        ``pooled`` averages patches 2 x 2 before they are folded: where a pooled side is no multiple of the folded one,
-        its last patches are repeated.
+        ``pooled`` averages patches 2 x 2 before the pixel shuffle; the last patches are repeated if a pooled side is
+        not divisible by ``scale``.
         """
-        made = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
-        features, frames = torch.cat(made), pixels.grid[0]
+        outputs = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
+        features, frames = torch.cat(outputs), pixels.grid[0]
         side = math.isqrt(len(features) // frames)
         return VisionOutput.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
-        """(N, hidden) of some frames."""
+        """Encode some frames to (N, hidden)."""
         values = pixels.on(self.device, self.vision_dtype)[None]
         connector = self.model.model.connector
         with calls_of(connector) as calls:
@@ -121,24 +121,24 @@ class SmolVLM(Adapter):
         halved = pool_features(
             calls[0][0].unflatten(1, (self.patches, self.patches))
         )  # the tower's features, (T, patches, d)
-        whole = -(-halved.shape[1] // self.scale) * self.scale
-        index = torch.arange(whole, device=halved.device).clamp(max=halved.shape[1] - 1)
+        side = -(-halved.shape[1] // self.scale) * self.scale
+        index = torch.arange(side, device=halved.device).clamp(max=halved.shape[1] - 1)
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         return {"pixel_values": pixels.on(self.device, self.vision_dtype)[None]}
 
 
-def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Height and width of a frame whose longer side becomes ``longest``; the other one is made even."""
+def size_by_longest(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Return the height and width of a frame resized to the longer side ``longest``; the other side is even."""
     longest, ratio = min(LIMIT, longest), width / height
     shorter = int(longest / ratio) if width >= height else int(longest * ratio)
     shorter = max(1, shorter + shorter % 2)
     return (shorter, longest) if width >= height else (longest, shorter)
 
 
-def in_words(count: int) -> str:
-    """A number below a million as num2words has it, which the library's processor counts frames with."""
+def number_in_words(count: int) -> str:
+    """Spell out a number below a million like num2words, which ``transformers``' processor uses for frame counts."""
     if count < 20:
         return _ONES[count]
     if count < 100:
@@ -146,7 +146,7 @@ def in_words(count: int) -> str:
         return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
     if count < 1000:
         hundreds, rest = divmod(count, 100)
-        return f"{_ONES[hundreds]} hundred" + (f" and {in_words(rest)}" if rest else "")
+        return f"{_ONES[hundreds]} hundred" + (f" and {number_in_words(rest)}" if rest else "")
     thousands, rest = divmod(count, 1000)
     join = " and " if rest < 100 else ", "
-    return f"{in_words(thousands)} thousand" + (f"{join}{in_words(rest)}" if rest else "")
+    return f"{number_in_words(thousands)} thousand" + (f"{join}{number_in_words(rest)}" if rest else "")

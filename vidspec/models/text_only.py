@@ -1,4 +1,4 @@
-"""A language model without vision, as a draft that is shown no video (OnSD of TABED App. I.2); it is never a target."""
+"""Language models without vision as drafts that do not see the video (OnSD of TABED App. I.2); never a target."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["TYPES", "TextModel"]
 
-#: Model types that can draft so.
+#: Supported model types.
 TYPES = frozenset({"qwen2", "qwen3", "llama"})
 
 
 class TextModel(Adapter):
     """A ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM`` or ``LlamaForCausalLM``.
 
-    It renders no prompt: it reads the token ids of its target's, a text in the place of the video, since a draft should
-    continue what the target continues. Its own chat template is not used.
+    It reads the token ids of the target's prompt, with a text in the place of the video, so that it continues the same
+    prompt. Its own chat template is not used.
     """
 
     family: ClassVar[str] = TEXT
@@ -33,14 +33,14 @@ class TextModel(Adapter):
     def language_of(model: StockModel) -> StockModel:
         return model.model
 
-    def _parts(self) -> None:
+    def _init_parts(self) -> None:
         self.language: StockModel = self.language_of(self.model)
 
     def preprocess(self, clip: Clip) -> Pixels:
-        self._blind()
+        self._raise_no_vision()
 
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        self._blind()
+        self._raise_no_vision()
 
-    def _blind(self) -> NoReturn:
+    def _raise_no_vision(self) -> NoReturn:
         raise ModelError(f"{self.name} is a language model without vision", hint="draft.kind: text_only")

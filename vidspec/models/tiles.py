@@ -1,18 +1,18 @@
-"""Sizes that the families resize frames to, and the tiles LLaVA-NeXT cuts them into; numbers only, no torch."""
+"""Frame sizes of the families, and LLaVA-NeXT's tiles. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-__all__ = ["Size", "best_resolution", "fitted", "multiples", "unpadded", "within"]
+__all__ = ["Size", "best_resolution", "fit_inside", "fit_token_grid", "round_to_multiples", "unpadded_cells"]
 
 #: Rows and columns, of pixels or of tokens.
 Size = tuple[int, int]
 
 
 def best_resolution(size: Size, resolutions: Sequence[Sequence[int]]) -> Size:
-    """The resolution that shows most pixels of an image of ``size`` (rows, columns), of equal ones the smallest."""
+    """Return the resolution that shows most pixels of an image of ``size`` (rows, columns), the smallest on a tie."""
 
     def shown(of: Sequence[int]) -> int:
         scale = min(of[1] / size[1], of[0] / size[0])
@@ -22,36 +22,36 @@ def best_resolution(size: Size, resolutions: Sequence[Sequence[int]]) -> Size:
     return int(height), int(width)
 
 
-def fitted(size: Size, inside: Size) -> Size:
-    """``size`` scaled until it touches the edges of ``inside``."""
+def fit_inside(size: Size, inside: Size) -> Size:
+    """Scale ``size`` to the largest that fits in ``inside``, aspect ratio kept."""
     across, down = inside[1] / size[1], inside[0] / size[0]
     if across < down:
         return min(math.ceil(size[0] * across), inside[0]), inside[1]
     return inside[0], min(math.ceil(size[1] * down), inside[1])
 
 
-def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
-    """Rows and columns, of ``cells`` that show a padded image, in which the image of ``size`` itself is seen."""
+def unpadded_cells(size: Size, cells: Size) -> tuple[slice, slice]:
+    """Return the rows and columns of ``cells`` that show the image of ``size``, without its padding."""
     if size[1] / size[0] > cells[1] / cells[0]:
-        seen = int(round(size[0] * (cells[1] / size[1]), 7))
-        margin = (cells[0] - seen) // 2
+        visible = int(round(size[0] * (cells[1] / size[1]), 7))
+        margin = (cells[0] - visible) // 2
         return slice(margin, cells[0] - margin), slice(0, cells[1])
-    seen = int(round(size[1] * (cells[0] / size[0]), 7))
-    margin = (cells[1] - seen) // 2
+    visible = int(round(size[1] * (cells[0] / size[0]), 7))
+    margin = (cells[1] - visible) // 2
     return slice(0, cells[0]), slice(margin, cells[1] - margin)
 
 
-def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: int = 1) -> Size:
-    """Rows and columns of pixels, multiples of ``factor``, that the Qwen-VL processors resize frames to.
+def round_to_multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: int = 1) -> Size:
+    """Return the rows and columns of pixels, multiples of ``factor``, that the Qwen-VL processors resize frames to.
 
-    The ratio of the sides is kept as far as multiples allow. Python rounds halves to even numbers, as the library does.
+    The aspect ratio is kept as far as multiples allow. Halves are rounded to even, as in ``transformers``.
 
     Args:
-        size: of a frame.
+        size: size of a frame.
         factor: pixels.
-        budget: least and most pixels of all frames together.
-        shown: how many frames there are.
-        counted: how many of them the rounded frames are held against the budget with.
+        budget: minimum and maximum pixels of all frames together.
+        shown: number of frames.
+        counted: number of frames when the rounded size is compared with the budget.
     """
     rows, columns = (round(side / factor) * factor for side in size)
     low, high = budget
@@ -64,10 +64,10 @@ def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: in
     return rows, columns
 
 
-def within(size: Size, side: int, max_tokens: int) -> Size:
-    """Rows and columns of tokens of ``side`` pixels that Gemma 4 resizes an image to, keeping its ratio.
+def fit_token_grid(size: Size, side: int, max_tokens: int) -> Size:
+    """Return the rows and columns of tokens of ``side`` pixels that Gemma 4 resizes an image to, aspect ratio kept.
 
-    Rounded down, so that there may be far fewer than ``max_tokens``.
+    Both are rounded down, so that there may be far fewer than ``max_tokens``.
     """
     factor = math.sqrt(max_tokens * side**2 / (size[0] * size[1]))
     rows, columns = (math.floor(factor * length / side) for length in size)

@@ -1,4 +1,4 @@
-"""What is said of a model that is not supported, or not known: what it is, and which supported ones are near."""
+"""Errors for unsupported or unknown models, with the nearest supported ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vidspec.registry import families, nearest
 
 __all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
 
-#: By a config's ``model_type``: what the models are called, and the supported family that is used for the same.
+#: Title and nearest supported family of unsupported models, by ``model_type``.
 KIN = {
     "gemma3": ("Gemma 3", "gemma4"),
     "gemma3n": ("Gemma 3n", "gemma4"),
@@ -37,28 +37,28 @@ KIN = {
 
 
 def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
-    """The error for a model of such a family; ``blind`` if it is a language model that may draft."""
+    """Return the error for a model of an unsupported family; ``blind`` if it is a language model that can draft."""
     valid = families.names()
-    called, near = _near(family)
-    meant = f"; nearest: {near}" if near else ""
+    title, nearest_family = _nearest_supported(family)
+    suggestion = f"; nearest: {nearest_family}" if nearest_family else ""
     return ModelError(
-        f"{name}: models of type {called} are not supported{meant}; supported: {', '.join(valid)}",
+        f"{name}: models of type {title} are not supported{suggestion}; supported: {', '.join(valid)}",
         hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
         kind="family",
     )
 
 
 class TargetProblem(NamedTuple):
-    """What is wrong with a target, and what to name instead."""
+    """Problem of a target, and the target to name instead."""
 
     what: str
     instead: str
 
 
 def find_target_problem(target: str) -> TargetProblem | None:
-    """What is wrong with a target, as far as its name and a config on this disk tell; None if nothing is.
+    """Return the problem of a target, judged by its name and a local config; None if there is none.
 
-    A hub id that is neither published with a draft nor in the cache may be mistyped.
+    A hub id that is neither a listed target nor in the cache may be mistyped.
     """
     if any(pair.target.name == target for pair in known_pairs()):
         return None
@@ -66,16 +66,16 @@ def find_target_problem(target: str) -> TargetProblem | None:
         try:
             family = str(json.loads(file.read_text(encoding="utf-8"))["model_type"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None  # loading says what is wrong with it
+            return None  # loading reports the error
         if family in families.names():
             return None
-        called, near = _near(family)
+        title, near = _nearest_supported(family)
         return TargetProblem(
-            f"{target}: models of type {called} are not supported", near or f"one of {', '.join(families.names())}"
+            f"{target}: models of type {title} are not supported", near or f"one of {', '.join(families.names())}"
         )
     if is_local(target):
-        there = Path(target).expanduser().exists()
-        what = "no config.json in this folder" if there else "no such folder"
+        exists = Path(target).expanduser().exists()
+        what = "no config.json in this folder" if exists else "no such folder"
         return TargetProblem(f"{target}: {what}", "a folder with a saved model, or a hub id")
     published = nearest_published(target, {pair.target.name for pair in known_pairs()})
     return TargetProblem(
@@ -84,10 +84,10 @@ def find_target_problem(target: str) -> TargetProblem | None:
     )
 
 
-def _near(family: str) -> tuple[str, str]:
-    """What a family that is not supported is called, and the nearest that is with a model of it, if there is one."""
+def _nearest_supported(family: str) -> tuple[str, str]:
+    """Return the title of an unsupported family, and the nearest supported one with an example, if any."""
     valid = families.names()
     title, near = KIN.get(family, (None, nearest(family, valid)))
     example = next((pair.target.name for pair in reversed(known_pairs()) if pair.target.family == near), None)
-    called = f"{family} ({title})" if title else family
-    return called, "" if near not in valid else f"{near}, such as {example}" if example else str(near)
+    described = f"{family} ({title})" if title else family
+    return described, "" if near not in valid else f"{near}, such as {example}" if example else str(near)

@@ -1,6 +1,7 @@
-"""How stock vision towers run: windows of a length in one call of attention, clips in parts under a byte budget.
+"""Window attention and chunked encoding for the stock vision towers of ``transformers``.
 
-The towers, their weights and their arithmetic are those of ``transformers``.
+Windows of equal length share one attention call, and clips are cut into chunks within a byte budget; the arithmetic is
+that of ``transformers``.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels, StockConfig
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention", "working_bytes"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "window_attention", "working_bytes"]
 
-#: Under a name with "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 hand over all windows and where each
-#: begins; under any other they call once for each window and block. For models that are there: a model built from a
-#: config that says so would be refused, as no kernel of the hub is called so.
+#: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
+#: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
+#: from a config with this name fails, since no hub kernel has it.
 WINDOWS = "vidspec_flash_windows"
-#: Bytes that the activations of a tower may take at once; a single frame is never cut.
+#: Byte budget of a tower's activations; a single frame is never cut.
 BUDGET = 1 << 30
 
-#: Which rows are in windows of which length: made by the first block of a pass, read by the others, gone with it.
+#: Rows by window length, computed by the first block of a pass and cached for its duration.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -40,35 +41,35 @@ def window_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of each row to those of its window.
+    """Compute attention within windows.
 
     Args:
         module: the calling attention module.
-        query, key, value: (1, heads, N, d), window behind window.
-        attention_mask: None; windows are seen whole.
+        query, key, value: (1, heads, N, d), windows concatenated.
+        attention_mask: ignored; attention is full within a window.
         scaling: of the scores; 1 / sqrt(d) if None.
-        cu_seq_lens_q: (windows + 1,) the row each window begins at, and N; None for a single window.
+        cu_seq_lens_q: (windows + 1,) first row of each window, and N; None for a single window.
 
     Returns:
         (1, N, heads, d), and None for the weights.
     """
-    given = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _by_length(cu_seq_lens_q)
-    out = given[0].new_empty(given[0].shape)
+    qkv = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _rows_by_length(cu_seq_lens_q)
+    out = qkv[0].new_empty(qkv[0].shape)
     for length, rows in layout:
         q, k, v = (
-            (tensor if rows is None else tensor[rows]).unflatten(0, (-1, length)).transpose(1, 2) for tensor in given
+            (tensor if rows is None else tensor[rows]).unflatten(0, (-1, length)).transpose(1, 2) for tensor in qkv
         )
-        found = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
+        attended = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
         if rows is None:
-            out = found
+            out = attended
         else:
-            out[rows] = found
+            out[rows] = attended
     return out[None], None
 
 
-def _by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
-    """Each length that windows have, and the rows of all its windows; None if those are all rows."""
+def _rows_by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
+    """Return the window lengths, each with the rows of its windows; None for all rows."""
     layout: list[tuple[int, torch.Tensor | None]] | None = _layouts.get(begins)
     if layout is None:
         starts: dict[int, list[int]] = {}
@@ -84,22 +85,21 @@ def _by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
     return layout
 
 
-def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: bool = False) -> Iterator[Pixels]:
-    """A clip cut between frames (temporal steps) into parts of about one length, each within :data:`BUDGET`.
+def split_pixels(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: bool = False) -> Iterator[Pixels]:
+    """Cut a clip between frames (temporal steps) into parts of similar length, each within :data:`BUDGET`.
 
-    No tower attends from one frame to another, so what it makes of the parts is what it makes of the clip; the memory
-    it works in does not grow with the clip.
+    No tower attends across frames, so the results equal those of the whole clip, in memory that does not grow with it.
 
     Args:
-        pixels: of the clip; as many rows of ``stored`` for each frame.
-        tokens: rows of the tower's hidden states for each frame.
-        config: of the tower.
-        every_block: whether the stock model keeps the output of each block to choose from.
+        pixels: the clip, with equally many rows of ``stored`` per frame.
+        tokens: rows of the tower's hidden states per frame.
+        config: config of the tower.
+        every_block: the stock model keeps the hidden states of every block.
     """
     frames = pixels.grid[0]
-    normalised = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # and in the tower's dtype
-    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + normalised))
-    count = -(-frames // fitting)
+    pixel_bytes = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # float32 and tower's dtype
+    frames_per_part = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + pixel_bytes))
+    count = -(-frames // frames_per_part)
     rows = len(pixels.stored) // frames
     for part in range(count):
         first, end = part * frames // count, (part + 1) * frames // count
@@ -113,7 +113,7 @@ def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: boo
 
 @contextmanager
 def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Collects the first argument and the result of each call of ``module`` in here."""
+    """Record the first argument and the result of each call of ``module``."""
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     handle = module.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))
     try:
@@ -123,24 +123,24 @@ def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch
 
 
 def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
-    """Bytes that a row of a tower's hidden states takes at most while a block computes.
+    """Return the maximum bytes of a row of hidden states while a block of a tower computes.
 
-    Counted as float32 whatever the model's dtype, for norms and rotary embeddings compute in it: nine vectors of the
-    hidden size and three of the feed-forward network's. Attention holds eleven of the hidden size at once (the
-    residual, its norm, queries, keys, values and their rotation), the feed-forward network two and three of its own.
+    They are counted in float32, in which norms and rotary embeddings compute: nine vectors of the hidden size and three
+    of the feed-forward size. Attention holds eleven of the hidden size at once (the residual, its norm, queries, keys,
+    values and their rotation), the feed-forward network two of it and three of its own.
     """
     kept = config.num_hidden_layers + 1 if every_block else 0
     return 4 * (config.hidden_size * (9 + kept) + 3 * config.intermediate_size)  # type: ignore[no-any-return]
 
 
 def working_bytes(config: StockConfig, frames: int, tokens: int, *, every_block: bool = False) -> int:
-    """Bytes that a tower takes at most for a clip whose visual tokens, merged as they are, are so many."""
+    """Return the maximum bytes of a tower for a clip with so many (merged) visual tokens."""
     patches = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
     side = getattr(config, "image_size", None)
     side = side if isinstance(side, int) or side is None else side[0]
     rows = tokens * getattr(config, "spatial_merge_size", 1) ** 2 if side is None else frames * (side // patches) ** 2
-    each = token_bytes(config, every_block=every_block)
-    return max(min(rows * each, BUDGET), -(-rows // max(frames, 1)) * each)
+    row_bytes = token_bytes(config, every_block=every_block)
+    return max(min(rows * row_bytes, BUDGET), -(-rows // max(frames, 1)) * row_bytes)
 
 
 AttentionInterface.register(WINDOWS, window_attention)

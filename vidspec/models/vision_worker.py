@@ -1,8 +1,7 @@
-"""A process that looks at clips for models on a CPU: preprocessing and vision tower, beside the passes of the text.
+"""Vision worker: a process that preprocesses and encodes clips on a CPU, concurrently with the decoding loop.
 
-A thread would have to share the interpreter with the loop: both give it up and want it back with every operation of
-torch, of which a vision tower has hundreds, and each waits for the other. The process is a fork: it has the models'
-weights without a copy, and needs no time to load them.
+A thread would contend with the loop for the interpreter lock at each of a vision tower's hundreds of torch operations.
+The process is a fork, so it shares the models' weights without copying or loading them.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["VisionWorker", "is_available"]
 
-#: Seconds that looking at one clip may take before the process counts as stuck.
+#: Timeout of one clip in seconds, after which the process is killed.
 PATIENCE = 120.0
-#: Of ``prctl``: which signal a process gets when the one that made it ends.
+#: ``prctl`` option: signal sent to a process when its parent ends.
 _PDEATHSIG = 1
 
 
 def is_available(models: Sequence[VideoLanguageModel]) -> bool:
-    """Whether there can be one: on Linux, whose forks share memory, with all models on the CPU and a core to spare."""
+    """Return True if a vision worker can run: on Linux, with all models on the CPU and more than one core."""
     return (
         sys.platform == "linux"
         and all(model.device.type == "cpu" for model in models)
@@ -45,18 +44,18 @@ def is_available(models: Sequence[VideoLanguageModel]) -> bool:
 
 
 class VisionWorker:
-    """Looks at one clip after the other, in the order of asking; may be asked by several threads.
+    """Process that encodes clips one at a time; thread-safe.
 
-    To be made by the main thread, before there are threads that work on the models.
+    Create it in the main thread, before other threads use the models.
 
     Args:
-        models: who see.
+        models: models that encode the clips.
     """
 
     def __init__(self, models: Sequence[VideoLanguageModel]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
         self.process: Any = context.Process(
             target=_serve, args=(theirs, tuple(models)), name="vidspec-vision", daemon=True
         )
@@ -66,58 +65,58 @@ class VisionWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """True if the process is running."""
         return not self._connection.closed and bool(self.process.is_alive())
 
     def encode(self, clip: Clip) -> list[VisionOutput]:
-        """What each of the models sees, in their order.
+        """Encode a clip with each model and return the outputs in their order.
 
         Raises:
-            OSError: the process has ended, or is stuck.
-            Exception: what went wrong in it.
+            OSError: the process has ended or timed out.
+            Exception: the error raised in the process.
         """
-        with self._asking:
-            late = threading.Timer(PATIENCE, self.process.kill)  # or a stopped one would not even be told
-            late.daemon = True
-            late.start()
+        with self._lock:
+            watchdog = threading.Timer(PATIENCE, self.process.kill)  # SIGKILL also ends a stopped process
+            watchdog.daemon = True
+            watchdog.start()
             try:
                 self._connection.send_bytes(pickle.dumps(clip, pickle.HIGHEST_PROTOCOL))
-                found = pickle.loads(self._connection.recv_bytes())  # of our own process
+                reply = pickle.loads(self._connection.recv_bytes())  # of our own process
             except (OSError, EOFError) as error:
                 self.close()
                 raise OSError("the process that encodes clips has ended") from error
             finally:
-                late.cancel()
-        if isinstance(found, Exception):
-            raise found
-        return found  # type: ignore[no-any-return]
+                watchdog.cancel()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the process; a second time does nothing."""
+        """End the process; idempotent."""
         self._connection.close()
         self.process.kill()
         self.process.join()
 
 
 def _serve(connection: Connection, models: Sequence[VideoLanguageModel]) -> None:
-    """The process: clips in, what is seen out, until nobody is there any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's signals are the other process's business
+    """Serve clips in the forked process until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the terminal's signals
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    # Files of the other process, locked ones among them, are not to stay open when that ends.
-    own, most = connection.fileno(), os.sysconf("SC_OPEN_MAX")
-    os.closerange(3, own)
-    os.closerange(own + 1, most)
+    # Close the parent's files, some of them locked, so that they do not stay open after it ends.
+    connection_fd, max_fds = connection.fileno(), os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, connection_fd)
+    os.closerange(connection_fd + 1, max_fds)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         while True:
             clip = pickle.loads(connection.recv_bytes())
-            found: list[VisionOutput] | Exception
+            reply: list[VisionOutput] | Exception
             try:
-                found = [model.encode(model.preprocess(clip)) for model in models]
+                reply = [model.encode(model.preprocess(clip)) for model in models]
             except Exception as error:
-                found = error
-            connection.send_bytes(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
-    os._exit(0)  # nothing of the other process is to be cleaned up here
+                reply = error
+            connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+    os._exit(0)  # skip the parent's cleanup handlers

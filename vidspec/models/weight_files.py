@@ -1,4 +1,4 @@
-"""The safetensors of a checkpoint, in a folder or of the hub: where they are, and tensors read from them."""
+"""Locate and read the safetensors of a checkpoint, in a folder or on the hub."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ __all__ = ["StoredTensor", "optional_file", "stored_tensors", "weight_file"]
 
 
 class StoredTensor(Protocol):
-    """A tensor in a file, or made from some; read when it is indexed with an ellipsis."""
+    """A tensor in a file, or computed from some; read when indexed with an ellipsis."""
 
     def __getitem__(self, index: object, /) -> torch.Tensor: ...
 
 
 def weight_file(source: str, name: str) -> Path:
-    """Of a hub id or folder; fetched if it has to be."""
+    """Return the path of a file of a hub id or folder, downloaded if necessary."""
     from transformers.utils.hub import cached_file
 
     return Path(str(cached_file(source, name)))
 
 
 def optional_file(source: str, name: str) -> Path | None:
-    """A file of a hub id or folder, fetched if it has to be; None if there is no such file.
+    """Return the path of a file of a hub id or folder, downloaded if necessary; None if it does not exist.
 
-    In offline mode a file of a hub id that is not in the cache counts as absent.
+    In offline mode a file that is not in the cache counts as absent.
 
     Raises:
-        ModelError: it could not be fetched, so nobody knows whether it is there.
-        OSError: there is no such repository, or it is not for everyone.
+        ModelError: the download failed, so it is unknown if the file exists.
+        OSError: the repository does not exist or is gated.
     """
     import huggingface_hub.constants as hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(source, name)
+        path = cached_file(source, name)
     except OSError as error:
         cause = error.__cause__
         if cause is None or (hub.HF_HUB_OFFLINE and isinstance(cause, LocalEntryNotFoundError)):
             return None
-        answered = isinstance(cause, HfHubHTTPError) and cause.response.status_code < 500
-        if answered or not isinstance(cause, HfHubHTTPError | LocalEntryNotFoundError):
+        was_answered = isinstance(cause, HfHubHTTPError) and cause.response.status_code < 500
+        if was_answered or not isinstance(cause, HfHubHTTPError | LocalEntryNotFoundError):
             raise
         why = str(cause.__cause__ or cause).strip() or type(cause).__name__
         raise ModelError(
@@ -55,25 +55,25 @@ def optional_file(source: str, name: str) -> Path | None:
             hint="run the command again when the hub answers",
             kind="connection",
         ) from error
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, StoredTensor]:
-    """Those whose names begin so, by the rest of the name; each is read when it is indexed.
+    """Return the tensors whose names begin with ``prefix``, keyed by the rest of the name; each is read when indexed.
 
     Args:
         source: hub id or folder.
-        prefix: of the names.
-        whole: the file that holds all tensors where no index names several.
+        prefix: prefix of the names.
+        whole: file with all tensors, unless an index lists several.
     """
     from safetensors import safe_open
 
     names = [whole]
     if (index := optional_file(source, f"{whole}.index.json")) is not None:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({place for key, place in places.items() if key.startswith(prefix)})
-    found: dict[str, StoredTensor] = {}
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({place for key, place in weight_map.items() if key.startswith(prefix)})
+    tensors: dict[str, StoredTensor] = {}
     for name in names:
         shard: Any = safe_open(weight_file(source, name), "pt")
-        found |= {key[len(prefix) :]: shard.get_slice(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
-    return found
+        tensors |= {key[len(prefix) :]: shard.get_slice(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
+    return tensors

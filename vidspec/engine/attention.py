@@ -1,10 +1,9 @@
-"""Attention of the rows of a pass, for each sequence over its own keys; grouped queries without repeated keys.
+"""Attention of a pass: each sequence's rows attend to that sequence's keys. Grouped queries, no repeated keys.
 
-A stretch of a prompt sees what its sequence holds and, of itself, what came before (causally); so does a window; a node
-of a tree sees the committed entries, its ancestors and itself. No mask over a whole prompt is ever made: rows that need
-one are split into what all of them see and the few entries of the pass itself, and the two halves are merged by their
-log-sum-exp. On a CPU, where one kernel call costs as much as the attention of a short window, such a window gets a
-mask over its own keys instead.
+Rows of a prompt stretch or a window are causal: they see all earlier entries of their sequence. A tree node sees the
+committed entries, its ancestors and itself. No mask over a whole prompt is built. Rows that need one are split into the
+entries all of them see and the few entries of the pass itself; the halves are merged by log-sum-exp. On a CPU one
+kernel call costs as much as the attention of a short window, so such a window gets a mask over its own keys instead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vidspec.engine.taps import Taps
 
 __all__ = ["AttentionWindow", "PassAttention", "attend", "merged_attention", "split_count"]
 
-#: Rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
+#: Most rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
 
 
@@ -36,15 +35,15 @@ def attend(
     mask: torch.Tensor | None = None,
     window: AttentionWindow | None = None,
 ) -> torch.Tensor:
-    """Attention of the last n entries of a sequence to all of it.
+    """Return the attention of the last n entries of a sequence to the whole sequence.
 
     Args:
         query: (n, heads, d) rotated.
-        key, value: (1, kv_heads, length, d), the n rows' own included; each serves heads / kv_heads query heads.
-        scaling: of the scores.
-        sees: (n, m) bool, for rows of a tree which of the last m entries each sees; they are causal if None.
-        mask: (1, 1, groups * n, length) additive, which says the same for a CPU's kernel.
-        window: how far back rows see, where that is less than the sequence is long.
+        key, value: (1, kv_heads, length, d), including the n rows' own; each serves heads / kv_heads query heads.
+        scaling: factor of the scores.
+        sees: (n, m) bool, for tree rows: which of the last m entries each row sees; causal if None.
+        mask: (1, 1, groups * n, length) additive mask equal to ``sees``, for the CPU kernel.
+        window: sliding window, where it is shorter than the sequence.
 
     Returns:
         (n, heads * d).
@@ -59,7 +58,7 @@ def attend(
     if window is not None and (length > window.size or window.runs is not None):
         return _in_window(query, key, value, scaling, sees, window)
     if rows == 1 and sees is None:
-        # The heads of a group are rows over the same keys.
+        # The heads of a group become rows over the same keys.
         out = F.scaled_dot_product_attention(query.view(1, kv_heads, groups, width), key, value, scale=scaling)
         return out.reshape(1, heads * width)
     if rows == length and sees is None:
@@ -81,7 +80,7 @@ def _in_window(
     sees: torch.Tensor | None,
     window: AttentionWindow,
 ) -> torch.Tensor:
-    """Sliding attention, some rows at a time over the keys in their sight."""
+    """Return sliding-window attention, a block of rows at a time over the keys in its range."""
     rows, heads, width = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     before = length - len(window.own)
@@ -110,14 +109,14 @@ def _in_window(
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-    """A whole prompt, (n, heads, d), without n x n numbers in memory."""
+    """Return the causal attention of a whole prompt, (n, heads, d), without n x n numbers in memory."""
     groups = query.shape[1] // key.shape[1]
     every = query.transpose(0, 1)[None]
     if groups == 1 or flash.is_supported(query):
         out = F.scaled_dot_product_attention(every, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         return out[0].transpose(0, 1)
-    # Kernels without grouped queries (of CPUs, of CUDA for float32 and on old GPUs) repeat the keys: call them for one
-    # member of all groups.
+    # Kernels without grouped queries (CPU; CUDA in float32 or on old GPUs) repeat the keys: call them once per group
+    # member.
     out = torch.empty_like(query)
     for member in range(groups):
         out[:, member::groups] = F.scaled_dot_product_attention(
@@ -135,15 +134,15 @@ def merged_attention(
     sees: torch.Tensor | None,
     rows: int,
 ) -> torch.Tensor:
-    """Attention to the entries all rows see, merged with that to the last ``own`` by log-sum-exp.
+    """Merge attention to the entries all rows see with attention to the last ``own`` entries, by log-sum-exp.
 
     Args:
-        query: (1, kv_heads, groups * rows, d), the rows of each member of a group together.
+        query: (1, kv_heads, groups * rows, d), the rows of each group member together.
         key, value: (1, kv_heads, length, d).
-        scaling: of the scores.
-        own: entries at the end that rows see in part.
-        sees: (rows, own) bool; the rows are the last and causal if None.
-        rows: of the pass.
+        scaling: factor of the scores.
+        own: number of last entries that rows see in part.
+        sees: (rows, own) bool; if None the rows are the last entries and causal.
+        rows: number of rows.
 
     Returns:
         (1, kv_heads, groups * rows, d).
@@ -168,7 +167,7 @@ def merged_attention(
 def _causal_stretch(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A chunk of a prompt over itself, and the log-sum-exp of its scores."""
+    """Return the attention of a prompt chunk to itself and the log-sum-exp of its scores."""
     members = query.view(*query.shape[:2], -1, rows, query.shape[-1]).unbind(2)
     outs, weights = zip(*(_with_weight(member, key, value, scaling, causal=True) for member in members), strict=True)
     return torch.cat(outs, 2), torch.cat(weights, 2)
@@ -177,7 +176,7 @@ def _causal_stretch(
 def _with_weight(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (1, kv_heads, n, d) and the log-sum-exp of its scores (1, kv_heads, n), by the kernel of the device."""
+    """Return attention (1, kv_heads, n, d) and the log-sum-exp of its scores (1, kv_heads, n), by the device's kernel."""
     if query.device.type == "cpu":
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = operator(query, key, value, 0.0, causal, scale=scaling)
@@ -199,10 +198,10 @@ def _with_weight(
 
 @dataclass(frozen=True)
 class AttentionWindow:
-    """Sliding attention: rows see ``size`` places back, their own among them. Places are counted in the cache.
+    """Sliding-window attention: a row sees the last ``size`` cache places, its own included.
 
-    ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries, all others being in order.
-    ``runs`` (n,): rows of one of these numbers see each other in both directions, -1 being none.
+    ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries; all earlier entries are in
+    order. ``runs`` (n,) numbers runs of rows that see each other in both directions; -1 for none.
     """
 
     size: int
@@ -227,14 +226,14 @@ class _SequenceRows:
 
 
 class PassAttention:
-    """Attention of one pass: where each sequence's keys and values go, and what its rows see.
+    """Attention of one pass: writes each sequence's keys and values and attends.
 
     Args:
         batch: the rows of each sequence.
-        scaling: of the scores.
-        windows: of each layer how many places its rows see; None for layers that see everything.
-        cached: the layers that attend, in order; None where all do.
-        mutual: whether visual tokens next to each other see each other in layers with such a limit.
+        scaling: factor of the scores.
+        windows: sliding window of each layer; None for layers that see everything.
+        cached: the layers that attend, in order; None if all do.
+        mutual: True if adjacent visual tokens see each other in sliding-window layers.
     """
 
     def __init__(
@@ -265,10 +264,10 @@ class PassAttention:
             self._parts.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
     def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        """Keep the rows' keys and values and attend.
+        """Store the rows' keys and values and attend.
 
         Args:
-            layer: whose they are.
+            layer: index of the layer.
             query: (R, heads, d) rotated.
             entries: (R, 2, kv_heads, d), rotated keys and values.
 
@@ -297,7 +296,7 @@ class PassAttention:
 
 
 def _runs(rows: Rows) -> torch.Tensor:
-    """(n,) of a prompt's stretch: by number the runs of visual tokens, -1 for text."""
+    """Return (n,) run numbers of the visual tokens in a prompt stretch, -1 for text."""
     prompt, (start, end) = rows.prompt, rows.stretch
     assert prompt is not None
     index = prompt.visual.index.cpu()
@@ -308,7 +307,7 @@ def _runs(rows: Rows) -> torch.Tensor:
 
 
 def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places of the rows, and of the last entries, which the rows are among."""
+    """Return the places of the rows and of the last entries, which include the rows."""
     start = rows.span.length
     if rows.parents is None:
         places = torch.arange(start, start + count)
@@ -318,7 +317,7 @@ def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """(rows, length) additive."""
+    """Return an additive mask (rows, length)."""
     visible = torch.ones(rows, rows, dtype=torch.bool).tril_() if sees is None else sees
     mask = torch.zeros(rows, length, dtype=dtype)
     mask[:, length - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
@@ -326,14 +325,14 @@ def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype)
 
 
 def split_count(kv_heads: int, tiles: int, processors: int) -> int:
-    """Into how many parts the attention of a layer splits each sequence's keys, a power of two from 8 to 64.
+    """Return the number of splits of each sequence's keys in a layer, a power of two from 8 to 64.
 
-    Enough that every processor has two programs, of which there is one for each KV head, tile of rows and part. More
-    parts cost memory and time to merge: with many rows they would outweigh the keys.
+    Enough for two programs per processor; there is one program per KV head, tile of rows and split. More splits cost
+    memory and time to merge: with many rows they would outweigh the keys.
 
     Args:
-        kv_heads: of the layer.
-        tiles: of rows that load the same keys, at least so many.
+        kv_heads: KV heads of the layer.
+        tiles: lower bound of the tiles of rows that load the same keys.
         processors: streaming multiprocessors of the device.
     """
     needed = -(-2 * processors // (kv_heads * tiles))

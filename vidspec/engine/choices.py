@@ -1,4 +1,4 @@
-"""What the host needs to know of a pass: the tokens of all its rows, computed together and read back at once."""
+"""Tokens and finiteness of all rows of a pass, computed together and read back in one copy."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["read_back_tokens"]
 
 @torch.inference_mode()
 def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
-    """The same results with the tokens that their rows choose, and whether their logits are finite.
+    """Return the results with the tokens their rows choose and whether their logits are finite.
 
-    One argmax, one draw and one top-k for all sequences, then one copy to the host, which is the only one that waits
-    for the pass. Nothing is read of a pass without logits.
+    One argmax, one draw and one top-k for all sequences, then one copy to the host, the only one that waits for the
+    pass. A pass without logits reads nothing back.
 
     Args:
         batch: the rows of each sequence.
-        passed: of each the result, with ``logits`` and ``hidden`` on one device.
+        passed: the result of each, with ``logits`` and ``hidden`` on one device.
     """
     counts = [one.logits.shape[0] for one in passed]
     some = [one.logits for one, count in zip(passed, counts, strict=True) if count]
     if not some:
         return list(passed)
     logits = torch.cat(some) if len(some) > 1 else some[0]
-    # A row's sum is finite if all its logits are; a processor may exclude tokens by infinite ones.
+    # A row's sum is finite if all its logits are. Summed before processors, which may exclude tokens by infinities.
     whole = logits.sum(-1, dtype=torch.float32)
     if any([rows.processor is not None for rows in batch]):
         passed = [
@@ -62,7 +62,7 @@ def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> lis
 def _drawn(
     batch: Sequence[Rows], counts: Sequence[int], logits: torch.Tensor, likeliest: torch.Tensor
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """The token that each row chooses, and by the first row of each sequence that draws the distributions."""
+    """Return the token each row chooses, and the distributions of sequences that draw, keyed by their first row."""
     kinds: dict[Sampling, list[tuple[int, int, Rows, DrawRule]]] = {}
     start = 0
     for rows, count in zip(batch, counts, strict=True):

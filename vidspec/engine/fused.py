@@ -1,7 +1,7 @@
-"""A dense decoder of our own for Qwen2, Qwen3, Llama and Mistral language models: few kernels for few rows.
+"""Our dense decoder for Qwen2, Qwen3, Llama and Mistral language models: few kernels for few rows.
 
-Queries, keys and values are one product, gate and up another; residuals are added by the products. It takes the stock
-modules' weights over: their parameters become views of its matrices, so they go on to give the same results.
+Queries, keys and values are one product, gate and up another; residuals are added by the products. It takes over the
+stock modules' weights: their parameters become views of its matrices, so the modules keep giving the same results.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
 
-#: Model types of language models whose blocks are these.
+#: Model types of language models with these blocks.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
-#: Rotary frequencies that do not depend on the length of the text.
+#: Types of rotary frequencies that do not depend on the length of the text.
 _STATIC = ("default", "linear", "llama3", "yarn")
 
 
 def unsupported_reason(language: Any, head: Any) -> str | None:
-    """Why a language model cannot be fused; None if it can."""
+    """Return why a language model cannot be fused; None if it can."""
     config = language.config
     kind = str(config.model_type)
     if kind not in FAMILIES:
@@ -58,7 +58,7 @@ def unsupported_reason(language: Any, head: Any) -> str | None:
 
 
 def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Query, key and value; output; gate and up; down."""
+    """Return the linear layers of a block: query, key and value; output; gate and up; down."""
     attention, mlp = block.self_attn, block.mlp
     return (
         [attention.q_proj, attention.k_proj, attention.v_proj],
@@ -69,7 +69,7 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def packed_copy_bytes(language: Any, head: Any) -> int:
-    """Bytes of the packed copies beside large weights, where weights are packed: of float32 ones."""
+    """Return the bytes of the packed copies of large weights, if weights are packed: of float32 ones."""
     if head.weight.dtype is not torch.float32:
         return 0
     parts = [part for block in language.layers for part in _linears(block)] + [[head]]
@@ -80,8 +80,8 @@ def packed_copy_bytes(language: Any, head: Any) -> int:
 class _Norm:
     """Root-mean-square norm over the last axis.
 
-    A CPU's ``F.rms_norm`` is five operations and two copies; here it is rows / sqrt(sum x^2 + n eps), times weight and
-    sqrt(n).
+    On a CPU ``F.rms_norm`` takes five operations and two copies; here it is rows / sqrt(sum x^2 + n eps), times weight
+    and sqrt(n).
     """
 
     def __init__(self, module: Any) -> None:
@@ -117,7 +117,7 @@ class _Block:
         return self.qkv, self.out, self.gate_up, self.down
 
     def quantised_copy(self, copied: Callable[[Matrix], Matrix]) -> _Block:
-        """With copies of the matrices; the norms are the same."""
+        """Return the block with copies of its matrices and the same norms."""
         other = copy.copy(self)
         other.qkv, other.out, other.gate_up, other.down = map(copied, self.matrices)
         return other
@@ -127,11 +127,11 @@ class FusedDecoder:
     """The blocks of a stock language model, fused.
 
     Args:
-        language: ``language_model`` of a stock model that :func:`unsupported_reason` finds nothing against.
+        language: ``language_model`` of a stock model without :func:`unsupported_reason`.
         head: its ``lm_head``.
         packed: see :func:`~vidspec.engine.matrix.choose_packing`.
         budget: bytes of the slab.
-        wanted: codes in the place of the weights, see :func:`~vidspec.engine.layouts.choose_layout`.
+        wanted: codes in place of the weights, see :func:`~vidspec.engine.layouts.choose_layout`.
     """
 
     name = "fused"
@@ -184,7 +184,7 @@ class FusedDecoder:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised_copy(self, precision: Precision) -> FusedDecoder:
-        """The same over the same slab with copies of the matrices as codes; those of such codes are the same."""
+        """Return a decoder over the same slab with quantised copies of the matrices; matrices of such codes are shared."""
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
@@ -207,7 +207,7 @@ class FusedDecoder:
         return F.embedding(ids, self.embedding)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """(R, 1, d) each; of the sines the first half is negative, see :meth:`_turned`."""
+        """Return cosines and sines, (R, 1, d) each; the first half of the sines is negative, see :meth:`_turn`."""
         of_each = positions[0, :, None] if self.axes == 1 else positions[self._axis].t()
         angles = of_each * self._frequencies
         cosine, sine = angles.cos(), angles.sin()
@@ -241,12 +241,12 @@ class FusedDecoder:
 
 
 def _frequencies(rotary: Any, config: Any, width: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(d,) angles per position, the first half negative; (d,) the axis whose position each takes; number of axes."""
+    """Return (d,) angles per position, the first half negative; (d,) position axis of each; number of axes."""
     inverse = rotary.inv_freq.float()
     signed = torch.cat([-inverse, inverse])
     sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
     if sections is None:
         return signed, torch.zeros(width, dtype=torch.long, device=signed.device), 1
-    # Qwen3-VL's stock blocks interleave whatever the config says, those before it never do.
+    # Qwen3-VL's stock blocks interleave whatever the config says, earlier models never do.
     axis = mrope_axes(width // 2, sections, interleaved=str(config.model_type).startswith("qwen3"))
     return signed, torch.cat([axis, axis]).to(signed.device), 3

@@ -176,7 +176,7 @@ def _causal_stretch(
 def _with_weight(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention (1, kv_heads, n, d) and the log-sum-exp of its scores (1, kv_heads, n), by the device's kernel."""
+    """Return attention (1, kv_heads, n, d) and log-sum-exp of scores (1, kv_heads, n), by the device's kernel."""
     if query.device.type == "cpu":
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = operator(query, key, value, 0.0, causal, scale=scaling)

@@ -184,7 +184,7 @@ class FusedDecoder:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised_copy(self, precision: Precision) -> FusedDecoder:
-        """Return a decoder over the same slab with quantised copies of the matrices; matrices of such codes are shared."""
+        """Return a decoder over the same slab with quantised copies of the matrices; those of such codes are shared."""
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:

@@ -113,7 +113,9 @@ class GraphStep:
         self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
         self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
         self._slot = 2 + decoder.axes
-        self._seen: dict[int | None, torch.Tensor] = {}  # the fields of the table that attention takes, by sliding window
+        self._seen: dict[
+            int | None, torch.Tensor
+        ] = {}  # the fields of the table that attention takes, by sliding window
         self.idle = _idle(decoder.slab, decoder.axes, count)
         self.table = self.idle.to(decoder.embedding.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)

@@ -1,10 +1,10 @@
-"""Layers that keep a state where others keep keys and values (Gated DeltaNet), and how a sequence's states go back.
+"""Recurrent layers, which keep a state instead of keys and values (Gated DeltaNet), and the rollback of states.
 
-A state cannot be cut like a cache: to forget rows one needs the state as it was before them. So a sequence keeps a few
-states of its past (marks) and, of the rows since the oldest, what entered the convolution and the gates. Going back to
-a place takes the mark at or before it and runs the recurrence, not the layers, over the rows between. A window's rows
-go through it together, as a triangular system, so that states depend on where windows end by rounding alone; a
-prompt's are made in chunks by the stock modules' own function.
+A state cannot be cut like a cache: forgetting rows needs the state from before them. So a sequence keeps a few past
+states (marks) and, for the rows since the oldest mark, the inputs of the convolution and the gates. Rollback to a place
+takes the last mark at or before it and runs the recurrence, not the layers, over the rows between. The rows of a window
+are computed together, as a triangular system, so that states depend on window boundaries by rounding alone; a prompt's
+states are computed in chunks by the stock modules' own function.
 
 Source: Gated Delta Networks (Yang, Kautz and Hatamizadeh, 2024), eq. 10; the rows of a window as in Qwen3.5.
 """
@@ -23,29 +23,29 @@ from vidspec.engine.rows import Rows
 
 __all__ = ["REACH", "RecurrentStates", "delta_rule", "linear_attention", "max_state_bytes"]
 
-#: How many rows a sequence can go back at most; windows are shorter.
+#: Most rows that a sequence can roll back; windows are shorter.
 REACH = 64
-#: States of the last so many rows are kept where passes ended, of older ones one of so many.
+#: Marks of the last ``NEAR`` rows are kept at each end of a pass, of older rows one in ``SPACING``.
 NEAR, SPACING = 8, 32
-#: What a layer keeps of a sequence at most: marks, and rows while a pass of up to :data:`REACH` adds to them.
+#: Most marks and rows that a layer keeps of a sequence; rows while a pass of up to :data:`REACH` adds to them.
 MARKS, ROWS = NEAR + 2 * (REACH // SPACING + 1), 3 * REACH
 
 
 @dataclass
 class RecurrentLayerState:
-    """One layer of one sequence.
+    """State of one layer in one sequence.
 
     Attributes:
-        inputs: (k - 1 + n, channels) what enters the convolution of width k: of the rows since the oldest mark, and of
-            those before that it reaches back to.
+        inputs: (k - 1 + n, channels) inputs of the convolution of width k: those of the rows since the oldest mark, and
+            the k - 1 before them.
         gates: (n, 2, heads) log decay and beta of the rows.
     """
 
     inputs: torch.Tensor
     gates: torch.Tensor
-    #: Place, and the state before the row at that place: (heads, d_k, d_v) float32.
+    #: Place, and the state before the row at that place, (heads, d_k, d_v) float32.
     marks: list[tuple[int, torch.Tensor]]
-    #: The layer before the last stretch of a prompt, from where a pass that failed behind it is run again.
+    #: The layer before the last stretch of a prompt, from which a failed pass over it is run again.
     before: RecurrentLayerState | None = None
 
 
@@ -56,12 +56,12 @@ class RecurrentStates:
     layers: dict[int, RecurrentLayerState] = field(default_factory=dict)
 
     def copy(self) -> RecurrentStates:
-        """Those of another sequence that begins alike; numbers are shared until they change."""
+        """Return the states for a sequence with the same beginning; tensors are shared until they change."""
         return RecurrentStates({index: replace(layer, marks=list(layer.marks)) for index, layer in self.layers.items()})
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
+        """Bytes of all states."""
         return sum(
             tensor.nbytes
             for layer in self.layers.values()
@@ -70,11 +70,11 @@ class RecurrentStates:
 
 
 def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
-    """What the states of one sequence take at most, however long it is.
+    """Return the most bytes that the states of one sequence take, however long it is.
 
     Args:
-        config: of a language model, some of whose ``layer_types`` may be ``linear_attention``.
-        dtype: of the model.
+        config: config of a language model, some of whose ``layer_types`` may be ``linear_attention``.
+        dtype: dtype of the model.
     """
     layers = list(getattr(config, "layer_types", None) or ()).count("linear_attention")
     if not layers:
@@ -87,19 +87,19 @@ def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor:
-    """What a stock Gated DeltaNet module gives for rows of several sequences, whose states go on.
+    """Return the output of a stock Gated DeltaNet module for rows of several sequences, and update their states.
 
     Args:
         module: the stock module.
         index: its block.
-        rows: (R, hidden) normed, those of each sequence together.
-        batch: what each sequence adds, R rows in all.
+        rows: (R, hidden) normed, the rows of each sequence together.
+        batch: the rows of each sequence, R in all.
 
     Returns:
-        (R, hidden) to be added to the residual.
+        (R, hidden) to add to the residual.
 
     Raises:
-        IndexError: a sequence went back further than its states reach.
+        IndexError: a sequence was rolled back further than its states reach.
     """
     mixed, z = module.in_proj_qkv(rows), module.in_proj_z(rows)
     beta = module.in_proj_b(rows).sigmoid()
@@ -113,7 +113,7 @@ def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequenc
 
 
 def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """(n, heads * d_v) of one sequence's rows."""
+    """Return (n, heads * d_v) for the rows of one sequence."""
     if part.parents is not None:
         raise ValueError("a recurrent layer has one past: no trees")
     if part.span.states is None:
@@ -143,7 +143,7 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
 
 
 def _begun(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
-    """A layer of a sequence that has ``length`` rows, and nothing of how it came there but in ``before``."""
+    """Return a layer with ``length`` rows and no history but ``before``."""
     back = module.conv_kernel_size - 1
     end = back + length - layer.marks[0][0]
     inputs, gates, marks = layer.inputs[end - back : end].clone(), layer.gates[:0].clone(), [(length, state)]
@@ -151,7 +151,7 @@ def _begun(module: Any, layer: RecurrentLayerState, length: int, state: torch.Te
 
 
 def _back(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
-    """The state before the row at ``length``; marks behind it are dropped."""
+    """Return the state before the row at ``length``; later marks are dropped."""
     while layer.marks[-1][0] > length:
         layer.marks.pop()
         if not layer.marks:
@@ -165,7 +165,7 @@ def _back(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
 
 
 def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
-    """Drop marks that are not needed, and rows before the oldest; after a prompt (``read``) all but the last."""
+    """Drop unneeded marks, and the rows before the oldest; after a prompt (``read``) all marks but the last."""
     marks = layer.marks
     length, oldest = marks[-1][0], marks[0][0]
     if read:
@@ -182,7 +182,7 @@ def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
 
 
 def _convolved(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Float32 queries and keys (n, heads, d_k), normed, and values (n, heads, d_v), of inputs (k - 1 + n, channels)."""
+    """Convolve inputs (k - 1 + n, channels): normed queries, keys (n, heads, d_k), values (n, heads, d_v); float32."""
     weight = module.conv1d.weight
     mixed = F.silu(F.conv1d(inputs.T[None].to(weight.dtype), weight, module.conv1d.bias, groups=len(weight)))[0].T
     query, key, value = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
@@ -199,10 +199,10 @@ def _unit(rows: torch.Tensor) -> torch.Tensor:
 def delta_rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gates: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
+    """Apply the gated delta rule: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
 
-    All rows at once, in as many operators for one row as for many. With D_ts the product of the decays a behind row s
-    up to row t, the changes u = beta (v - S^T k) of all rows are the solution of a triangular system,
+    All rows at once, with as many operators for one row as for many. Let D_ts be the product of the decays a after row
+    s up to row t. The changes u = beta (v - S^T k) of all rows solve a triangular system,
     u_t + beta_t sum_{s<t} D_ts (k_t k_s) u_s = beta_t (v_t - D_t0 S_0^T k_t), and the states are
     S_t = D_t0 S_0 + sum_{s<=t} D_ts k_s u_s^T.
 
@@ -213,12 +213,12 @@ def delta_rule(
         state: (heads, d_k, d_v).
 
     Returns:
-        (n, heads, d_v), and the state behind the last row.
+        (n, heads, d_v), and the state after the last row.
     """
     query, key, value = (part.transpose(0, 1) for part in (query / query.shape[-1] ** 0.5, key, value))
     logs, beta = gates[:, 0].cumsum(0).t(), gates[:, 1].t()[..., None]
     decays, left = logs.exp()[..., None], (logs[:, :, None] - logs[:, None]).exp().tril()
-    system = key @ key.mT * left * beta  # above whose diagonal of ones are zeros
+    system = key @ key.mT * left * beta  # strictly lower part; the solver assumes the unit diagonal
     wanted = beta * (value - decays * (key @ state))
     changes = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     out = decays * (query @ state) + (query @ key.mT * left) @ changes
@@ -234,7 +234,7 @@ def _chunked(
     gates: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`delta_rule`, many rows at a time, by the stock function."""
+    """Apply :func:`delta_rule` to many rows at a time, by the stock function."""
     rule = sys.modules[type(module).__module__].torch_chunk_gated_delta_rule
     one = [part[None] for part in (query, key, value)]
     decay, beta = gates[None, :, 0], gates[None, :, 1]

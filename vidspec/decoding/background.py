@@ -1,4 +1,4 @@
-"""Work in a thread of its own while its clip, and all others, go on."""
+"""Background tasks: calls in a thread of their own while all clips continue."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PATIENCE = 1.0
 
 
 class BackgroundTask(Generic[T]):
-    """A call in a thread; :meth:`answer` waits for its result, and nothing else does.
+    """A call in a thread; only :meth:`answer` waits for its result.
 
     Args:
-        call: touches no model that a loop runs.
+        call: must not use a model that a loop runs.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -38,11 +38,11 @@ class BackgroundTask(Generic[T]):
         self.wake.set()
 
     def take(self) -> list[Future[T]]:
-        """Itself once it is done; the mailbox of the loop."""
+        """Return the finished future, if any; the loop's mailbox interface."""
         return [self._told] if self._told.done() else []
 
     def answer(self) -> Steps[T]:
-        """The result of the call.
+        """Wait for the result of the call.
 
         Raises:
             Exception: raised by the call.

@@ -1,10 +1,10 @@
-"""The loop: answers the requests of many decodings, so that a pass of a model serves every clip that waits for it.
+"""The decoding loop: answers the requests of many clips, so that a model's pass serves every clip that waits for it.
 
-It handles generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
+It handles generators and their requests (:mod:`vidspec.engine.requests`); no models, texts or torch.
 
 A turn is one pass. Models that draft go first: the target runs only when no clip waits for a draft model, and then
-verifies the windows of all. No clip starves: it waits for one window of each of the others, and for as many rows of
-their prompts as one pass may have.
+verifies the windows of all clips. No clip starves: it waits for one window of each other clip, and for as many of their
+prompt rows as one pass may have.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vidspec.events.wake import WakeEvent
 
 __all__ = ["Loop", "LoopClient", "PassRecord"]
 
-#: Rows of prompts in a pass that other clips wait for.
+#: Most prompt rows in a pass that other clips wait for.
 SHARED = 512
 
 
 class PassRecord(NamedTuple):
-    """One pass: its clips, its rows, those of prompts among them, and its time.
+    """One pass: its sequences, its rows, the prompt rows among them, and its time.
 
-    A chain that is continued in one go counts as the mean of its ``passes``; ``grows``: a tree grows with it.
+    A chain drafted in one call counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """
 
     lane: str
@@ -47,9 +47,9 @@ class LoopClient:
         trace: its ``waited`` grows by the time in which others are served.
 
     Attributes:
-        request: the one it waits for; None before it begins and after its end.
-        since: when it yielded the request, by the loop's clock.
-        over: whether ``steps`` has ended, by returning ``value`` or by raising ``error``.
+        request: the pending request; None before it begins and after its end.
+        since: time of the request, by the loop's clock.
+        over: True once ``steps`` has ended, by returning ``value`` or by raising ``error``.
     """
 
     def __init__(self, key: Hashable, steps: Steps[object] | None = None, trace: Trace | None = None) -> None:
@@ -63,14 +63,14 @@ class LoopClient:
 
 
 class Loop:
-    """Decodings in flight.
+    """Runs decodings in flight.
 
     Args:
-        now: the time in seconds.
+        now: returns the time in seconds.
         passed: called with every pass.
-        wake: is waited for where all decodings wait for messages.
-        synchronise: waits for queued work of devices. Not called after passes that give logits: the read-back of
-            their tokens waits for the device, and nothing is queued behind it.
+        wake: event to wait for while all decodings wait for messages.
+        synchronise: waits for queued work of devices. Not called after passes with logits: the read-back of their
+            tokens waits for the device, and nothing is queued after it.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Loop:
         return key in self._clients
 
     def begin(self, client: LoopClient) -> None:
-        """Take in a decoding, and run it to its first request.
+        """Add a decoding and run it to its first request.
 
         Raises:
-            ValueError: one with its key is in flight.
+            ValueError: its key is in flight.
         """
         if client.key in self._clients:
             raise ValueError(f"{client.key!r} is in flight already")
@@ -103,21 +103,21 @@ class Loop:
         self._resume(client)
 
     def drop(self, key: Hashable) -> None:
-        """Abandon a decoding; without effect if there is none with this key."""
+        """Abandon a decoding; no effect if the key is not in flight."""
         client = self._clients.pop(key, None)
         if client is not None and client.steps is not None:
             client.steps.close()
 
     def close(self) -> None:
-        """Abandon all."""
+        """Abandon all decodings."""
         for key in list(self._clients):
             self.drop(key)
 
     def turn(self, patience: float | None = None) -> list[LoopClient]:
-        """One pass, or a wait if none is requested; the decodings that were resumed.
+        """Run one pass, or wait if none is requested; return the decodings that were resumed.
 
         Args:
-            patience: seconds to wait at most; None for as long as there is nothing to do.
+            patience: most seconds to wait; None for no limit.
         """
         resumed = [self._resume(client, messages) for client, messages in self._received()]
         waiting: dict[object, list[tuple[LoopClient, Forward]]] = {}
@@ -130,7 +130,7 @@ class Loop:
                 encodes.append((client, request))
             elif not isinstance(request, Receive):
                 raise TypeError(f"{client.key!r} yields {request!r}, which is no engine request")
-        if encodes and not (waiting and self._encoded):  # they and passes take turns
+        if encodes and not (waiting and self._encoded):  # encodes and passes alternate
             self._encoded = True
             resumed.append(self._encode(*encodes[0]))
         elif waiting:
@@ -166,17 +166,17 @@ class Loop:
         return self._resume(client, request.answer)
 
     def _pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
-        """One pass over the rows that these clips request of one model, or their chains if they request only chains."""
-        if requests[0][1].engine.alone:  # one sequence at a time: the one that has waited longest
+        """Run one pass over the rows these clips request of one model, or their chains if all requests are chains."""
+        if requests[0][1].engine.alone:  # one sequence at a time: the longest waiting
             key = requests[0][0].key
             self._clients[key] = self._clients.pop(key)
             return self._run(requests[:1])
-        # Penalties on a token need those before it on the host: such chains go pass by pass.
+        # Penalties on a token need the tokens before it on the host: such chains run pass by pass.
         chains = [(one, request) for one, request in requests if isinstance(request, Chain) and request.history is None]
         return self._continue(chains) if len(chains) == len(requests) else self._run(requests)
 
     def _run(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
-        """One pass; the clips whose requests it completes, with the answers or errors."""
+        """Run one pass; return the clips whose requests it completes, with the answers or errors."""
         engine = requests[0][1].engine
         shared = len(self._clients) > len(requests) or not all([request.divisible for _, request in requests])
         left = min(SHARED, engine.chunk) if shared else engine.chunk
@@ -188,7 +188,7 @@ class Loop:
             try:
                 adds = list(request.parts(left))
             except Exception as error:
-                return [(client, error)]  # the others ask again
+                return [(client, error)]  # the others request again
             if request.divisible:
                 count = sum(map(len, adds))
                 left, prompts = left - count, prompts + count
@@ -198,12 +198,12 @@ class Loop:
         try:
             passed = engine.run(batch)
             if prompts:
-                self.synchronise()  # of a prompt's first stretches nothing is read back
+                self.synchronise()  # nothing is read back for a prompt's first stretches
         except Exception as error:
             if len(parts) == 1:
                 return [(parts[0][0], error)]
             passed = None
-        if passed is None:  # outside of the clause, whose error holds the tensors of the pass
+        if passed is None:  # outside the except clause, whose error holds the tensors of the pass
             return [answer for client, request, _ in parts for answer in self._run([(client, request)])]
         answered: list[tuple[LoopClient, object]] = []
         at = 0
@@ -211,7 +211,7 @@ class Loop:
             try:
                 if request.add_result(passed[at : at + len(adds)]):
                     answered.append((client, request.answer))
-            except Exception as error:  # of this clip: the pass is good for the others
+            except Exception as error:  # of this clip only: the pass is valid for the others
                 answered.append((client, error))
             at += len(adds)
         seconds = self.now() - begun - (engine.preparing - prepared)
@@ -232,7 +232,7 @@ class Loop:
             if len(requests) == 1:
                 return [(requests[0][0], error)]
             found = None
-        if found is None:  # outside of the clause, whose error holds the tensors of the pass
+        if found is None:  # outside the except clause, whose error holds the tensors of the pass
             return [answer for request in requests for answer in self._continue([request])]
         seconds = self.now() - begun - (engine.preparing - prepared)
         gammas = [chain.gamma for chain in chains]
@@ -243,7 +243,7 @@ class Loop:
         return [(client, [*chain.answer, *more]) for (client, chain), more in zip(requests, found, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
-        """Run a decoding to its next request, or to its end; an exception as ``answer`` is raised in it."""
+        """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""
         assert client.steps is not None
         if client.request is not None:
             client.trace.waited += self.now() - client.since - client.request.seconds

@@ -1,25 +1,25 @@
-"""Draft and target at the same time: the messages to both about a clip, and its text; no clock, thread, torch.
+"""The parallel schedule: messages to draft and target about one clip, and its text; no clock, thread or torch.
 
 The schedule of PEARL (Liu et al. 2024), ParallelVLM 4.2 and App. B, and HIPPO 5.2. A round is one target pass:
 
-- *Pre-verify*, nothing pending: the target makes its own token for the next position, which verifies the first token
-  that the draft proposes meanwhile. If it is accepted, the rest of the draft's window is pending.
-- *Post-verify*, tokens pending: the target verifies them, and the first of the new window that the draft proposes
-  meanwhile. If all are accepted, the rest of the new window is pending.
-- At a rejected token the target's own is emitted, the draft stops between two forward passes, rolls back and starts
+- *Pre-verify*, nothing pending: the target generates the token of the next position, which verifies the first token
+  that the draft proposes at the same time. If it is accepted, the rest of the draft's window is pending.
+- *Post-verify*, tokens pending: the target verifies them, and the first of the new window that the draft proposes at
+  the same time. If all are accepted, the rest of the new window is pending.
+- After a rejected token the target's own is emitted, the draft stops between two forward passes, rolls back and starts
   after it; a pre-verify follows. There is no bonus token.
 
 Both kinds are one here: a pass over the last emitted token and the pending window, ``gamma`` rows in the steady
 state, whose last row is compared with the first of the draft's next tokens. An accepted round ends when the draft's
 window is complete, a rejected one at once.
 
-A loose rule works as for a window in turns, with the pending tokens as the window; the target's own token after them is
-compared with the draft's next for equality only. Decision, as no paper combines the two: with a rule that never accepts
-a mismatch this schedule is then lossless.
+A loose rule works as for a sequential window, with the pending tokens as the window; the target's own token after them
+is compared with the draft's next for equality only. Decision, as no paper combines the two: with a rule that never
+accepts a mismatch this schedule is then lossless.
 
 Parallel prefill is the round before the first: the target's prefill is a pass with nothing pending, and its first token
 is compared with the draft's first start-up token. A draft that has not read its prompt yet delays nothing: the target
-continues alone, one token per pass, and the draft, once it is ready, starts after the emitted text.
+continues by itself, one token per pass, and the draft, once it is ready, starts after the emitted text.
 
 The target may choose the draft's visual tokens during or after its prefill. The draft waits for the choice, or
 (``late``, HIPPO) reads everything at once, drafts from it, and prunes its KV cache when the choice arrives.
@@ -59,16 +59,16 @@ __all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "wo
 
 @dataclass(frozen=True)
 class ParallelSettings(StoppingRules):
-    """Settings of the schedule, and where the text ends.
+    """Settings of the schedule, and the stopping rules.
 
     Attributes:
-        overlap: whether the draft reads its prompt while the target reads its own (``prefill: parallel``).
+        overlap: True if the draft reads its prompt while the target reads its own (``prefill: parallel``).
         startup: the most tokens that the draft may propose before the target has read its prompt, in ParallelVLM the
             window; None for as many as fit (HIPPO), at most ``rows``.
         rows: the most rows of one target pass; further pending tokens wait.
         kept: the visual tokens the draft may see, None for all; unused with ``await_kept``.
-        await_kept: whether the target chooses them during or after its prefill.
-        late: whether the draft, which overlaps, sees all of them until then; else it waits.
+        await_kept: True if the target chooses them during or after its prefill.
+        late: True if the draft, which overlaps, sees all of them until then; else it waits.
     """
 
     overlap: bool = True
@@ -84,7 +84,7 @@ class ParallelSettings(StoppingRules):
 
 
 class WorkerLost(GenerationError):
-    """A worker died or hangs; another may repeat the clip."""
+    """The worker died or hangs; another may repeat the clip."""
 
 
 class WorkerTraceback(Exception):
@@ -95,7 +95,7 @@ class WorkerTraceback(Exception):
 
 
 def worker_error(failed: WorkerFailed) -> GenerationError:
-    """The error (kind ``worker``) for a worker that cannot go on; its cause carries the worker's own traceback."""
+    """Return the error (kind ``worker``) of a worker that cannot continue; its cause has the worker's traceback."""
     kind = WorkerLost if failed.lost else GenerationError
     error = kind(f"the {failed.worker} worker failed: {failed.error}", kind="worker")
     error.__cause__ = WorkerTraceback(failed.traceback) if failed.traceback else None
@@ -104,45 +104,46 @@ def worker_error(failed: WorkerFailed) -> GenerationError:
 
 @schedules.register("parallel", beside=True)
 class Scheduler:
-    """Answers every result of a worker with the messages that follow from it, and with the round it completes, whose
-    ``elapsed`` the caller sets.
+    """State machine of the parallel schedule: maps each worker result to the next messages and the completed round.
+
+    The caller sets the round's ``elapsed``.
 
     Attributes:
         emitted: the text so far.
-        finished: whether it has ended; later results are ignored.
+        finished: True once it has ended; later results are ignored.
     """
 
     def __init__(self, settings: ParallelSettings, gamma: WindowSize) -> None:
         self.settings, self.gamma = settings, gamma
         self.emitted: list[int] = []
         self.finished = False
-        self._ahead: list[int] = []  # the draft's tokens behind the emitted ones
+        self._ahead: list[int] = []  # the draft's tokens after the emitted ones
         self._epoch = 0
         self._draft: Literal["absent", "reading", "ready"] = "absent"
         self._kept = settings.kept
         self._kept_known = settings.late or not settings.await_kept
         self._round = 0
         self._mode: Mode = "prefill"
-        self._open = True  # the target is at work; its prefill counts as a pass over nothing pending
+        self._open = True  # the target runs a pass; its prefill counts as a pass with nothing pending
         self._pending = 0
-        self._parked: VerifyResult | None = None  # waits for the draft's token that it is held against
-        self._goal = 0  # the length that the draft's text must reach before the next round
-        self._until = 0  # of the last request to the draft
+        self._parked: VerifyResult | None = None  # waits for the draft's token at the same position
+        self._goal = 0  # length of the draft's text before the next round may open
+        self._until = 0  # length in the last request to the draft
         self._round_gamma = gamma.gamma
         self._draft_s = 0.0
         self._aborted = 0
 
     def start(self) -> list[OutgoingMessage]:
-        """The first messages."""
+        """Return the first messages."""
         reads = self._read() if self.settings.overlap and self._kept_known else []
         return [OutgoingMessage("target", PrefillTarget()), *reads]
 
     def receive(self, result: WorkerResult) -> tuple[list[OutgoingMessage], Round | None]:
-        """The messages, and perhaps a round, that follow from a worker's answer.
+        """Return the messages, and the round if one is complete, that follow from a worker's result.
 
         Raises:
             GenerationError: the worker failed, see :func:`worker_error`.
-            RuntimeError: an answer that the protocol does not allow here.
+            RuntimeError: the protocol does not allow this result here.
         """
         if isinstance(result, WorkerFailed):
             raise worker_error(result)
@@ -161,7 +162,7 @@ class Scheduler:
         return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
 
     def _read(self) -> list[OutgoingMessage]:
-        """The draft's prefill and, while the target is still at its own, the start-up tokens."""
+        """Return the draft's prefill and, while the target is still in its own, the request for start-up tokens."""
         self._draft = "reading"
         sends = [OutgoingMessage("draft", PrefillDraft(self._kept, self.settings.eos))]
         if self._mode == "prefill" and self.settings.overlap:
@@ -183,7 +184,7 @@ class Scheduler:
         self._draft = "ready"
         if not self.emitted:
             return []
-        # The target went on alone; its pass that is under way becomes the pre-verify of the draft's first token.
+        # The target continued by itself; its running pass becomes the pre-verify of the draft's first token.
         self._mode = "pre"
         return [*self._restart(0, tuple(self.emitted)), *self._extend()]
 
@@ -203,7 +204,7 @@ class Scheduler:
         return ([] if self._open else self._next()), None
 
     def _judged(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
-        """The target's answer to the open round; kept until the draft's token for the same position has arrived."""
+        """Process the target's result of the open round; park it until the draft's token for its position arrives."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
         whole = verdict.accepted == self._pending
@@ -248,7 +249,7 @@ class Scheduler:
         return self._after(start, verdict, passed=passed, alone=alone), settled
 
     def _after(self, start: int, verdict: VerifyResult, *, passed: bool, alone: bool) -> list[OutgoingMessage]:
-        """Stop or continue the draft, or start it again after the target's own token."""
+        """Stop or continue the draft, or restart it after the target's own token."""
         if self.finished:
             return [] if self._draft == "absent" else [OutgoingMessage("draft", Abort())]
         if passed:
@@ -257,7 +258,7 @@ class Scheduler:
         sends: list[OutgoingMessage] = []
         if not alone:
             sends = self._restart(start + verdict.accepted, (verdict.token,))
-        elif self._until:  # start-up tokens would come too late: the draft is told where to start when it is ready
+        elif self._until:  # start-up tokens would come too late: the draft gets its start when it is ready
             sends, self._until = [OutgoingMessage("draft", Abort())], 0
         self._goal = 0
         return sends + self._next()
@@ -269,12 +270,12 @@ class Scheduler:
         return [OutgoingMessage("draft", Rollback(self._epoch, keep, tokens))]
 
     def _next(self) -> list[OutgoingMessage]:
-        """Open the next round, unless the draft still owes a part of its window."""
+        """Open the next round, unless the draft's window is incomplete."""
         if self._known < self._goal and not self._spent:
             return []
         window = self._ahead[: self.settings.rows - 1]
         if self._spent and len(window) == len(self._ahead):
-            window.pop()  # the last token is what the target's own is held against: nothing will come behind it
+            window.pop()  # the target's own token is compared with the last one: no token follows it
         self._round += 1
         self._open = True
         self._pending = len(window)
@@ -297,11 +298,11 @@ class Scheduler:
 
     @property
     def _known(self) -> int:
-        """Length of the draft's text as far as it is known here."""
+        """Known length of the draft's text."""
         return len(self.emitted) + len(self._ahead)
 
     @property
     def _spent(self) -> bool:
-        """Whether the draft's text has reached an end."""
+        """True if the draft's text has ended."""
         ended = bool(self._ahead) and self._ahead[-1] in self.settings.eos
         return ended or self._known >= self.settings.max_new_tokens

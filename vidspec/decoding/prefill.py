@@ -1,4 +1,4 @@
-"""Prompts read in turns, the target's and then the draft's, for the schedules that alternate between them."""
+"""Prefill in turns, the target's prompt and then the draft's, for the schedules that alternate between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GREEDY = Sampling(0.0, 1.0)
 
 
 def run_in_turns(sequence: Sequence) -> Steps[None]:
-    """The target reads, the draft reads, then the profile's schedule alternates between them."""
+    """Prefill the target, then the draft, then run the profile's schedule."""
     setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     prefix = yield from setup.read(sequence.job, trace)
     hit = setup.find_prefix(cache, prefix)
@@ -44,7 +44,7 @@ def run_in_turns(sequence: Sequence) -> Steps[None]:
         drafter = sequence.drafter = yield from setup.drafter.open(context)
         del context
     signals = attention_ranks(taps)
-    del taps, hit  # what was observed can be as large as the prompt
+    del taps, hit  # observations can be as large as the prompt
     tapped, history = drafter.tapped if drafter is not None else (), setup.history(prefix)
     probs = sequence.job.return_probs
     sequence.target = Target(
@@ -83,7 +83,7 @@ def _context(
     description: str | None,
 ) -> DraftContext:
     setup = sequence.setup
-    # A window that depends on times must not decide which random numbers a token gets.
+    # A window size that depends on times must not decide which random numbers a token gets.
     draws = setup.drafter is not None and setup.drafter.draws and setup.profile.draft.gamma != "auto"
     return DraftContext(
         profile=setup.profile,
@@ -108,9 +108,9 @@ def _context(
 def _read_prompt(
     sequence: Sequence, prefix: EmbeddedPrompt, taps: Taps | None, hit: PrefixHit | None
 ) -> Steps[tuple[PrefillResult, str | None]]:
-    """The target's prompt, read, and the caption of an ensemble's context that wants one.
+    """Prefill the target; return the result and the caption for an ensemble's context, if one needs it.
 
-    The captioner needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
+    The captioner needs nothing from the target, and runs during its prefill if it can (TABED 6.2).
     """
     setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     description = cache.description if cache is not None else None
@@ -133,7 +133,7 @@ def _read_prompt(
 
 
 def _described(sequence: Sequence, captioner: ImageCaptioner) -> str:
-    """In another thread."""
+    """Return the captioner's text; runs in another thread."""
     use_one_core()
     begun = sequence.trace.elapsed()
     text = captioner(sequence.job.frames)

@@ -32,10 +32,10 @@ __all__ = ["report"]
 
 
 def report(sequence: Sequence, models: ModelsRecord) -> Caption:
-    """The record of a captioned clip.
+    """Return the record of a captioned clip.
 
     Args:
-        sequence: has emitted all its rounds.
+        sequence: a clip that has emitted all its rounds.
         models: the record's entry on the models.
     """
     setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.frames

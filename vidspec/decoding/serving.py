@@ -1,9 +1,9 @@
-"""Many clips through one captioner's models: admission, repetition for lack of memory, timeouts, and the load.
+"""Serving: many clips on one captioner's models, with admission, repetition after OOM, timeouts, and the load.
 
-All calls of a captioner share one loop. Whichever thread waits for its clips runs the next turn, for the clips of all
-threads: a call alone never changes threads, and calls at the same time share passes. A clip is admitted while its call
-has fewer than its limit and there is room for its keys and values. One that runs out of memory beside others is done
-again alone. Events are given to each call with the key of their clip.
+All calls of a captioner share one loop. Any thread that waits for its clips runs the next turn, for the clips of all
+threads: a single call never changes threads, and concurrent calls share passes. A clip is admitted while its call has
+fewer than its limit and there is room for its keys and values. A clip that runs out of memory alongside others is
+repeated by itself. Each call gets its events with the key of their clip.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Serving:
         self.loop = Loop(passed=self._passed, synchronise=synchronise)
         self._calls: list[CaptionerCall] = []  # other threads only append
         self._flights: dict[Hashable, tuple[CaptionerCall, Sequence]] = {}
-        self._staged: deque[Sequence] = deque()  # admitted; their first steps are due
+        self._staged: deque[Sequence] = deque()  # admitted, not begun in the loop
         self._claims: dict[Hashable, Items[MemoryClaim]] = {}  # of clips whose prompts have not been read
         self._keys = count()
         self._ended = False
@@ -69,7 +69,7 @@ class Serving:
         trace: Trace | None = None,
         result_only: bool = False,
     ) -> ServingEvents:
-        """One call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`CaptionerCall`."""
+        """Run one call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`CaptionerCall`."""
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         call = CaptionerCall(captioner, arrivals, batch, wake or WakeEvent(), trace, result_only)
@@ -85,7 +85,7 @@ class Serving:
                 over = arrivals.over
                 call.take()
                 unfinished = call.unfinished
-                if call.news:  # another thread's turn has brought it meanwhile, perhaps the last
+                if call.news:  # from another thread's turn, perhaps the last
                     continue
                 if unfinished:
                     self._advance(call)
@@ -107,7 +107,7 @@ class Serving:
             collections.close()
 
     def close(self) -> None:
-        """End all calls, those of other threads with an error, as soon as the turn that is running has ended."""
+        """End all calls, those of other threads with an error, as soon as the running turn has ended."""
         self.loop.wake.set()
         exclusive.acquire(None, (self,))
         try:
@@ -120,11 +120,11 @@ class Serving:
     def _advance(self, call: CaptionerCall) -> None:
         """Run a turn, or wait until another thread's turn has brought news of this call.
 
-        A call that wants its result alone runs turns until it has it: others are woken by news of theirs alone.
+        A ``result_only`` call runs turns until it has its result: other threads are woken only by their own news.
         """
         needed = self, *call.models
         if not exclusive.acquire(self, needed, unless=lambda: True):
-            self.loop.wake.set()  # where it waits for messages
+            self.loop.wake.set()  # in case the running turn waits for messages
             if not exclusive.acquire(self, needed, unless=lambda: bool(call.news)):
                 return
         try:
@@ -134,13 +134,13 @@ class Serving:
                     break
                 if any(other.news for other in self._calls):
                     exclusive.notify()
-        except BaseException as error:  # Ctrl-C, or a bug: how far the clips of other calls have come is unknown
+        except BaseException as error:  # Ctrl-C, or a bug: the state of other calls' clips is unknown
             self._repeat_others(call, error)
             raise
         finally:
             self._drop_closed()
             exclusive.release(needed)
-        if any(one.closed for one in self._calls):  # since then
+        if any(one.closed for one in self._calls):  # closed in the meantime
             self._drop_unless_running()
 
     def _turn(self, call: CaptionerCall) -> None:
@@ -150,7 +150,7 @@ class Serving:
             self._give_up(call, ClosedError())
             return
         if self._admit():
-            return  # its first event is given before anything is computed
+            return  # deliver its first event before any work
         while self._staged:
             sequence = self._staged.popleft()
             self.loop.begin(sequence)
@@ -166,9 +166,9 @@ class Serving:
         calls = [call for call in self._calls if call.again] or [call for call in self._calls if call.waiting]
         for call in calls:
             if call.again:
-                if self._flights:  # alone, and no other clip overtakes it
+                if self._flights:  # it runs by itself, and no other clip overtakes it
                     return False
-                gc.collect()  # what the error of the first attempt still refers to, its keys and values among it
+                gc.collect()  # objects that the first attempt's error refers to, its keys and values among them
                 self._start(call, call.again)
                 return True
             if len(call.sequences) >= call.limit:
@@ -194,7 +194,7 @@ class Serving:
         return has_room([*chain(*self._claims.values()), *call.needs(request)])
 
     def _start(self, call: CaptionerCall, requests: deque[CaptionRequest]) -> None:
-        """Begin the first of a call's requests; it is in flight before it is taken away from them."""
+        """Begin the first of a call's requests; it is in flight before it is removed from them."""
         garbage.collect_if_due(busy=bool(self._flights))
         request = requests[0]
         trace, call.trace = call.trace or Trace(synchroniser(*call.captioner.devices)), None
@@ -216,14 +216,14 @@ class Serving:
         self._deliver(sequence)
 
     def _deliver(self, sequence: Sequence) -> None:
-        """Give a call the events that its clip has emitted, and its error."""
+        """Pass a clip's emitted events, and its error, to its call."""
         call, key = self._flights[sequence.key][0], sequence.job.key
         while sequence.events:
             event = sequence.events.popleft()
             if isinstance(event, Round):
                 call.accepted += event.accepted
             elif isinstance(event, Prefilled):
-                self._claims.pop(sequence.key, None)  # what it takes now is allocated
+                self._claims.pop(sequence.key, None)  # its memory is allocated now
             if not call.result_only or isinstance(event, Finished):
                 call.news.append((key, event))
         if not sequence.over:
@@ -238,13 +238,13 @@ class Serving:
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
-        """Abandon a clip if it has not ended."""
+        """Remove a clip, and abandon it if it has not ended."""
         call, _ = self._flights.pop(sequence.key)
         self._claims.pop(sequence.key, None)
         if sequence in self._staged:
             self._staged.remove(sequence)
         self.loop.drop(sequence.key)
-        del call.sequences[sequence.key]  # last: its call may be told that nothing of it is in flight
+        del call.sequences[sequence.key]  # last: its call may then see that nothing of it is in flight
 
     def _end_late(self) -> None:
         now = time.monotonic()
@@ -268,7 +268,7 @@ class Serving:
                 call.news.append((None, self._load(call)))
 
     def _load(self, call: CaptionerCall) -> LoopLoad:
-        """The number of clips, and the size of the last pass."""
+        """Return the number of clips and the size of the last pass."""
         slab = call.slab
         return LoopLoad(
             clips=len(self.loop),
@@ -296,7 +296,7 @@ class Serving:
                 call.passes, call.last = call.passes + 1, passing
 
     def _drop_unless_running(self) -> None:
-        """Abandon the clips of closed calls now, or leave it to the thread that runs a turn; never waits."""
+        """Abandon the clips of closed calls now, or leave it to the thread that runs a turn; never wait."""
         if exclusive.try_acquire((self,)):
             try:
                 self._drop_closed()
@@ -309,7 +309,7 @@ class Serving:
             self._give_up(call)
 
     def _give_up(self, call: CaptionerCall, error: Exception | None = None) -> None:
-        """Abandon a call's clips; with an error, as what ends each."""
+        """Abandon a call's clips; with an error, end each of them with it."""
         keys = [sequence.job.key for sequence in call.sequences.values()]
         keys += [request.key for request in (*call.waiting, *call.again)]
         if error is not None:

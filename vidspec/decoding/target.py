@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Target"]
 
-#: What plain decoding verifies.
+#: The empty draft of plain decoding.
 NOTHING = Draft((), ())
 
 
@@ -29,12 +29,12 @@ class Target:
 
     Args:
         engine: the target model.
-        prefill: the prompt it has read.
-        sampling: how its own tokens are chosen.
+        prefill: result of the prompt's prefill.
+        sampling: sampling parameters of its own tokens.
         rng: CPU generator.
         tapped: blocks whose inputs in verification passes a drafter reads.
-        return_probs: whether to keep its probabilities of the tokens.
-        history: of penalties, its text so far; it grows with the text. None without penalties.
+        return_probs: True to keep its probabilities of the tokens.
+        history: its text so far for penalties; grows with the text. None without penalties.
 
     Attributes:
         probabilities: its own, after penalties and before temperature and top-p, of the last tokens; empty without
@@ -65,7 +65,7 @@ class Target:
         self._base = self.span.length
 
     def first(self) -> int:
-        """The token of the prefill's last logits."""
+        """Choose the first token, from the prefill's last logits."""
         logits = self.prefill.logits[None]
         processor = self.history.changes_for_paths([()]) if self.history is not None else None
         (read,) = read_back_tokens(
@@ -76,13 +76,13 @@ class Target:
         return self._last
 
     def step(self) -> Steps[int]:
-        """One token of plain decoding."""
+        """Decode one token plainly."""
         passed = yield from self.verify(NOTHING)
         self.commit((), passed.chosen[0])
         return self._last
 
     def verify(self, draft: Draft) -> Steps[PassResult]:
-        """One pass over the last emitted token and a window after it: row 0, then a row for each drafted token."""
+        """Run one pass over the last emitted token and a window after it: row 0, then a row per drafted token."""
         self._base, self._draft = self.span.length, draft
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
@@ -95,7 +95,7 @@ class Target:
         return passed  # type: ignore[no-any-return]
 
     def _draw(self, draft: Draft) -> DrawRule | None:
-        """How the tokens behind a window are drawn: of nodes at one depth, of which one is emitted, by one number."""
+        """Return the rule for drawing tokens after a window: nodes at one depth share a number, as one is emitted."""
         if not self.sampling.temperature:
             return None
         ahead = self._uniforms.ahead(1 + max(draft.depths, default=0))

@@ -178,8 +178,7 @@ class Taps:
 
     @property
     def block_scores(self) -> dict[int, torch.Tensor]:
-        """(N,) float32 for each block in ``attention_at``, the mean over heads and text rows, once the prompt is
-        read."""
+        """(N,) float32 for each fully observed block in ``attention_at``, the mean over heads and text rows."""
         found = self._by_head["all"]
         return {
             at: found[block].sum(0) / self._queries for at, block in self._observed.items() if self._whole("all", block)

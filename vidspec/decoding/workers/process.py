@@ -1,4 +1,4 @@
-"""The target's handle of the draft's process: it starts it, sends and receives messages, and always ends it."""
+"""The target's handle of the draft process: starts it, sends and receives messages, and always ends it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DraftProcess:
     """A spawned process with its own model, vision tower and cache; it serves any number of clips at once.
 
     Args:
-        start: the model.
+        start: the model and its placement.
     """
 
     def __init__(self, start: DraftStart) -> None:
@@ -62,10 +62,10 @@ class DraftProcess:
         self.heartbeat = Heartbeat(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
-        self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the clips that are open
+        self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the open clips
         self._reading: set[int] = set()
         self._early: WorkerFailed | None = None
-        self._owed: dict[int, float] = {}  # clips that were closed and not accounted for, and since when
+        self._owed: dict[int, float] = {}  # closed clips without their spans, and since when
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._ready = threading.Event()
         self._reader = threading.Thread(target=_listen, args=(self.connection, self), daemon=True)
@@ -77,21 +77,21 @@ class DraftProcess:
 
     @property
     def overdue(self) -> float:
-        """Seconds for which the account of a closed clip has been missing; 0 if none is."""
+        """Seconds for which the spans of a closed clip have been missing; 0 if none are."""
         with self._lock:
             return time.monotonic() - min(self._owed.values()) if self._owed else 0.0
 
     @property
     def reading(self) -> bool:
-        """Whether there is a clip whose prompt it has not read."""
+        """True if there is a clip whose prompt it has not read."""
         return bool(self._reading)
 
     def wait_until_loaded(self, timeout: float, silence: float) -> Identity:
-        """Wait for the model, and return its identity.
+        """Wait for the model and return its identity.
 
         Raises:
             ModelError: it cannot be loaded; the cause carries the process's own traceback.
-            WorkerLost: it died, took longer than ``timeout`` seconds, or did nothing for ``silence`` of them.
+            WorkerLost: it died, took longer than ``timeout`` seconds, or was inactive for ``silence`` seconds.
         """
         begun = time.monotonic()
         while not self._ready.wait(min(1.0, silence)):
@@ -119,7 +119,7 @@ class DraftProcess:
         eager: bool,
         texts: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
-        """Begin a clip; messages about it go to ``listener``, on another thread. Returns the clip's number.
+        """Open a clip and return its number; messages about it go to ``listener``, on another thread.
 
         Raises:
             GenerationError: there is not enough shared memory for its frames.
@@ -149,23 +149,23 @@ class DraftProcess:
             )
         )
         if self._early is not None:
-            listener(self._early)  # it ended before it could be told
+            listener(self._early)  # the process ended before it could receive the clip
         return number
 
     def send(self, clip: int, message: DraftMessage, visual: int | None = None) -> None:
-        """Send a protocol message for a clip; without effect on one that is over."""
+        """Send a protocol message for a clip; no effect on a closed one."""
         self._send(ClipOrder(clip, message, visual))
 
     def close(self, clip: int) -> None:
-        """End a clip: the draft stops, and its listener receives the account when it arrives."""
+        """Close a clip: the draft stops, and its listener receives the spans when they arrive."""
         with self._lock:
             self._owed[clip] = time.monotonic()
         self._send(CloseClip(clip))
 
     def stop(self, *, lost: bool = False) -> None:
-        """End the process at once, and the clips that are open; ``lost``: they may be repeated."""
+        """End the process and the open clips at once; ``lost``: they may be repeated."""
         self.gone(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
-        self.process.kill()  # it may be stopped or stuck in a pass: nothing gentler is certain
+        self.process.kill()  # it may be stopped or stuck in a pass: only a kill is certain
         self.process.join()
         if threading.current_thread() is not self._reader:
             self._reader.join()
@@ -175,16 +175,16 @@ class DraftProcess:
             release_frames(block)
 
     def _send(self, order: object) -> None:
-        with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader tells of it
+        with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader reports it
             self.connection.send(order)
 
     def hang_up(self) -> None:
-        """Close the pipe, by the reader and at its end alone: its number may at once be another file's."""
+        """Close the pipe; only by the reader, at its end: the descriptor may be reused at once."""
         with self._sending:
             self.connection.close()
 
     def dispatch(self, message: object) -> None:
-        """Called by the reader with everything the process sends."""
+        """Handle a message of the process; called by the reader."""
         if isinstance(message, DraftLoaded):
             self.loaded = message
             self._ready.set()
@@ -217,7 +217,7 @@ class DraftProcess:
         self._listeners.pop(clip, None)
 
     def gone(self, failed: WorkerFailed) -> None:
-        """The process cannot continue."""
+        """Mark the process as failed and notify its listeners."""
         with self._lock:
             self._early = self._early or failed
             listeners = dict(self._listeners)
@@ -238,15 +238,15 @@ _LAUNCH = threading.Lock()
 
 @contextlib.contextmanager
 def _launching() -> Iterator[None]:
-    """Start a process that does not run the user's script again and that Ctrl-C leaves alone from its first moment.
+    """Start a process without running the user's script again, protected from Ctrl-C from the start.
 
-    A spawned process imports the main module for what it may hold; the draft needs nothing of it, and a script without
-    an ``if __name__ == "__main__"``, or one read from stdin, would fail there. It inherits the signals that are
-    blocked here; otherwise it would print a traceback of its own until it can say that it ignores them.
+    A spawned process imports the main module; the draft needs nothing of it, and a script without an
+    ``if __name__ == "__main__"``, or one read from stdin, would fail there. It inherits the signals blocked here;
+    otherwise Ctrl-C would print a traceback of the process before it can ignore the signal.
     """
     blocks = hasattr(signal, "pthread_sigmask")
     if blocks:
-        resource_tracker.ensure_running()  # its start would unblock them
+        resource_tracker.ensure_running()  # starting it later would unblock them
     with _LAUNCH:
         main = sys.modules["__main__"]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else set()
@@ -265,7 +265,7 @@ def _listen(connection: Connection, owner: DraftProcess) -> None:
             owner.dispatch(connection.recv())
     except (EOFError, OSError):
         owner.gone(WorkerFailed("draft", owner.exit_text(), lost=True))
-    except Exception as error:  # whatever it is, the one who waits must hear of it
+    except Exception as error:  # of any type: the waiting threads must be notified
         owner.gone(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
         owner.hang_up()

@@ -15,8 +15,8 @@ from vidspec.events.trace import Trace
 
 __all__ = ["RemoteDraft"]
 
-#: Seconds that the end of a clip waits for the draft's account of it. A draft that looks at a video takes longer; it
-#: is not waited for, and the clip's trace lacks its lane.
+#: Seconds that the end of a clip waits for the draft's spans. A draft that encodes a video takes longer; it is not
+#: waited for, and the clip's trace lacks its lane.
 ACCOUNT = 5.0
 
 
@@ -24,11 +24,11 @@ class RemoteDraft:
     """The draft of one clip.
 
     Args:
-        process: of the drafts of all clips.
-        opened: begins the clip there with a listener for its answers, and returns its number; called at first use.
-        timeout: seconds without any answer after which the process counts as lost; while it reads a prompt, this
-            clip's or another's, :data:`PATIENCE`, as long as it is seen to work.
-        visual: the number of the target's visual tokens, if known yet.
+        process: process of the drafts of all clips.
+        opened: opens the clip there with a listener for its answers, and returns its number; called at first use.
+        timeout: seconds without any answer after which the process counts as lost; while it prefills this clip or
+            another, :data:`PATIENCE` seconds, as long as its heartbeat shows work.
+        visual: returns the number of the target's visual tokens, if known yet.
         trace: times the waiting for it, in the target's lane.
     """
 
@@ -47,20 +47,20 @@ class RemoteDraft:
         self._closed = False
 
     def begin(self) -> int:
-        """Open the clip; returns its number."""
+        """Open the clip and return its number."""
         if self._clip is None:
             assert self._opened is not None
             self._clip = self._opened(self.mailbox.put)
-            self._opened = None  # it has the frames
+            self._opened = None  # it refers to the frames
         return self._clip
 
     def send(self, message: DraftMessage) -> None:
-        """Send a message; returns at once."""
+        """Send a message without waiting."""
         sees = isinstance(message, (PrefillDraft, Prune))
         self.process.send(self.begin(), message, self._visual() if sees else None)
 
     def receive(self) -> Steps[list[WorkerResult]]:
-        """Its answers since the last call, at least one, or ``WorkerFailed`` if it is lost."""
+        """Return its answers since the last call, at least one, or ``WorkerFailed`` if it is lost."""
         begun, since = self.trace.elapsed(), time.monotonic()
         while not (found := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since
@@ -78,7 +78,7 @@ class RemoteDraft:
             self.process.close(self._clip)
 
     def account(self) -> Steps[DraftSpans | None]:
-        """End the clip; returns the draft's account if it arrives soon."""
+        """End the clip; return the draft's spans if they arrive within :data:`ACCOUNT`."""
         if self._clip is None:
             return None
         self.close()

@@ -1,4 +1,4 @@
-"""One clip through target and draft that work at the same time (PEARL; ParallelVLM 4.2; HIPPO 5.2)."""
+"""Parallel decoding of one clip: target and draft work at the same time (PEARL; ParallelVLM 4.2; HIPPO 5.2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["run_parallel", "run_rounds"]
 
 
 def run_parallel(sequence: Sequence) -> Steps[None]:
-    """The target in this process, by passes that it requests, the draft in its own (``setup.slot``).
+    """Decode a clip with the target's passes in this process and the draft in its own (``setup.slot``).
 
     Emits ``Prefilled`` and a round per target pass. The draft's lane of the trace is filled in at the end.
 
@@ -67,7 +67,7 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
         slot.gamma = windows.gamma
         _account(sequence, (yield from draft.account()))
     except WorkerLost:
-        slot.drop(process)  # the next clip gets a fresh one
+        slot.drop(process)  # the next clip starts a new one
         raise
     finally:
         draft.close()
@@ -89,7 +89,7 @@ def _settings(setup: DecodingSetup, windows: WindowSize) -> ParallelSettings:
 
 
 def _account(sequence: Sequence, done: DraftSpans | None) -> None:
-    """Fill in the draft's lane."""
+    """Fill in the draft's lane of the trace."""
     if done is None:
         return
     sequence.draft_forwards = done.forwards
@@ -109,12 +109,12 @@ def run_rounds(
     draft: RemoteDraft,
     emit: Callable[[Round], None],
 ) -> Steps[None]:
-    """Carry messages and answers between the two of one clip until its text ends.
+    """Exchange messages and results between draft and target of one clip until its text ends.
 
-    The draft's answers arrive while the target has a pass; they are taken before the pass's own.
+    The draft's results that arrive during a target pass are handled before the pass's own.
 
     Args:
-        scheduler: of this clip.
+        scheduler: scheduler of this clip.
         target, draft: its workers.
         emit: called with each round.
     """

@@ -125,7 +125,7 @@ class Captioner:
         #: True if another thread encodes clips during the passes.
         self.has_feed = False
         self._vision_worker: VisionWorker | None = None
-        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
+        self._precomputed: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
             WeakKeyDictionary()
         )
         self.slot = slot if profile.concurrent else None
@@ -180,7 +180,7 @@ class Captioner:
         wanted = profile.models
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
-        where, beside = places.target_placement(profile), places.draft_placement(profile)
+        where, draft_where = places.target_placement(profile), places.draft_placement(profile)
         hub.require_models(profile.named_models)
         embedded = wanted.pair is not None
         if wanted.pair is not None:
@@ -196,14 +196,16 @@ class Captioner:
             loading.read_config(names[0])  # its errors are reported before the draft is loaded
         with ExitStack() as undo:
             # The target last: its device map depends on the memory that is left.
-            whole = replace(beside, weights=None)
-            describe = image_captioner.load_image_captioner(wanted.captioner, whole) if wanted.captioner else None
+            describe_where = replace(draft_where, weights=None)
+            describe = (
+                image_captioner.load_image_captioner(wanted.captioner, describe_where) if wanted.captioner else None
+            )
             draft = slot = None
             if profile.concurrent:
-                slot = DraftProcessSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
+                slot = DraftProcessSlot(names[1] if profile.drafts_with_a_model else names[0], draft_where, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
-                draft = loading.load_model(names[1], beside, text=True)
+                draft = loading.load_model(names[1], draft_where, text=True)
             target = loading.load_model(names[0], where)
             if embedded:
                 target.name = "embedded/target"
@@ -211,7 +213,7 @@ class Captioner:
                     draft.name = "embedded/draft"
             head: Head | None = None
             if profile.names_a_head:
-                head = eagle3.load_eagle3(names[1], target, beside)
+                head = eagle3.load_eagle3(names[1], target, draft_where)
                 head.name = "embedded/head" if embedded else head.name
             elif profile.drafts_with_a_head:
                 head = mtp.load_mtp(target)
@@ -285,7 +287,7 @@ class Captioner:
         if self.draft is not None and self.profile.shows_the_video:
             claims.append(MemoryClaim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
         if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
-            claims.append(MemoryClaim(model, 0, *read, beside=entries * model.decoder.slab.entry_bytes))
+            claims.append(MemoryClaim(model, 0, *read, other_slab=entries * model.decoder.slab.entry_bytes))
         if self.setup.head is not None:  # its prompt consists of states of several blocks of the target
             claims.append(
                 MemoryClaim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0)
@@ -317,18 +319,18 @@ class Captioner:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on the loaded models, a line each."""
-        told = [engine.model for engine in (self.target, self.draft) if engine is not None]
-        found = [getattr(one, "note", None) for one in (*told, self.setup.drafter)]
-        found += [
+        models = [engine.model for engine in (self.target, self.draft) if engine is not None]
+        lines = [getattr(part, "note", None) for part in (*models, self.setup.drafter)]
+        lines += [
             f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
-            for model in told
+            for model in models
             if model.device.type == "cuda" and model.decoder.eager is not None
         ]
         place = self.slot.device if self.slot is not None else None
         if place == self.devices[0] and place.type == "cuda":
-            apiece = "that they work at the same time gains nothing there: it takes a GPU for each"
-            found.append(f"{self.profile.name}: target and draft are both on {place}; {apiece}")
-        return tuple(dict.fromkeys(line for line in found if line))
+            advice = "that they work at the same time gains nothing there: it takes a GPU for each"
+            lines.append(f"{self.profile.name}: target and draft are both on {place}; {advice}")
+        return tuple(dict.fromkeys(line for line in lines if line))
 
     def _draft_name(self) -> str | None:
         if self.draft is not None:
@@ -339,20 +341,20 @@ class Captioner:
             return None
         return "embedded/draft" if self.embedded else self.slot.model
 
-    def caption(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Caption:
+    def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        _check_arguments("caption", asked)
-        for event in self._caption_one(CaptionRequest(str(path), **asked), result_only=True):
+        _check_arguments("caption", options)
+        for event in self._caption_one(CaptionRequest(str(path), **options), result_only=True):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
-    def baseline(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Caption:
+    def baseline(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption a clip by plain decoding of the same target, with the same engine, cache and kernels."""
-        _check_arguments("baseline", asked)
+        _check_arguments("baseline", options)
         plain = profiles.override(self.profile, _PLAIN)
-        alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
-        return alone.caption(path, **asked)
+        captioner = Captioner(plain, self.target.model, None, embedded=self.embedded)
+        return captioner.caption(path, **options)
 
     def forget(self) -> None:
         """Drop the texts of earlier clips, for drafters that look tokens up in them."""
@@ -369,7 +371,7 @@ class Captioner:
             slot = self.slot if profile.concurrent else None
             describe = self.setup.describe
             head = self.setup.head.model if self.setup.head and profile.drafts_with_a_head else None
-            once = Captioner(
+            captioner = Captioner(
                 profile,
                 self.target.model,
                 draft,
@@ -378,14 +380,14 @@ class Captioner:
                 slot=slot,
                 head=head,
             )
-            once.caption("", clip=clip)
+            captioner.caption("", clip=clip)
 
-    def stream(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Iterator[Event]:
+    def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Iterator[Event]:
         """Caption one clip, event by event.
 
         Args:
             path: a video file.
-            asked: per-call options, see :class:`CaptionOptions`.
+            options: per-call options, see :class:`CaptionOptions`.
 
         Yields:
             ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; one
@@ -398,29 +400,29 @@ class Captioner:
             ClosedError: the captioner is closed before the clip has ended.
             ArgumentError: an argument is unknown; raised by the call itself.
         """
-        _check_arguments("stream", asked)
-        return self._caption_one(CaptionRequest(str(path), **asked))
+        _check_arguments("stream", options)
+        return self._caption_one(CaptionRequest(str(path), **options))
 
-    def dialogue(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Dialogue:
+    def dialogue(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Dialogue:
         """Read a clip and return a dialogue about it: each turn continues from the caches of earlier turns.
 
         Args:
             path: a video file.
-            asked: see :class:`CaptionOptions`; ``prompt`` is ignored.
+            options: see :class:`CaptionOptions`; ``prompt`` is ignored.
 
         Raises:
             VideoError: the file gives no frames.
         """
-        _check_arguments("dialogue", asked)
-        return Dialogue(self._caption_one, self._opened(path, asked))
+        _check_arguments("dialogue", options)
+        return Dialogue(self._caption_one, self._read_request(path, options))
 
-    def captions(self, path: str | Path, prompts: Items[str], **asked: Unpack[CaptionOptions]) -> list[Caption]:
+    def captions(self, path: str | Path, prompts: Items[str], **options: Unpack[CaptionOptions]) -> list[Caption]:
         """Caption a clip with several prompts; it is read once, and they are decoded together.
 
         Args:
             path: a video file.
             prompts: the prompts.
-            asked: see :class:`CaptionOptions`; ``prompt`` is ignored.
+            options: see :class:`CaptionOptions`; ``prompt`` is ignored.
 
         Returns:
             The caption of each prompt, in order.
@@ -428,28 +430,28 @@ class Captioner:
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
         """
-        _check_arguments("captions", asked)
-        request = self._opened(path, asked)
-        waiting = PromptQueue(
+        _check_arguments("captions", options)
+        request = self._read_request(path, options)
+        queue = PromptQueue(
             [
                 replace(request, key=number, prompt=prompt, question=Question("prompt", number))
                 for number, prompt in enumerate(prompts)
             ]
         )
         answers: dict[Hashable, Caption] = {}
-        with closing(self.serve(waiting)) as events:
-            for key, said in events:
-                if isinstance(said, Exception):
-                    raise said
-                if isinstance(said, Prefilled) and isinstance(key, int):
-                    waiting.read(key)
-                elif isinstance(said, Finished):
-                    waiting.ended()
-                    answers[key] = said.caption
+        with closing(self.serve(queue)) as events:
+            for key, event in events:
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, Prefilled) and isinstance(key, int):
+                    queue.read(key)
+                elif isinstance(event, Finished):
+                    queue.ended()
+                    answers[key] = event.caption
         return [answers[number] for number in range(len(prompts))]
 
-    def _opened(self, path: str | Path, asked: CaptionOptions) -> CaptionRequest:
-        request = CaptionRequest(str(path), **asked)
+    def _read_request(self, path: str | Path, options: CaptionOptions) -> CaptionRequest:
+        request = CaptionRequest(str(path), **options)
         if request.clip is not None:
             return request
         return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
@@ -460,17 +462,17 @@ class Captioner:
         if request.clip is None:
             with trace.span("decode_video"):
                 clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
-            again = partial(self.read, request.path, start=request.start, end=request.end)
-            request = replace(request, clip=clip, reread=again)
+            reread = partial(self.read, request.path, start=request.start, end=request.end)
+            request = replace(request, clip=clip, reread=reread)
             del clip
         arrivals = SingleArrival(request)
         del request  # its frames are released once the models have encoded them
         with closing(self._serving.run(self, arrivals, batch=1, trace=trace, result_only=result_only)) as events:
-            for _, news in events:
-                if isinstance(news, Exception):
-                    raise news
-                if not isinstance(news, LoopLoad):
-                    yield news
+            for _, event in events:
+                if isinstance(event, Exception):
+                    raise event
+                if not isinstance(event, LoopLoad):
+                    yield event
 
     def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
         """Caption clips as they arrive, several at a time: each pass of a model serves all clips that wait for it.
@@ -547,15 +549,15 @@ class Captioner:
             self.has_feed = True
             use_one_core()
         models = self._vision_models
-        made: dict[VideoLanguageModel, Pixels | VisionOutput] = {}
+        outputs: dict[VideoLanguageModel, Pixels | VisionOutput] = {}
         if self._vision_worker is not None and self._vision_worker.alive:
             with suppress(OSError):  # falls back to this process
-                made.update(zip(models, self._vision_worker.encode(clip), strict=True))
-        for model in models if not made else ():
+                outputs.update(zip(models, self._vision_worker.encode(clip), strict=True))
+        for model in models if not outputs else ():
             pixels = model.preprocess(clip)
-            made[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
-        self._ahead[clip] = made
-        return sum(_bytes_of(one) for one in made.values())
+            outputs[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
+        self._precomputed[clip] = outputs
+        return sum(_bytes_of(output) for output in outputs.values())
 
     def start_vision_worker(self) -> None:
         """Move :meth:`prepare` to a process of its own, if possible; call before other threads prepare clips."""
@@ -565,14 +567,14 @@ class Captioner:
     @property
     def _vision_models(self) -> list[VideoLanguageModel]:
         """Models in this process that encode frames."""
-        seeing = (self.target, self.draft if self.profile.shows_the_video else None)
-        return [engine.model for engine in seeing if engine is not None]
+        engines = (self.target, self.draft if self.profile.shows_the_video else None)
+        return [engine.model for engine in engines if engine is not None]
 
     def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
         """Return the request with profile defaults and precomputed vision output."""
         generate = self.profile.generate
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
-        ahead, return_probs = self._ahead.pop(request.frames, {}), request.return_probs or self.return_probs
+        ahead, return_probs = self._precomputed.pop(request.frames, {}), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
 
     def start(self, request: CaptionRequest, trace: Trace) -> Sequence:
@@ -586,10 +588,10 @@ class Captioner:
         if clip is not None:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo))
-        sequence.steps = self._decoded(sequence)
+        sequence.steps = self._decode(sequence)
         return sequence
 
-    def _decoded(self, sequence: Sequence) -> Steps[None]:
+    def _decode(self, sequence: Sequence) -> Steps[None]:
         sequence.job = self._with_defaults(sequence.job)
         for attempt in (1, 2):
             try:
@@ -619,21 +621,21 @@ class Captioner:
 
     def _can_estimate(self, sequence: Sequence) -> bool:
         """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
-        alone = not (sequence.shared or self.has_feed) and sequence.job.cache is None
+        undisturbed = not (sequence.shared or self.has_feed) and sequence.job.cache is None
         drafts = sequence.setup.acceptance is not None
-        return self.estimates_speedup and alone and drafts and not self.profile.prunes_the_target
+        return self.estimates_speedup and undisturbed and drafts and not self.profile.prunes_the_target
 
 
-def _check_arguments(method: str, asked: CaptionOptions) -> None:
+def _check_arguments(method: str, options: CaptionOptions) -> None:
     """Reject keyword arguments that :class:`CaptionOptions` does not have."""
-    for name in asked.keys() - CaptionOptions.__annotations__.keys():
+    for name in options.keys() - CaptionOptions.__annotations__.keys():
         closest = nearest(name, CaptionOptions.__annotations__)
         hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
         raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)
 
 
-def _bytes_of(made: Pixels | VisionOutput) -> int:
+def _bytes_of(vision: Pixels | VisionOutput) -> int:
     """Return the bytes of a clip's precomputed vision input or output."""
-    audio = made.audio if isinstance(made, VisionOutput) else made.sound
-    levels = (made.features, *made.deepstack) if isinstance(made, VisionOutput) else (made.stored,)
+    audio = vision.audio if isinstance(vision, VisionOutput) else vision.sound
+    levels = (vision.features, *vision.deepstack) if isinstance(vision, VisionOutput) else (vision.stored,)
     return sum(level.nbytes for level in levels) + (0 if audio is None else audio.nbytes)

@@ -17,8 +17,8 @@ def available_memory() -> int | None:
 
     Known on Linux, where the limits of the container and of the process count too.
     """
-    found = [free for free in (_machine(), _container(), _process()) if free is not None]
-    return min(found, default=None)
+    limits = [free for free in (_machine_memory(), _container_memory(), _process_memory()) if free is not None]
+    return min(limits, default=None)
 
 
 def release_memory() -> None:
@@ -41,26 +41,26 @@ def limit_memory(more: int) -> None:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        most = _data() + more
+        most = _data_bytes() + more
         resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _data() -> int:
+def _data_bytes() -> int:
     """Return the bytes of data of this process, as Linux counts them for the limit."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith("VmData:")).split()[1]) * 1024
 
 
-def _process() -> int | None:
+def _process_memory() -> int | None:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        return None if most == resource.RLIM_INFINITY else max(0, most - _data())
+        return None if most == resource.RLIM_INFINITY else max(0, most - _data_bytes())
     return None
 
 
-def _machine() -> int | None:
+def _machine_memory() -> int | None:
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -68,7 +68,7 @@ def _machine() -> int | None:
     return None
 
 
-def _container() -> int | None:
+def _container_memory() -> int | None:
     with suppress(OSError, ValueError):  # "max" is no limit
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))

@@ -30,14 +30,14 @@ class MemoryClaim(NamedTuple):
         entries: slab entries of the prompt and the tokens after it.
         prompt: bytes until the prompt has been read.
         tower: bytes while it is encoded, by one clip at a time.
-        beside: bytes, until it is captioned, of a slab in another process.
+        other_slab: bytes, until it is captioned, of a slab in another process.
     """
 
     model: LanguageModel
     entries: int
     prompt: int
     tower: int
-    beside: int = 0
+    other_slab: int = 0
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:
@@ -45,9 +45,9 @@ def has_room(claims: Sequence[MemoryClaim]) -> bool:
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
-        needed[device] += claim.prompt + claim.beside + claim.model.decoder.state_bytes
+        needed[device] += claim.prompt + claim.other_slab + claim.model.decoder.state_bytes
         towers[device] = max(towers[device], claim.tower)
-    for slab, entries in _entries(claims).items():
+    for slab, entries in _entries_by_slab(claims).items():
         for device, share in slab.shares.items():
             needed[device] += int(share * slab.growth_bytes(entries))
     free = {device: free_memory(device) for device in needed}
@@ -62,12 +62,12 @@ def reserve_memory(claims: Sequence[MemoryClaim], clips: int) -> None:
     if any(claim.model.device.type != "cpu" for claim in claims):
         read = [claim._replace(prompt=0) for claim in claims]
         count = next((count for count in range(clips, 1, -1) if has_room([*claims, *read * (count - 1)])), 0)
-        for slab, entries in _entries(claims).items():
+        for slab, entries in _entries_by_slab(claims).items():
             slab.reserve(entries * count)
 
 
-def _entries(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
-    found = Counter[Slab]()
+def _entries_by_slab(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
+    entries = Counter[Slab]()
     for claim in claims:
-        found[claim.model.decoder.slab] += claim.entries
-    return found
+        entries[claim.model.decoder.slab] += claim.entries
+    return entries

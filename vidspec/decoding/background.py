@@ -27,19 +27,19 @@ class BackgroundTask(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self.wake = WakeEvent()
         self._call = call
-        self._told: Future[T] = Future()
-        threading.Thread(target=self._work, name="vidspec-background", daemon=True).start()
+        self._future: Future[T] = Future()
+        threading.Thread(target=self._run, name="vidspec-background", daemon=True).start()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._told.set_result(self._call())
+            self._future.set_result(self._call())
         except BaseException as error:  # raised again by answer()
-            self._told.set_exception(error)
+            self._future.set_exception(error)
         self.wake.set()
 
     def take(self) -> list[Future[T]]:
         """Return the finished future, if any; the loop's mailbox interface."""
-        return [self._told] if self._told.done() else []
+        return [self._future] if self._future.done() else []
 
     def answer(self) -> Steps[T]:
         """Wait for the result of the call.
@@ -47,6 +47,6 @@ class BackgroundTask(Generic[T]):
         Raises:
             Exception: raised by the call.
         """
-        while not self._told.done():
+        while not self._future.done():
             yield Receive(self, PATIENCE, "draft")
-        return self._told.result()
+        return self._future.result()

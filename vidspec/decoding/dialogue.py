@@ -43,7 +43,7 @@ class Dialogue:
         self._last: tuple[str, tuple[DialogueTurn, ...]] | None = None  # last question, and the turns before it
         self._attempt = 0
         self._lock = threading.Lock()  # during a turn
-        self._asker: int | None = None  # thread of the current turn
+        self._turn_thread: int | None = None  # thread of the current turn
         self.exchanges: tuple[DialogueTurn, ...] = request.earlier
 
     def ask(self, text: str) -> Caption:
@@ -64,7 +64,7 @@ class Dialogue:
         """
         with self._turn():
             self._last, self._attempt = (text, self.exchanges), 0
-            yield from self._asked(text, self.exchanges)
+            yield from self._stream_turn(text, self.exchanges)
 
     def again(self) -> Iterator[Event]:
         """Ask the last question again, answered or abandoned; the new answer replaces the last one.
@@ -78,25 +78,25 @@ class Dialogue:
             if self._last is None:
                 raise UsageError("nothing was asked yet")
             self._attempt += 1
-            yield from self._asked(*self._last)
+            yield from self._stream_turn(*self._last)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock for one turn; a thread never waits for itself."""
         me = threading.get_ident()
-        if not self._lock.acquire(blocking=self._asker != me):
+        if not self._lock.acquire(blocking=self._turn_thread != me):
             raise UsageError(
                 "the last question of this dialogue is not answered yet",
                 hint="read its events to the end, or close() them",
             )
         try:
-            self._asker = me
+            self._turn_thread = me
             yield
         finally:
-            self._asker = None
+            self._turn_thread = None
             self._lock.release()
 
-    def _asked(self, text: str, earlier: tuple[DialogueTurn, ...]) -> Iterator[Event]:
+    def _stream_turn(self, text: str, earlier: tuple[DialogueTurn, ...]) -> Iterator[Event]:
         question = Question("turn", len(earlier))
         request = replace(self._request, prompt=text, earlier=earlier, question=question, cache=self._cache)
         request = replace(request, attempt=self._attempt)

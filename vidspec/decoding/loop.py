@@ -67,7 +67,7 @@ class Loop:
 
     Args:
         now: returns the time in seconds.
-        passed: called with every pass.
+        on_pass: called with every pass.
         wake: event to wait for while all decodings wait for messages.
         synchronise: waits for queued work of devices. Not called after passes with logits: the read-back of their
             tokens waits for the device, and nothing is queued after it.
@@ -76,13 +76,13 @@ class Loop:
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        passed: Callable[[PassRecord], None] = lambda passing: None,
+        on_pass: Callable[[PassRecord], None] = lambda passing: None,
         wake: WakeEvent | None = None,
         synchronise: Callable[[], None] = lambda: None,
     ) -> None:
-        self.now, self.passed, self.wake, self.synchronise = now, passed, wake or WakeEvent(), synchronise
+        self.now, self.on_pass, self.wake, self.synchronise = now, on_pass, wake or WakeEvent(), synchronise
         self._clients: dict[Hashable, LoopClient] = {}
-        self._encoded = False
+        self._encoded_last = False
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -119,7 +119,7 @@ class Loop:
         Args:
             patience: most seconds to wait; None for no limit.
         """
-        resumed = [self._resume(client, messages) for client, messages in self._received()]
+        resumed = [self._resume(client, messages) for client, messages in self._take_messages()]
         waiting: dict[object, list[tuple[LoopClient, Forward]]] = {}
         encodes: list[tuple[LoopClient, Encode]] = []
         for client in self._clients.values():
@@ -130,28 +130,28 @@ class Loop:
                 encodes.append((client, request))
             elif not isinstance(request, Receive):
                 raise TypeError(f"{client.key!r} yields {request!r}, which is no engine request")
-        if encodes and not (waiting and self._encoded):  # encodes and passes alternate
-            self._encoded = True
+        if encodes and not (waiting and self._encoded_last):  # encodes and passes alternate
+            self._encoded_last = True
             resumed.append(self._encode(*encodes[0]))
         elif waiting:
-            self._encoded = False
+            self._encoded_last = False
             drafts_first = min(waiting.values(), key=lambda pairs: pairs[0][1].lane)
-            resumed += [self._resume(client, answer) for client, answer in self._pass(drafts_first)]
+            resumed += [self._resume(client, answer) for client, answer in self._answer_requests(drafts_first)]
         elif self._clients and not resumed:
             self._wait(patience)
         return resumed
 
-    def _received(self) -> list[tuple[LoopClient, list[Any]]]:
-        found = []
+    def _take_messages(self) -> list[tuple[LoopClient, list[Any]]]:
+        received = []
         for client in self._clients.values():
             if isinstance(client.request, Receive):
                 messages = client.request.mailbox.take()
                 if messages or time.monotonic() >= client.request.until:
-                    found.append((client, messages))
-        return found
+                    received.append((client, messages))
+        return received
 
     def _wait(self, patience: float | None) -> None:
-        deadlines = [one.request.until for one in self._clients.values() if isinstance(one.request, Receive)]
+        deadlines = [client.request.until for client in self._clients.values() if isinstance(client.request, Receive)]
         until = min(deadlines) - time.monotonic()
         self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
@@ -165,31 +165,33 @@ class Loop:
         request.seconds = self.now() - begun
         return self._resume(client, request.answer)
 
-    def _pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
+    def _answer_requests(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """Run one pass over the rows these clips request of one model, or their chains if all requests are chains."""
         if requests[0][1].engine.alone:  # one sequence at a time: the longest waiting
             key = requests[0][0].key
             self._clients[key] = self._clients.pop(key)
-            return self._run(requests[:1])
+            return self._run_pass(requests[:1])
         # Penalties on a token need the tokens before it on the host: such chains run pass by pass.
-        chains = [(one, request) for one, request in requests if isinstance(request, Chain) and request.history is None]
-        return self._continue(chains) if len(chains) == len(requests) else self._run(requests)
+        chains = [
+            (client, request) for client, request in requests if isinstance(request, Chain) and request.history is None
+        ]
+        return self._draft_chains(chains) if len(chains) == len(requests) else self._run_pass(requests)
 
-    def _run(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
+    def _run_pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """Run one pass; return the clips whose requests it completes, with the answers or errors."""
         engine = requests[0][1].engine
-        shared = len(self._clients) > len(requests) or not all([request.divisible for _, request in requests])
+        shared = len(self._clients) > len(requests) or not all([request.splittable for _, request in requests])
         left = min(SHARED, engine.chunk) if shared else engine.chunk
         parts: list[tuple[LoopClient, Forward, list[Any]]] = []
         prompts = 0
         for client, request in requests:
-            if request.divisible and left <= 0:
+            if request.splittable and left <= 0:
                 continue
             try:
                 adds = list(request.parts(left))
             except Exception as error:
                 return [(client, error)]  # the others request again
-            if request.divisible:
+            if request.splittable:
                 count = sum(map(len, adds))
                 left, prompts = left - count, prompts + count
             parts.append((client, request, adds))
@@ -204,7 +206,7 @@ class Loop:
                 return [(parts[0][0], error)]
             passed = None
         if passed is None:  # outside the except clause, whose error holds the tensors of the pass
-            return [answer for client, request, _ in parts for answer in self._run([(client, request)])]
+            return [answer for client, request, _ in parts for answer in self._run_pass([(client, request)])]
         answered: list[tuple[LoopClient, object]] = []
         at = 0
         for client, request, adds in parts:
@@ -218,29 +220,29 @@ class Loop:
         for _, request, _ in parts:
             request.seconds += seconds
         rows, grows = sum(map(len, batch)), any([request.grows for _, request, _ in parts])
-        self.passed(PassRecord(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
+        self.on_pass(PassRecord(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
-    def _continue(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:
+    def _draft_chains(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:
         """Draft the chains of all clips in one call."""
         chains = [chain for _, chain in requests]
         engine = chains[0].engine
         begun, prepared = self.now(), engine.preparing
         try:
-            found = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
+            drafted = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
         except Exception as error:
             if len(requests) == 1:
                 return [(requests[0][0], error)]
-            found = None
-        if found is None:  # outside the except clause, whose error holds the tensors of the pass
-            return [answer for request in requests for answer in self._continue([request])]
+            drafted = None
+        if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
+            return [answer for request in requests for answer in self._draft_chains([request])]
         seconds = self.now() - begun - (engine.preparing - prepared)
         gammas = [chain.gamma for chain in chains]
         steps, share = max(gammas), sum(gammas) / max(gammas)
         for chain in chains:
             chain.seconds += seconds
-        self.passed(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
-        return [(client, [*chain.answer, *more]) for (client, chain), more in zip(requests, found, strict=True)]
+        self.on_pass(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
+        return [(client, [*chain.answer, *tokens]) for (client, chain), tokens in zip(requests, drafted, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
         """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""

@@ -117,7 +117,7 @@ class Scheduler:
         self.settings, self.gamma = settings, gamma
         self.emitted: list[int] = []
         self.finished = False
-        self._ahead: list[int] = []  # the draft's tokens after the emitted ones
+        self._drafted: list[int] = []  # the draft's tokens after the emitted ones
         self._epoch = 0
         self._draft: Literal["absent", "reading", "ready"] = "absent"
         self._kept = settings.kept
@@ -127,15 +127,15 @@ class Scheduler:
         self._open = True  # the target runs a pass; its prefill counts as a pass with nothing pending
         self._pending = 0
         self._parked: VerifyResult | None = None  # waits for the draft's token at the same position
-        self._goal = 0  # length of the draft's text before the next round may open
-        self._until = 0  # length in the last request to the draft
+        self._window_end = 0  # length of the draft's text before the next round may open
+        self._requested_length = 0  # length in the last request to the draft
         self._round_gamma = gamma.gamma
         self._draft_s = 0.0
         self._aborted = 0
 
     def start(self) -> list[OutgoingMessage]:
         """Return the first messages."""
-        reads = self._read() if self.settings.overlap and self._kept_known else []
+        reads = self._read_draft_prompt() if self.settings.overlap and self._kept_known else []
         return [OutgoingMessage("target", PrefillTarget()), *reads]
 
     def receive(self, result: WorkerResult) -> tuple[list[OutgoingMessage], Round | None]:
@@ -150,18 +150,18 @@ class Scheduler:
         if self.finished:
             return [], None
         if isinstance(result, Proposed):
-            return self._proposed(result)
+            return self._add_proposed(result)
         if isinstance(result, VerifyResult):
             self.gamma.add_target_pass(result.rows, result.seconds)
-            return self._judged(result)
+            return self._settle(result)
         if isinstance(result, KeptTokensMessage):
             if self.settings.late:
                 return [OutgoingMessage("draft", Prune(result.indices))], None
             self._kept, self._kept_known = result.indices, True
-            return (self._read() if self.settings.overlap or self._mode != "prefill" else []), None
+            return (self._read_draft_prompt() if self.settings.overlap or self._mode != "prefill" else []), None
         return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
 
-    def _read(self) -> list[OutgoingMessage]:
+    def _read_draft_prompt(self) -> list[OutgoingMessage]:
         """Return the draft's prefill and, while the target is still in its own, the request for start-up tokens."""
         self._draft = "reading"
         sends = [OutgoingMessage("draft", PrefillDraft(self._kept, self.settings.eos))]
@@ -173,9 +173,9 @@ class Scheduler:
     def _target_ready(self, result: PromptRead) -> tuple[list[OutgoingMessage], Round | None]:
         if result.token is None or self._mode != "prefill" or not self._open:
             raise RuntimeError(f"unexpected answer {result}")
-        sends, settled = self._judged(VerifyResult(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
+        sends, settled = self._settle(VerifyResult(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
         if self._draft == "absent" and self._kept_known and not self.finished:
-            sends += self._read()
+            sends += self._read_draft_prompt()
         return sends, settled
 
     def _draft_ready(self) -> list[OutgoingMessage]:
@@ -186,45 +186,45 @@ class Scheduler:
             return []
         # The target continued by itself; its running pass becomes the pre-verify of the draft's first token.
         self._mode = "pre"
-        return [*self._restart(0, tuple(self.emitted)), *self._extend()]
+        return [*self._restart_draft(0, tuple(self.emitted)), *self._request_window()]
 
-    def _proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
+    def _add_proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
         self._draft_s += result.seconds
         if result.seconds > 0:
             self.gamma.add_draft_pass(result.seconds)
         if result.epoch != self._epoch:
             self._aborted += 1
             return [], None
-        if result.position != self._known or self._spent:
-            raise RuntimeError(f"unexpected answer {result}: {self._known} tokens are known")
-        self._ahead.append(result.token)
+        if result.position != self._known_length or self._draft_ended:
+            raise RuntimeError(f"unexpected answer {result}: {self._known_length} tokens are known")
+        self._drafted.append(result.token)
         if self._parked is not None:
             verdict, self._parked = self._parked, None
-            return self._judged(verdict)
-        return ([] if self._open else self._next()), None
+            return self._settle(verdict)
+        return ([] if self._open else self._open_round()), None
 
-    def _judged(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
+    def _settle(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
         """Process the target's result of the open round; park it until the draft's token for its position arrives."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
-        whole = verdict.accepted == self._pending
-        candidate = self._ahead[self._pending] if len(self._ahead) > self._pending else None
-        if whole and candidate is None and self._draft == "ready":
+        all_accepted = verdict.accepted == self._pending
+        candidate = self._drafted[self._pending] if len(self._drafted) > self._pending else None
+        if all_accepted and candidate is None and self._draft == "ready":
             self._parked = verdict
             return [], None
         self._open = False
-        emit = [*self._ahead[: verdict.accepted], verdict.token]
-        tokens, self.finished = self.settings.cut(emit, self.emitted)
-        passed = whole and candidate == verdict.token and len(tokens) == len(emit)
-        alone = whole and candidate is None
-        loose = {one.at for one in verdict.loosened}
+        new_tokens = [*self._drafted[: verdict.accepted], verdict.token]
+        tokens, self.finished = self.settings.cut(new_tokens, self.emitted)
+        passed = all_accepted and candidate == verdict.token and len(tokens) == len(new_tokens)
+        no_draft = all_accepted and candidate is None
+        loose = {loose_token.at for loose_token in verdict.loosened}
         origins: list[Origin] = ["loose" if i in loose else "draft" for i in range(verdict.accepted)]
-        origins.append("draft" if passed else "target" if alone else "correction")
+        origins.append("draft" if passed else "target" if no_draft else "correction")
         start, epoch = len(self.emitted), self._epoch
         self.emitted += tokens
         accepted = min(verdict.accepted, len(tokens)) + passed
-        missed = not passed and not alone and verdict.accepted < len(tokens)
-        lost = 0 if passed and not self.finished else len(self._ahead) - accepted
+        missed = not passed and not no_draft and verdict.accepted < len(tokens)
+        lost = 0 if passed and not self.finished else len(self._drafted) - accepted
         wasted = lost + self._aborted
         settled = Round(
             tuple(tokens),
@@ -232,7 +232,7 @@ class Scheduler:
             drafted=accepted + wasted,
             accepted=accepted,
             elapsed=0.0,
-            mode="alone" if alone and self._mode != "prefill" else self._mode,
+            mode="alone" if no_draft and self._mode != "prefill" else self._mode,
             start=start,
             epoch=epoch,
             rows=verdict.rows,
@@ -241,68 +241,73 @@ class Scheduler:
             aborted=self._aborted,
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
-            loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
-            rejected=(RejectedToken(verdict.accepted, self._ahead[verdict.accepted]),) if missed else (),
+            loosened=tuple(loose_token for loose_token in verdict.loosened if loose_token.at < len(tokens)),
+            rejected=(RejectedToken(verdict.accepted, self._drafted[verdict.accepted]),) if missed else (),
             probabilities=verdict.probabilities[: len(tokens)],
         )
         self._draft_s, self._aborted = 0.0, 0
-        return self._after(start, verdict, passed=passed, alone=alone), settled
+        return self._continue_draft(start, verdict, passed=passed, no_draft=no_draft), settled
 
-    def _after(self, start: int, verdict: VerifyResult, *, passed: bool, alone: bool) -> list[OutgoingMessage]:
+    def _continue_draft(
+        self, start: int, verdict: VerifyResult, *, passed: bool, no_draft: bool
+    ) -> list[OutgoingMessage]:
         """Stop or continue the draft, or restart it after the target's own token."""
         if self.finished:
             return [] if self._draft == "absent" else [OutgoingMessage("draft", Abort())]
         if passed:
-            del self._ahead[: verdict.accepted + 1]
-            return self._next()
+            del self._drafted[: verdict.accepted + 1]
+            return self._open_round()
         sends: list[OutgoingMessage] = []
-        if not alone:
-            sends = self._restart(start + verdict.accepted, (verdict.token,))
-        elif self._until:  # start-up tokens would come too late: the draft gets its start when it is ready
-            sends, self._until = [OutgoingMessage("draft", Abort())], 0
-        self._goal = 0
-        return sends + self._next()
+        if not no_draft:
+            sends = self._restart_draft(start + verdict.accepted, (verdict.token,))
+        elif self._requested_length:  # start-up tokens would come too late: the draft gets its start when it is ready
+            sends, self._requested_length = [OutgoingMessage("draft", Abort())], 0
+        self._window_end = 0
+        return sends + self._open_round()
 
-    def _restart(self, keep: int, tokens: tuple[int, ...]) -> list[OutgoingMessage]:
+    def _restart_draft(self, keep: int, tokens: tuple[int, ...]) -> list[OutgoingMessage]:
         self._epoch += 1
-        self._ahead.clear()
-        self._until = 0
+        self._drafted.clear()
+        self._requested_length = 0
         return [OutgoingMessage("draft", Rollback(self._epoch, keep, tokens))]
 
-    def _next(self) -> list[OutgoingMessage]:
+    def _open_round(self) -> list[OutgoingMessage]:
         """Open the next round, unless the draft's window is incomplete."""
-        if self._known < self._goal and not self._spent:
+        if self._known_length < self._window_end and not self._draft_ended:
             return []
-        window = self._ahead[: self.settings.rows - 1]
-        if self._spent and len(window) == len(self._ahead):
+        window = self._drafted[: self.settings.rows - 1]
+        if self._draft_ended and len(window) == len(self._drafted):
             window.pop()  # the target's own token is compared with the last one: no token follows it
         self._round += 1
         self._open = True
         self._pending = len(window)
         self._mode = "post" if window else "pre"
         self._round_gamma = self.gamma.gamma
-        return [OutgoingMessage("target", Verify(self._round, len(self.emitted), tuple(window))), *self._extend()]
+        return [
+            OutgoingMessage("target", Verify(self._round, len(self.emitted), tuple(window))),
+            *self._request_window(),
+        ]
 
-    def _extend(self) -> list[OutgoingMessage]:
+    def _request_window(self) -> list[OutgoingMessage]:
         """Request a window of new tokens after the pending ones."""
-        if self._draft != "ready" or self._spent:
+        if self._draft != "ready" or self._draft_ended:
             return []
-        self._goal = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
-        return self._propose(self._goal)
+        self._window_end = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
+        return self._propose(self._window_end)
 
     def _propose(self, until: int) -> list[OutgoingMessage]:
-        if until == self._until:
+        if until == self._requested_length:
             return []
-        self._until = until
+        self._requested_length = until
         return [OutgoingMessage("draft", Propose(self._epoch, until))]
 
     @property
-    def _known(self) -> int:
+    def _known_length(self) -> int:
         """Known length of the draft's text."""
-        return len(self.emitted) + len(self._ahead)
+        return len(self.emitted) + len(self._drafted)
 
     @property
-    def _spent(self) -> bool:
+    def _draft_ended(self) -> bool:
         """True if the draft's text has ended."""
-        ended = bool(self._ahead) and self._ahead[-1] in self.settings.eos
-        return ended or self._known >= self.settings.max_new_tokens
+        ended = bool(self._drafted) and self._drafted[-1] in self.settings.eos
+        return ended or self._known_length >= self.settings.max_new_tokens

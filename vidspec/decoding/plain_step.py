@@ -22,7 +22,7 @@ UNTIMED, LEAST, MOST = 4, 8, 48
 SECONDS, SHARE = 0.06, 0.05
 #: Largest ratio between the medians of the earlier and the later half; steps slower than SPIKE medians, which plain
 #: decoding did not cause, are left out.
-APART, SPIKE = 1.1, 2.0
+MEDIAN_RATIO, SPIKE = 1.1, 2.0
 
 
 def time_plain_step(sequence: Sequence) -> Steps[float | None]:
@@ -56,6 +56,6 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     yield from autoregressive(plain)
     times = [after.elapsed - before.elapsed for before, after in pairwise(plain.rounds[UNTIMED:])]
     early, late = median(times[: len(times) // 2]), median(times[len(times) // 2 :])
-    if max(early, late) > APART * min(early, late):
+    if max(early, late) > MEDIAN_RATIO * min(early, late):
         return None
-    return fmean(one for one in times if one < SPIKE * max(early, late))
+    return fmean(seconds for seconds in times if seconds < SPIKE * max(early, late))

@@ -40,7 +40,7 @@ def run_in_turns(sequence: Sequence) -> Steps[None]:
     sequence.rng = torch.Generator().manual_seed(sequence.seed)
     drafter = None
     if setup.drafter is not None:
-        context = _context(sequence, prefix, kept, read, taps, description)
+        context = _draft_context(sequence, prefix, kept, read, taps, description)
         drafter = sequence.drafter = yield from setup.drafter.open(context)
         del context
     signals = attention_ranks(taps)
@@ -74,7 +74,7 @@ def run_in_turns(sequence: Sequence) -> Steps[None]:
         cache.add_text([read.span, *spans], sequence.token_ids)
 
 
-def _context(
+def _draft_context(
     sequence: Sequence,
     prefix: EmbeddedPrompt,
     kept: torch.Tensor,
@@ -118,7 +118,7 @@ def _read_prompt(
     with ExitStack() as meanwhile:
         task: BackgroundTask[str] | None = None
         if captioner is not None and captioner.beside:
-            task = BackgroundTask(partial(_described, sequence, captioner))
+            task = BackgroundTask(partial(_caption_frames, sequence, captioner))
             meanwhile.enter_context(captioner.sharing())
         elif captioner is not None:
             with trace.span("caption", "draft"):
@@ -132,7 +132,7 @@ def _read_prompt(
     return read, description
 
 
-def _described(sequence: Sequence, captioner: ImageCaptioner) -> str:
+def _caption_frames(sequence: Sequence, captioner: ImageCaptioner) -> str:
     """Return the captioner's text; runs in another thread."""
     use_one_core()
     begun = sequence.trace.elapsed()

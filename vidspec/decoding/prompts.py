@@ -27,10 +27,10 @@ class PromptQueue(Generic[R]):
     """
 
     def __init__(self, requests: Sequence[R], *, apart: bool = False) -> None:
-        self._waiting, self._apart = deque(requests), apart
+        self._waiting, self._one_by_one = deque(requests), apart
         self._cache = PrefixCache()
         self._ready: deque[R] = deque()
-        self._begun: dict[int, PrefixCache] = {}  # of requests whose prompts are not read, by question
+        self._unread_caches: dict[int, PrefixCache] = {}  # of requests whose prompts are not read, by question
         self._left = len(requests)
         self._release(1)
 
@@ -50,15 +50,15 @@ class PromptQueue(Generic[R]):
             return None
         request = self._ready.popleft()
         assert request.question is not None and request.cache is not None
-        self._begun[request.question.index] = request.cache
+        self._unread_caches[request.question.index] = request.cache
         return request
 
     def read(self, index: int) -> None:
         """Note that a request has read its prompts."""
-        if (cache := self._begun.pop(index, None)) is not None:
+        if (cache := self._unread_caches.pop(index, None)) is not None:
             cache.end()  # release the cache it continued from
             self._cache = cache
-            self._release(0 if self._apart else len(self._waiting))
+            self._release(0 if self._one_by_one else len(self._waiting))
             if not self._waiting:
                 cache.seen = {}  # all later requests have it already
 

@@ -114,13 +114,13 @@ class Sequence(LoopClient):
         """
         if self.text is None:
             return (), tuple(rejected)
-        texts, instead = list[str](), list[RejectedToken]()
+        texts, previews = list[str](), list[RejectedToken]()
         for at, token in enumerate(token_ids):
-            for one in rejected:
-                if one.at == at:
-                    instead.append(RejectedToken(at, one.token, self.text.preview(one.token)))
+            for missed in rejected:
+                if missed.at == at:
+                    previews.append(RejectedToken(at, missed.token, self.text.preview(missed.token)))
             texts.append(self.text.add(token))
-        return tuple(texts), tuple(instead)
+        return tuple(texts), tuple(previews)
 
     def emit(self, event: Event) -> None:
         """Emit an event."""

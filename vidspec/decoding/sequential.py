@@ -64,7 +64,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
         trace.lap("rollback")
         if window is not None:
             window.update(len(draft.tokens), len(verdict.path))
-        texts, instead = sequence.texts(tokens, rejected(verdict, draft, len(tokens)))
+        texts, rejected_tokens = sequence.texts(tokens, rejected(verdict, draft, len(tokens)))
         sequence.emit(
             Round(
                 tuple(tokens),
@@ -77,8 +77,8 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 texts=texts,
                 weights=draft.weights,
                 gamma=gamma if window is not None else 0,
-                loosened=verdict.loosened and tuple(one for one in verdict.loosened if one.at < len(tokens)),
-                rejected=instead,
+                loosened=verdict.loosened and tuple(loose for loose in verdict.loosened if loose.at < len(tokens)),
+                rejected=rejected_tokens,
                 probabilities=target.probabilities[: len(tokens)],
             )
         )
@@ -87,8 +87,8 @@ def sequential(sequence: Sequence) -> Steps[None]:
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
     """Return the origins of the first ``emitted`` tokens of a verified window."""
     path, names = verdict.path, list[Origin](["draft"]) * len(verdict.path)
-    for one in verdict.loosened:
-        names[one.at] = "loose"
+    for loose in verdict.loosened:
+        names[loose.at] = "loose"
     followed = len(path) < len(draft.tokens) if draft.is_chain else draft.children(path[-1] if path else -1)
     names.append("target" if not draft.tokens else "correction" if followed else "bonus")
     return tuple(names[:emitted])

@@ -51,13 +51,13 @@ class Serving:
     """
 
     def __init__(self, synchronise: Callable[[], None]) -> None:
-        self.loop = Loop(passed=self._passed, synchronise=synchronise)
+        self.loop = Loop(on_pass=self._record_pass, synchronise=synchronise)
         self._calls: list[CaptionerCall] = []  # other threads only append
         self._flights: dict[Hashable, tuple[CaptionerCall, Sequence]] = {}
         self._staged: deque[Sequence] = deque()  # admitted, not begun in the loop
         self._claims: dict[Hashable, Items[MemoryClaim]] = {}  # of clips whose prompts have not been read
         self._keys = count()
-        self._ended = False
+        self._closed = False
 
     def run(
         self,
@@ -89,7 +89,7 @@ class Serving:
                     continue
                 if unfinished:
                     self._advance(call)
-                elif self._ended:
+                elif self._closed:
                     raise ClosedError
                 elif over:
                     yield None, self._load(call)
@@ -111,9 +111,9 @@ class Serving:
         self.loop.wake.set()
         exclusive.acquire(None, (self,))
         try:
-            self._ended = True
+            self._closed = True
             for call in list(self._calls):
-                self._give_up(call, ClosedError())
+                self._abandon_clips(call, ClosedError())
         finally:
             exclusive.release((self,))
 
@@ -146,8 +146,8 @@ class Serving:
     def _turn(self, call: CaptionerCall) -> None:
         """Admit a clip, or run a pass for the clips of all calls."""
         self._drop_closed()
-        if self._ended:
-            self._give_up(call, ClosedError())
+        if self._closed:
+            self._abandon_clips(call, ClosedError())
             return
         if self._admit():
             return  # deliver its first event before any work
@@ -158,8 +158,8 @@ class Serving:
         call.halve_threads()
         for client in self.loop.turn(1.0):
             self._deliver(self._flights[client.key][1])
-        self._end_late()
-        self._report()
+        self._end_timed_out()
+        self._report_load()
 
     def _admit(self) -> bool:
         """Admit the next clip; False if there is none, or no room for it. Calls take turns."""
@@ -210,8 +210,8 @@ class Serving:
         self._flights[sequence.key] = call, sequence
         call.sequences[sequence.key] = sequence
         requests.popleft()
-        for _, one in self._flights.values():
-            one.shared |= len(self._flights) > 1
+        for _, flight in self._flights.values():
+            flight.shared |= len(self._flights) > 1
         self._staged.append(sequence)
         self._deliver(sequence)
 
@@ -235,9 +235,9 @@ class Serving:
                 call.news.append((key, Restarted(error.message)))
         elif error is not None:
             call.news.append((key, error))
-        self._forget(sequence)
+        self._remove(sequence)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         """Remove a clip, and abandon it if it has not ended."""
         call, _ = self._flights.pop(sequence.key)
         self._claims.pop(sequence.key, None)
@@ -246,15 +246,15 @@ class Serving:
         self.loop.drop(sequence.key)
         del call.sequences[sequence.key]  # last: its call may then see that nothing of it is in flight
 
-    def _end_late(self) -> None:
+    def _end_timed_out(self) -> None:
         now = time.monotonic()
-        for call, one in list(self._flights.values()):
-            if one.deadline is not None and now > one.deadline:
-                late = f"{one.job.path}: not captioned within {one.job.timeout:g} s"
-                call.news.append((one.job.key, GenerationError(late, kind="timeout", hint="raise --timeout")))
-                self._forget(one)
+        for call, sequence in list(self._flights.values()):
+            if sequence.deadline is not None and now > sequence.deadline:
+                message = f"{sequence.job.path}: not captioned within {sequence.job.timeout:g} s"
+                call.news.append((sequence.job.key, GenerationError(message, kind="timeout", hint="raise --timeout")))
+                self._remove(sequence)
 
-    def _report(self) -> None:
+    def _report_load(self) -> None:
         now = time.monotonic()
         for call in list(self._calls):
             if call.sequences and not call.result_only and now - call.reported > EVERY:
@@ -283,7 +283,7 @@ class Serving:
             reading=call.reading_s / max(time.monotonic() - call.begun, 1e-9),
         )
 
-    def _passed(self, passing: PassRecord) -> None:
+    def _record_pass(self, passing: PassRecord) -> None:
         calls = [call for call in self._calls if call.sequences]
         if not passing.prompts:
             rows = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
@@ -306,9 +306,9 @@ class Serving:
     def _drop_closed(self) -> None:
         for call in [call for call in self._calls if call.closed]:
             self._calls.remove(call)
-            self._give_up(call)
+            self._abandon_clips(call)
 
-    def _give_up(self, call: CaptionerCall, error: Exception | None = None) -> None:
+    def _abandon_clips(self, call: CaptionerCall, error: Exception | None = None) -> None:
         """Abandon a call's clips; with an error, end each of them with it."""
         keys = [sequence.job.key for sequence in call.sequences.values()]
         keys += [request.key for request in (*call.waiting, *call.again)]
@@ -317,7 +317,7 @@ class Serving:
         call.waiting.clear()
         call.again.clear()
         for sequence in list(call.sequences.values()):
-            self._forget(sequence)
+            self._remove(sequence)
 
     def _repeat_others(self, call: CaptionerCall, error: BaseException) -> None:
         why = f"a pass was interrupted: {type(error).__name__}"
@@ -326,4 +326,4 @@ class Serving:
                 other.again.append(sequence.job)
                 if not other.result_only:
                     other.news.append((sequence.job.key, Restarted(why)))
-                self._forget(sequence)
+                self._remove(sequence)

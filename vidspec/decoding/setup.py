@@ -151,7 +151,7 @@ class DecodingSetup:
             pruner,
             cast("ScheduleFunction", schedules.get(profile.schedule.kind)),
             frozenset(needs),
-            _window(profile),
+            _max_window(profile),
             WindowController() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
@@ -198,8 +198,8 @@ class DecodingSetup:
             return False
         if prune.when is not None:
             return prune.when == "late"
-        able = prune.positions == "original" and self.target.model.decoder.cached is None
-        return able and not pruner.needs.isdisjoint(("attention", "visual_attention"))
+        prunable = prune.positions == "original" and self.target.model.decoder.cached is None
+        return prunable and not pruner.needs.isdisjoint(("attention", "visual_attention"))
 
     def history(self, prefix: EmbeddedPrompt) -> PenaltyHistory | None:
         """Return the history of a clip after its prompt, for penalties; None if the profile has none."""
@@ -224,7 +224,7 @@ class DecodingSetup:
             GenerationError: of kind ``context`` or ``memory``.
         """
         model, tokens = self.target.model, self.profile.generate.max_new_tokens
-        limit, free = _context(model), free_memory(model.device)
+        limit, free = _context_length(model), free_memory(model.device)
         if limit is not None and prompt + tokens > limit:
             raise GenerationError(
                 f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
@@ -254,8 +254,8 @@ class DecodingSetup:
         if isinstance(self.acceptance, GroundedRule) and cache.states is None:
             return None
         hit = cache.find(self.target.model, prefix)
-        whole = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
-        return hit if whole else None
+        video_cached = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
+        return hit if video_cached else None
 
     def prefill(
         self, prefix: EmbeddedPrompt, taps: Taps | None, cache: PrefixCache | None = None, hit: PrefixHit | None = None
@@ -322,8 +322,8 @@ def prefilled(
         prompt_tokens=prefix.length,
         visual_tokens=len(prefix.visual),
         kept=tuple(kept.tolist()),
-        kept_per_frame=_per_frame(prefix, kept) if drafts else (),
-        tokens_per_frame=_per_frame(prefix, torch.arange(len(prefix.visual))) if drafts else (),
+        kept_per_frame=_tokens_per_frame(prefix, kept) if drafts else (),
+        tokens_per_frame=_tokens_per_frame(prefix, torch.arange(len(prefix.visual))) if drafts else (),
         elapsed=elapsed,
         grid=grid,
         cells=cells,
@@ -351,7 +351,7 @@ def _acceptance(profile: Profile, target: VideoLanguageModel, sampling: Sampling
     return cast(AcceptanceRule, rule)
 
 
-def _window(profile: Profile) -> int:
+def _max_window(profile: Profile) -> int:
     draft = profile.draft
     if draft.kind == "none":
         return 0
@@ -362,14 +362,14 @@ def _window(profile: Profile) -> int:
     return ROWS if draft.gamma == "auto" or draft.topology == "adaptive" else draft.gamma
 
 
-def _context(model: VideoLanguageModel) -> int | None:
+def _context_length(model: VideoLanguageModel) -> int | None:
     """Return the context length of the language model, if its config has one."""
     config = getattr(getattr(model, "language", None), "config", None)
     limit: int | None = getattr(config, "max_position_embeddings", None)
     return limit
 
 
-def _per_frame(prefix: EmbeddedPrompt, kept: torch.Tensor) -> tuple[int, ...]:
+def _tokens_per_frame(prefix: EmbeddedPrompt, kept: torch.Tensor) -> tuple[int, ...]:
     frame = prefix.visual.frame.cpu()[kept.cpu()]
     return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())
 
@@ -416,8 +416,6 @@ def _drafts(profile: Profile) -> bool:
 
 def _check_states(profile: Profile, target: str) -> None:
     """Reject profiles that a target with recurrent blocks does not support: the rollback of its states is bounded."""
-    for key, reason, instead, broken in STATES:
-        if broken(profile):
-            raise ProfileError(
-                f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {instead}"
-            )
+    for key, reason, choice, exceeds in STATES:
+        if exceeds(profile):
+            raise ProfileError(f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {choice}")

@@ -56,13 +56,13 @@ def attend(
         size = None if window is None else window.size
         return flash.causal_attention(kernel, query, key, value, scaling, size).reshape(rows, heads * width)
     if window is not None and (length > window.size or window.runs is not None):
-        return _in_window(query, key, value, scaling, sees, window)
+        return _sliding_attention(query, key, value, scaling, sees, window)
     if rows == 1 and sees is None:
         # The heads of a group become rows over the same keys.
         out = F.scaled_dot_product_attention(query.view(1, kv_heads, groups, width), key, value, scale=scaling)
         return out.reshape(1, heads * width)
     if rows == length and sees is None:
-        return _causal(query, key, value, scaling).reshape(rows, heads * width)
+        return _causal_attention(query, key, value, scaling).reshape(rows, heads * width)
     packed = query.view(rows, kv_heads, groups, width).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * rows, width)
     if mask is not None:
         out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scaling)
@@ -72,7 +72,7 @@ def attend(
     return out.view(kv_heads, groups, rows, width).permute(2, 0, 1, 3).reshape(rows, heads * width)
 
 
-def _in_window(
+def _sliding_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -87,40 +87,40 @@ def _in_window(
     places = torch.cat([torch.arange(before, device=key.device), window.own.to(key.device)])
     outs = []
     for start in range(0, rows, _MASKED):
-        some = query[start : start + _MASKED]
+        block = query[start : start + _MASKED]
         own = window.rows[start : start + _MASKED].to(key.device)
         first = max(0, min(before, int(own.min()) - window.size + 1))
-        last = before + start + len(some) if sees is None and window.runs is None else length
+        last = before + start + len(block) if sees is None and window.runs is None else length
         near = places[first:last]
         visible = own[:, None] >= near
         if window.runs is not None:
             runs = window.runs.to(key.device)
-            some_runs = runs[start : start + _MASKED, None]
-            visible[:, before - first :] |= (some_runs == runs) & (some_runs >= 0)
+            block_runs = runs[start : start + _MASKED, None]
+            visible[:, before - first :] |= (block_runs == runs) & (block_runs >= 0)
         if sees is not None:
             visible[:, before - first :] = sees[start : start + _MASKED]
         visible &= own[:, None] - near < window.size
-        packed = some.view(len(some), kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
+        packed = block.view(len(block), kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
         mask = visible.repeat(heads // kv_heads, 1)
-        sight = key[:, :, first:last], value[:, :, first:last]
-        out = F.scaled_dot_product_attention(packed, *sight, mask, scale=scaling)
-        outs.append(out.view(kv_heads, -1, len(some), width).permute(2, 0, 1, 3).reshape(len(some), heads * width))
+        keys_values = key[:, :, first:last], value[:, :, first:last]
+        out = F.scaled_dot_product_attention(packed, *keys_values, mask, scale=scaling)
+        outs.append(out.view(kv_heads, -1, len(block), width).permute(2, 0, 1, 3).reshape(len(block), heads * width))
     return torch.cat(outs)
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
     """Return the causal attention of a whole prompt, (n, heads, d), without n x n numbers in memory."""
     groups = query.shape[1] // key.shape[1]
-    every = query.transpose(0, 1)[None]
+    batched = query.transpose(0, 1)[None]
     if groups == 1 or flash.is_supported(query):
-        out = F.scaled_dot_product_attention(every, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+        out = F.scaled_dot_product_attention(batched, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         return out[0].transpose(0, 1)
     # Kernels without grouped queries (CPU; CUDA in float32 or on old GPUs) repeat the keys: call them once per group
     # member.
     out = torch.empty_like(query)
     for member in range(groups):
         out[:, member::groups] = F.scaled_dot_product_attention(
-            every[:, member::groups], key, value, is_causal=True, scale=scaling
+            batched[:, member::groups], key, value, is_causal=True, scale=scaling
         )[0].transpose(0, 1)
     return out
 
@@ -149,7 +149,7 @@ def merged_attention(
     """
     before = key.shape[2] - own
     if sees is None and rows > _MASKED:
-        late, late_weight = _causal_stretch(query, key[:, :, before:], value[:, :, before:], scaling, rows)
+        late, late_weight = _causal_chunk(query, key[:, :, before:], value[:, :, before:], scaling, rows)
     else:
         visible = torch.ones(rows, own, dtype=torch.bool, device=key.device).tril_() if sees is None else sees
         scores = (query.float() @ key[:, :, before:].float().transpose(2, 3)) * scaling
@@ -159,21 +159,23 @@ def merged_attention(
         late = ((scores - late_weight[..., None]).exp() @ value[:, :, before:].float()).to(query.dtype)
     if not before:
         return late
-    early, early_weight = _with_weight(query, key[:, :, :before], value[:, :, :before], scaling)
+    early, early_weight = _attention_with_lse(query, key[:, :, :before], value[:, :, :before], scaling)
     share = (early_weight.float() - late_weight.float()).sigmoid()[..., None]
     return torch.lerp(late.float(), early.float(), share).to(query.dtype)
 
 
-def _causal_stretch(
+def _causal_chunk(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention of a prompt chunk to itself and the log-sum-exp of its scores."""
     members = query.view(*query.shape[:2], -1, rows, query.shape[-1]).unbind(2)
-    outs, weights = zip(*(_with_weight(member, key, value, scaling, causal=True) for member in members), strict=True)
+    outs, weights = zip(
+        *(_attention_with_lse(member, key, value, scaling, causal=True) for member in members), strict=True
+    )
     return torch.cat(outs, 2), torch.cat(weights, 2)
 
 
-def _with_weight(
+def _attention_with_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention (1, kv_heads, n, d) and log-sum-exp of scores (1, kv_heads, n), by the device's kernel."""
@@ -182,13 +184,13 @@ def _with_weight(
         out, weight = operator(query, key, value, 0.0, causal, scale=scaling)
         return out, weight
     if flash.is_supported(query):
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
-        return found[0], found[1]
+        result = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
+        return result[0], result[1]
     if query.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        result = torch.ops.aten._scaled_dot_product_efficient_attention(
             query, key, value, None, True, 0.0, causal, scale=scaling
         )
-        return found[0], found[1][..., : query.shape[2]]  # padded to the kernel's block
+        return result[0], result[1][..., : query.shape[2]]  # padded to the kernel's block
     scores = (query.float() @ key.float().transpose(2, 3)) * scaling
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
@@ -245,8 +247,8 @@ class PassAttention:
         mutual: bool = False,
     ) -> None:
         self.batch, self.scaling, self._windows = batch, scaling, windows
-        self._at = None if cached is None else {layer: at for at, layer in enumerate(cached)}
-        self._parts: list[_SequenceRows] = []
+        self._cache_layers = None if cached is None else {layer: at for at, layer in enumerate(cached)}
+        self._sequences: list[_SequenceRows] = []
         self._sizes = [len(rows) for rows in batch]
         for rows, count in zip(batch, self._sizes, strict=True):
             keys, values = rows.span.entries_to_read(count)
@@ -258,10 +260,10 @@ class PassAttention:
                 and 1 < count <= _MASKED
                 and (count < keys[0].shape[2] or sees is not None)
             ):
-                mask = _mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
-            places = None if windows is None else _places(rows, count)
-            runs = _runs(rows) if mutual and rows.prompt is not None else None
-            self._parts.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
+                mask = _additive_mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
+            places = None if windows is None else _row_places(rows, count)
+            runs = _visual_runs(rows) if mutual and rows.prompt is not None else None
+            self._sequences.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
     def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         """Store the rows' keys and values and attend.
@@ -275,13 +277,15 @@ class PassAttention:
             (R, heads * d).
         """
         entries = entries.permute(1, 2, 0, 3)
-        if len(self._parts) == 1:
-            return self._part(self._parts[0], layer, query, entries)
-        split = zip(self._parts, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
-        return torch.cat([self._part(part, layer, own, new) for part, own, new in split])
+        if len(self._sequences) == 1:
+            return self._attend_sequence(self._sequences[0], layer, query, entries)
+        split = zip(self._sequences, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
+        return torch.cat([self._attend_sequence(part, layer, own, new) for part, own, new in split])
 
-    def _part(self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        at = layer if self._at is None else self._at[layer]
+    def _attend_sequence(
+        self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        at = layer if self._cache_layers is None else self._cache_layers[layer]
         part.writes[at].copy_(entries)
         keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
@@ -295,7 +299,7 @@ class PassAttention:
         return attend(query, keys, values, self.scaling, sees=part.sees, mask=mask, window=window)
 
 
-def _runs(rows: Rows) -> torch.Tensor:
+def _visual_runs(rows: Rows) -> torch.Tensor:
     """Return (n,) run numbers of the visual tokens in a prompt stretch, -1 for text."""
     prompt, (start, end) = rows.prompt, rows.stretch
     assert prompt is not None
@@ -306,17 +310,17 @@ def _runs(rows: Rows) -> torch.Tensor:
     return torch.where(shown > 0, begins.cumsum(0), -1)
 
 
-def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _row_places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the places of the rows and of the last entries, which include the rows."""
     start = rows.span.length
     if rows.parents is None:
         places = torch.arange(start, start + count)
         return places, places
-    every = torch.tensor(rows.depths) + start + count - len(rows.parents)
-    return every[len(every) - count :], every
+    places_of_nodes = torch.tensor(rows.depths) + start + count - len(rows.parents)
+    return places_of_nodes[len(places_of_nodes) - count :], places_of_nodes
 
 
-def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def _additive_mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """Return an additive mask (rows, length)."""
     visible = torch.ones(rows, rows, dtype=torch.bool).tril_() if sees is None else sees
     mask = torch.zeros(rows, length, dtype=dtype)

@@ -33,7 +33,7 @@ __all__ = [
 _SHARE = 0.9
 
 
-_BESIDE = threading.local()
+_THREAD = threading.local()
 
 
 def default_device_type() -> str:
@@ -53,13 +53,13 @@ def replay_refusal(device: torch.device) -> str | None:
         return None
     try:
         with torch.cuda.device(device):
-            given, graph = torch.zeros(8, device=device), torch.cuda.CUDAGraph()
+            source, graph = torch.zeros(8, device=device), torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                made = given + 1
-            given.fill_(2)
+                result = source + 1
+            source.fill_(2)
             graph.replay()
             torch.cuda.synchronize(device)
-            same = bool((made == 3).all())
+            same = bool((result == 3).all())
     except RuntimeError as error:
         return f"ROCm captures no pass here: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     return None if same else "ROCm replays a captured pass with other results"
@@ -108,8 +108,8 @@ class CoreSharing:
 
 def use_one_core() -> None:
     """Limit torch in this thread to one core; another thread's passes have the others."""
-    if not hasattr(_BESIDE, "told"):
-        _BESIDE.told = True
+    if not hasattr(_THREAD, "limited"):
+        _THREAD.limited = True
         torch.set_num_threads(1)  # of this thread; OpenMP counts by calling thread
 
 
@@ -174,10 +174,10 @@ def slab_budget(layers: Mapping[torch.device, int]) -> int | None:
     Args:
         layers: number of layers on each device.
     """
-    whole = sum(layers.values())
+    depth = sum(layers.values())
     on_gpus = {device: count for device, count in layers.items() if device.type in ("cuda", "xpu")}
-    found = [(free_memory(device) or 0) * whole // count for device, count in on_gpus.items()]
-    return int(_SHARE * min(found)) if found else None
+    budgets = [(free_memory(device) or 0) * depth // count for device, count in on_gpus.items()]
+    return int(_SHARE * min(budgets)) if budgets else None
 
 
 @contextmanager

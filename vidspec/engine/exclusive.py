@@ -94,14 +94,16 @@ def notify() -> None:
 def has_other_group(group: object, models: Sequence[object]) -> bool:
     """Return True if a thread of another group waits for any of these models."""
     with _changed:
-        return any(one.group is not group and not set(one.models).isdisjoint(models) for one in _waiters)
+        return any(waiter.group is not group and not set(waiter.models).isdisjoint(models) for waiter in _waiters)
 
 
 def _is_free(mine: Waiter) -> bool:
     if any(_owners.get(model, mine.thread) is not mine.thread for model in mine.models):
         return False
     earlier = _waiters[: _waiters.index(mine)]
-    return not any(one.group is not mine.group and not set(one.models).isdisjoint(mine.models) for one in earlier)
+    return not any(
+        waiter.group is not mine.group and not set(waiter.models).isdisjoint(mine.models) for waiter in earlier
+    )
 
 
 def _check_fork(models: Sequence[object]) -> None:

@@ -86,10 +86,10 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
-            return read_back_tokens(batch, self._replayed(graphs, batch, replayed, others))
-        return read_back_tokens(batch, self._eager(batch))
+            return read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+        return read_back_tokens(batch, self._run_eager(batch))
 
-    def _replayed(
+    def _run_replayed(
         self, graphs: ReplayedPasses, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
     ) -> list[PassResult]:
         """Replay passes of token rows; run the rest of the batch, such as a prompt stretch, in an eager pass."""
@@ -97,10 +97,10 @@ class Engine(Generic[M]):
         lengths = [rows.span.length for rows in batch]
         try:
             for places in replayed:
-                found = graphs.run([batch[at] for at in places], self.model.vocabulary)
-                passed.update(zip(places, found, strict=True))
+                results = graphs.run([batch[at] for at in places], self.model.vocabulary)
+                passed.update(zip(places, results, strict=True))
             if others:
-                passed.update(zip(others, self._eager([batch[at] for at in others]), strict=True))
+                passed.update(zip(others, self._run_eager([batch[at] for at in others]), strict=True))
         except Exception as error:
             for rows, length in zip(batch, lengths, strict=True):
                 rows.span.rollback(min(length, rows.span.length))
@@ -109,7 +109,7 @@ class Engine(Generic[M]):
             self._give_up_replaying(error)
         else:
             return [passed[at] for at in range(len(batch))]
-        return self._eager(batch)
+        return self._run_eager(batch)
 
     def _give_up_replaying(self, error: Exception) -> None:
         """Fall back to eager passes if a kernel cannot be built or a pass cannot be captured."""
@@ -122,17 +122,17 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         return 0.0 if graphs is None else graphs.preparing
 
-    def _eager(self, batch: Sequence[Rows]) -> list[PassResult]:
+    def _run_eager(self, batch: Sequence[Rows]) -> list[PassResult]:
         """Run one pass, kernel by kernel."""
         decoder = self.model.decoder
-        rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
+        rows, rotation = self._embed_rows(batch), decoder.rotation(self._row_positions(batch))
         attention = PassAttention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
-        added = _deepstack(batch)
+        added = _deepstack_features(batch)
         watched: list[tuple[Taps, slice]] = []
-        for part, start in zip(batch, _starts(batch), strict=True):
+        for part, start in zip(batch, _first_rows(batch), strict=True):
             if part.taps is not None:
-                whole = len(part) + part.span.length if part.prompt is None else part.prompt.length
-                part.taps.begin(part.span.length, whole, decoder.cached)
+                length = len(part) + part.span.length if part.prompt is None else part.prompt.length
+                part.taps.begin(part.span.length, length, decoder.cached)
                 watched.append((part.taps, slice(start, start + len(part))))
         tapped = {block for part in batch for block in part.tapped}
         entering: dict[int, torch.Tensor] = {}
@@ -147,8 +147,8 @@ class Engine(Generic[M]):
         for taps, inner in watched:
             taps.observe_block_input(decoder.depth, rows[inner])
             taps.end()
-        passed = self._passed(batch, rows)
-        return passed if not tapped else self._tapped(batch, passed, {**entering, decoder.depth: rows})
+        passed = self._results(batch, rows)
+        return passed if not tapped else self._add_tapped(batch, passed, {**entering, decoder.depth: rows})
 
     @torch.inference_mode()
     def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]]) -> list[list[int]]:
@@ -173,19 +173,19 @@ class Engine(Generic[M]):
                 if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)):
                     raise
                 self._give_up_replaying(error)
-        made: list[list[int]] = [[] for _ in batch]
+        tokens: list[list[int]] = [[] for _ in batch]
         try:
             for step in range(max(gammas)):
-                going = [i for i, gamma in enumerate(gammas) if step < gamma]
-                passed = self.run([Rows(batch[i][0], made[i][-1:]) if step else first[i] for i in going])
+                unfinished = [i for i, gamma in enumerate(gammas) if step < gamma]
+                passed = self.run([Rows(batch[i][0], tokens[i][-1:]) if step else first[i] for i in unfinished])
                 self.check(passed)
-                for i, one in zip(going, passed, strict=True):
-                    made[i].append(one.chosen[-1])
+                for i, result in zip(unfinished, passed, strict=True):
+                    tokens[i].append(result.chosen[-1])
         except Exception:  # so that a retry begins at the same state
             for (span, _, _), length in zip(batch, lengths, strict=True):
                 span.rollback(length)
             raise
-        return made
+        return tokens
 
     def check(self, passed: Sequence[PassResult]) -> None:
         """Reject logits that are not finite.
@@ -193,7 +193,7 @@ class Engine(Generic[M]):
         Raises:
             ModelError: some are NaN or infinite, from damaged weights or from numbers too large for the dtype.
         """
-        if not all([one.finite for one in passed]):
+        if not all([result.finite for result in passed]):
             raise ModelError(
                 f"{getattr(self.model, 'name', 'the model')}: its logits are not finite (NaN or infinite)",
                 hint="damaged weights, or numbers too large for this dtype: fetch it again, or try another --dtype",
@@ -232,7 +232,7 @@ class Engine(Generic[M]):
             pass
         return read
 
-    def _embedded(self, batch: Sequence[Rows]) -> torch.Tensor:
+    def _embed_rows(self, batch: Sequence[Rows]) -> torch.Tensor:
         """Return the input embeddings (R, hidden)."""
         device, decoder = self.model.device, self.model.decoder
         ids = [token for rows in batch for token in rows.token_ids]
@@ -248,7 +248,7 @@ class Engine(Generic[M]):
                 start += len(rows)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _positions(self, batch: Sequence[Rows]) -> torch.Tensor:
+    def _row_positions(self, batch: Sequence[Rows]) -> torch.Tensor:
         """Return rotary positions (axes, R)."""
         device, axes = self.model.device, self.model.decoder.axes
         parts: list[torch.Tensor] = []
@@ -268,26 +268,26 @@ class Engine(Generic[M]):
         flush()
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def _passed(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[PassResult]:
+    def _results(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[PassResult]:
         """Return norm and logits of the requested rows, or of the last row of each sequence; the sequences grow."""
         model, decoder = self.model, self.model.decoder
-        judged = [len(part) if part.prompt is None else int(part.is_prompt_end) for part in batch]
-        shown = [len(part) if part.states else count for part, count in zip(batch, judged, strict=True)]
-        normed = decoder.norm(_last(rows, list(map(len, batch)), shown))
-        logits = decoder.logits(_last(normed, shown, judged))[:, : model.vocabulary].to(model.device)
+        logit_counts = [len(part) if part.prompt is None else int(part.is_prompt_end) for part in batch]
+        hidden_counts = [len(part) if part.states else count for part, count in zip(batch, logit_counts, strict=True)]
+        normed = decoder.norm(_last_rows(rows, list(map(len, batch)), hidden_counts))
+        logits = decoder.logits(_last_rows(normed, hidden_counts, logit_counts))[:, : model.vocabulary].to(model.device)
         for part in batch:  # only now: a failed pass leaves its sequences unchanged
             part.span.length += len(part)
-        return list(map(PassResult, logits.split(judged), normed.split(shown)))
+        return list(map(PassResult, logits.split(logit_counts), normed.split(hidden_counts)))
 
-    def _tapped(
+    def _add_tapped(
         self, batch: Sequence[Rows], passed: Sequence[PassResult], entering: Mapping[int, torch.Tensor]
     ) -> list[PassResult]:
         """Return the results with the inputs of the blocks that each sequence taps."""
-        device, found = self.model.device, []
-        for part, one, start in zip(batch, passed, _starts(batch), strict=True):
+        device, results = self.model.device, []
+        for part, result, start in zip(batch, passed, _first_rows(batch), strict=True):
             states = [entering[block][start : start + len(part)].to(device) for block in part.tapped]
-            found.append(one._replace(tapped=torch.cat(states, dim=1)) if states else one)
-        return found
+            results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
+        return results
 
 
 class Prefilling:
@@ -310,7 +310,7 @@ class Prefilling:
         self.cached = cached
         self.span: KVSpan | None = None
         self._stretch = (0, 0)
-        self._kept: list[torch.Tensor] = []
+        self._visual_states: list[torch.Tensor] = []
 
     def rows(self, most: int) -> Rows:
         """Return the next stretch of at most ``most`` rows.
@@ -320,12 +320,12 @@ class Prefilling:
         """
         length = self.prompt.length
         if self.span is None:
-            self.span = self._opened(length + self.room, self.prompt.next_position - length)
+            self.span = self._open_span(length + self.room, self.prompt.next_position - length)
         start = self.span.length
-        self._stretch = start, self._end(start, min(start + most, length))
+        self._stretch = start, self._stretch_end(start, min(start + most, length))
         return Rows(self.span, prompt=self.prompt, stretch=self._stretch, taps=self.taps, states=self.states)
 
-    def _end(self, start: int, end: int) -> int:
+    def _stretch_end(self, start: int, end: int) -> int:
         """Return the end of a stretch, moved so that it cuts no run of visual tokens that see each other."""
         index = self.prompt.visual.index
         if not self.engine.model.decoder.mutual or end == self.prompt.length or not len(index):
@@ -336,7 +336,7 @@ class Prefilling:
         fitting = uncut[(uncut > start) & (uncut <= end)]
         return int(fitting[-1] if len(fitting) else uncut[uncut > end][0])
 
-    def _opened(self, room: int, offset: int) -> KVSpan:
+    def _open_span(self, room: int, offset: int) -> KVSpan:
         if self.cached is None:
             return self.engine.open(room, offset)
         span, rows = self.cached
@@ -356,23 +356,23 @@ class Prefilling:
         start, end = self._stretch
         if self.states:
             index = self.prompt.visual.index.to(passed.hidden.device)
-            self._kept.append(passed.hidden[index[(index >= start) & (index < end)] - start])
+            self._visual_states.append(passed.hidden[index[(index >= start) & (index < end)] - start])
         if end < self.prompt.length:
             return None
-        units = torch.cat(self._kept) if self.states else None
+        units = torch.cat(self._visual_states) if self.states else None
         if units is not None:  # normalised in float32, returned in their own dtype
             units = F.normalize(units.float(), dim=-1).to(units.dtype)
         return PrefillResult(self.span, passed.logits[-1], units)
 
 
-def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+def _last_rows(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
     """Return the last ``counts`` rows of consecutive stretches of ``sizes`` rows."""
     if list(sizes) == list(counts):
         return rows
     return torch.cat([part[size - n :] for part, size, n in zip(rows.split(sizes), sizes, counts, strict=True)])
 
 
-def _starts(batch: Sequence[Rows]) -> list[int]:
+def _first_rows(batch: Sequence[Rows]) -> list[int]:
     """Return the first row of each sequence in the pass."""
     starts, start = [], 0
     for rows in batch:
@@ -381,10 +381,10 @@ def _starts(batch: Sequence[Rows]) -> list[int]:
     return starts
 
 
-def _deepstack(batch: Sequence[Rows]) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+def _deepstack_features(batch: Sequence[Rows]) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Return, for each early block, the rows of the pass that features are added to after it, and the features."""
     added: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for rows, start in zip(batch, _starts(batch), strict=True):
+    for rows, start in zip(batch, _first_rows(batch), strict=True):
         if rows.prompt is None or not rows.prompt.visual.deepstack:
             continue
         index = rows.prompt.visual.index

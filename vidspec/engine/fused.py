@@ -90,13 +90,13 @@ class _Norm:
         if self.weight.device.type == "cpu" and self.weight.dtype is torch.float32:
             count = self.weight.numel()
             self._scaled = self.weight.detach() * count**0.5
-            self._least = torch.tensor((count * self.eps) ** 0.5)
+            self._min_length = torch.tensor((count * self.eps) ** 0.5)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
             return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return torch.div(rows, torch.hypot(length, self._least)).mul_(self._scaled)
+        return torch.div(rows, torch.hypot(length, self._min_length)).mul_(self._scaled)
 
 
 class _Block:
@@ -108,9 +108,9 @@ class _Block:
         )
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
-        self.of_heads: tuple[_Norm, _Norm] | None = None
+        self.head_norms: tuple[_Norm, _Norm] | None = None
         if getattr(attention, "q_norm", None) is not None:
-            self.of_heads = _Norm(attention.q_norm), _Norm(attention.k_norm)
+            self.head_norms = _Norm(attention.q_norm), _Norm(attention.k_norm)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -156,7 +156,7 @@ class FusedDecoder:
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
-        self.depth, self._inner = len(language.layers), int(config.intermediate_size)
+        self.depth, self._mlp_width = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
         packs = weight.device.type == "cpu" and choose_packing(packed_copy_bytes(language, head), packed, weight.dtype)
         self.blocks = [_Block(block, packs, wanted) for block in language.layers]
@@ -221,17 +221,17 @@ class FusedDecoder:
         count = rows.shape[0]
         states = block.qkv(block.before_attention(rows)).view(count, self.heads + 2 * kv, self.width)
         into = turning = states[:, : self.heads + kv]
-        if block.of_heads is not None:
-            queries, keys = block.of_heads
+        if block.head_norms is not None:
+            queries, keys = block.head_norms
             turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
-        self._turn(turning, rotation, into)
+        self._rotate(turning, rotation, into)
         entries = states[:, self.heads :].view(count, 2, kv, self.width)
         rows = block.out.add(rows, attention(index, states[:, : self.heads], entries))
-        gate, up = block.gate_up(block.before_mlp(rows)).split(self._inner, 1)
+        gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
         return block.down.add(rows, F.silu(gate).mul_(up))
 
     @staticmethod
-    def _turn(states: torch.Tensor, rotation: RotaryTables, into: torch.Tensor) -> None:
+    def _rotate(states: torch.Tensor, rotation: RotaryTables, into: torch.Tensor) -> None:
         """Rotate (R, n, d): halves swapped, times the signed sine, plus the rest times the cosine."""
         cosine, sine = rotation
         torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, -1), sine, out=into)

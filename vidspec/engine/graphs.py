@@ -113,17 +113,17 @@ class GraphStep:
         self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
         self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
         self._slot = 2 + decoder.axes
-        self._seen: dict[
+        self._fields_by_window: dict[
             int | None, torch.Tensor
         ] = {}  # the fields of the table that attention takes, by sliding window
-        self.idle = _idle(decoder.slab, decoder.axes, count)
+        self.idle = _idle_table(decoder.slab, decoder.axes, count)
         self.table = self.idle.to(decoder.embedding.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
-        self._each = torch.arange(count, device=decoder.embedding.device)
-        every = decoder.slab.layers(0, decoder.slab.capacity + 1)
-        self._layers = [(layer, layer[0], layer[1]) for layer in every]
+        self._row_index = torch.arange(count, device=decoder.embedding.device)
+        layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
+        self._layers = [(layer, layer[0], layer[1]) for layer in layers]
 
-    def rest(self) -> None:
+    def set_idle(self) -> None:
         """Make all rows idle."""
         self.table.copy_(self.idle)
         self.moves.zero_()
@@ -132,7 +132,7 @@ class GraphStep:
         """Run the pass; a chained one then advances its rows."""
         decoder, table = self.decoder, self.table
         rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
-        self._seen = {size: self._in_window(size) for size in set(decoder.windows or (None,))}
+        self._fields_by_window = {size: self._attention_fields(size) for size in set(decoder.windows or (None,))}
         for index in range(decoder.depth):
             if index in self.tapped:
                 self.entering[index] = rows  # keeps its memory from the later blocks
@@ -150,10 +150,10 @@ class GraphStep:
         both, keys, values = self._layers[layer]
         both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
         windows = self.decoder.windows
-        seen = self._seen[None if windows is None else windows[layer]]
+        seen = self._fields_by_window[None if windows is None else windows[layer]]
         return self._attend(query, keys, values, seen, self.decoder.scaling)
 
-    def _in_window(self, size: int | None) -> torch.Tensor:
+    def _attention_fields(self, size: int | None) -> torch.Tensor:
         """Return (6, count) the fields of the table that attention takes.
 
         In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
@@ -164,7 +164,7 @@ class GraphStep:
             return seen
         out = (self.table[self._slot - 1] - (size - 1)).clamp_(min=0)
         common, length, start, _, sees, split = seen
-        return torch.stack([common - out, length - out, start + out, self._each, sees, split.clamp(max=size)])
+        return torch.stack([common - out, length - out, start + out, self._row_index, sees, split.clamp(max=size)])
 
 
 class ReplayedPasses:
@@ -184,11 +184,11 @@ class ReplayedPasses:
         self._attend = attend
         self.preparing = 0.0
         self.device = decoder.embedding.device
-        self._captures = capture and self.device.type == "cuda"
+        self._can_capture = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[GraphStep, Callable[[], None]]] = {}
         self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
         #: Slab version, vocabulary and tapped blocks that the steps were made for.
-        self._made: tuple[int, int, frozenset[int]] | None = None
+        self._steps_key: tuple[int, int, frozenset[int]] | None = None
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -199,7 +199,7 @@ class ReplayedPasses:
 
     def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Return True for few token rows without observers, in sequences with the same entries in all layers."""
-        return sum(map(len, batch)) <= ROWS and all(map(_replayable, batch))
+        return sum(map(len, batch)) <= ROWS and all(map(_is_replayable, batch))
 
     def split_batch(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
         """Return the indices in ``batch`` of rows to replay, by pass, and of the others."""
@@ -207,7 +207,7 @@ class ReplayedPasses:
         others: list[int] = []
         count = 0
         for at, rows in enumerate(batch):
-            if not _replayable(rows):
+            if not _is_replayable(rows):
                 others.append(at)
                 continue
             count += len(rows.token_ids)
@@ -215,17 +215,17 @@ class ReplayedPasses:
                 passes.append([])
                 count = len(rows.token_ids)
             passes[-1].append(at)
-        return [one for one in passes if one], others
+        return [places for places in passes if places], others
 
     def clear(self) -> None:
         """Release the captured passes and the slab that they hold."""
         self._steps.clear()
-        self._made = self._pool = None  # a pool ends with its last graph
+        self._steps_key = self._pool = None  # a pool ends with its last graph
 
     def run(self, batch: Sequence[Rows], vocabulary: int) -> list[PassResult]:
         """Run a batch for which :meth:`is_replayable` is true, as ``Engine.run``."""
         with self._on_device():
-            step, sizes = self._pass(batch, vocabulary)
+            step, sizes = self._run_pass(batch, vocabulary)
             # The next pass writes to the same tensors.
             logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
             states = {
@@ -247,46 +247,46 @@ class ReplayedPasses:
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
                 rows.span.check_room(len(rows.token_ids) + gamma - 1)
         with self._on_device():
-            found = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
-            begun, sizes = self._pass(batch, vocabulary)
+            new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
+            first_step, sizes = self._run_pass(batch, vocabulary)
             ends = torch.tensor(list(accumulate(sizes)), device=self.device) - 1
-            found[0].copy_(begun.tokens[ends])
+            new_tokens[0].copy_(first_step.tokens[ends])
             done = 1
-            while going := [at for at, gamma in enumerate(gammas) if gamma > done]:
-                until = min([gammas[at] for at in going])
-                step, replay = self.step(_padded(len(going)), vocabulary, chained=True)
-                places = torch.tensor(going, device=self.device)
-                self._write(step, [Rows(batch[at].span, (0,)) for at in going])
-                step.table[0, : len(going)].copy_(found[done - 1, places])
-                step.moves.copy_(torch.arange(step.count) < len(going))
+            while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
+                until = min([gammas[at] for at in unfinished])
+                step, replay = self.step(_padded_rows(len(unfinished)), vocabulary, chained=True)
+                places = torch.tensor(unfinished, device=self.device)
+                self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
+                step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
+                step.moves.copy_(torch.arange(step.count) < len(unfinished))
                 for index in range(done, until):
                     replay()
-                    found[index].index_copy_(0, places, step.tokens[: len(going)])
-                for at in going:
+                    new_tokens[index].index_copy_(0, places, step.tokens[: len(unfinished)])
+                for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
-            tokens = found.t().tolist()
-        return [one[:gamma] for one, gamma in zip(tokens, gammas, strict=True)]
+            tokens = new_tokens.t().tolist()
+        return [row[:gamma] for row, gamma in zip(tokens, gammas, strict=True)]
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[GraphStep, list[int]]:
+    def _run_pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[GraphStep, list[int]]:
         """Run the pass, which grows its sequences; return it with the number of rows of each."""
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
-        step, replay = self.step(max(FEWEST, _padded(sum(sizes))), vocabulary)
-        self._write(step, batch)
+        step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
+        self._write_table(step, batch)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size
         return step, sizes
 
-    def _write(self, step: GraphStep, batch: Sequence[Rows]) -> None:
+    def _write_table(self, step: GraphStep, batch: Sequence[Rows]) -> None:
         """Write the table of a pass, from memory that the host does not write to again."""
-        tokens, turned, places = list[int](), list[int](), list[int]()
+        tokens, positions, places = list[int](), list[int](), list[int]()
         slots, sees = list[int](), list[int]()
-        alike: list[list[int]] = [[], [], [], [], []]  # numbers shared by all rows of a sequence
+        shared: list[list[int]] = [[], [], [], [], []]  # numbers shared by all rows of a sequence
         for rows in batch:
             span, count, first = rows.span, len(rows.token_ids), len(tokens)
             length, end, offset = span.length, span.length + count, span.offset
@@ -298,15 +298,15 @@ class ReplayedPasses:
             if rows.parents is None:
                 common, bits = length, _CAUSAL[:count]
                 places += range(length, end)
-                turned += range(length + offset, end + offset)
+                positions += range(length + offset, end + offset)
             else:
-                common, bits = end - len(rows.parents), _bits(rows.parents)[-count:]
+                common, bits = end - len(rows.parents), _visible_bits(rows.parents)[-count:]
                 places += rows.entry_offsets
-                turned += [place + offset for place in rows.entry_offsets]
+                positions += [place + offset for place in rows.entry_offsets]
             sees += bits
-            for column, number in zip(alike, (common, end, span.start, first, span.split), strict=True):
+            for column, number in zip(shared, (common, end, span.start, first, span.split), strict=True):
                 column += [number] * count
-        columns = [tokens, *[turned] * self.decoder.axes, places, slots, *alike[:4], sees, alike[4]]
+        columns = [tokens, *[positions] * self.decoder.axes, places, slots, *shared[:4], sees, shared[4]]
         table = torch.cat([torch.tensor(columns), step.idle[:, len(tokens) :]], 1)
         if self.device.type == "cuda":
             table = table.pin_memory()
@@ -314,29 +314,29 @@ class ReplayedPasses:
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """Return the pass of ``count`` rows and the function that runs it."""
-        made = self.decoder.slab.version, vocabulary, self._tapped
-        if made != self._made:  # they hold the addresses of a freed slab
+        key = self.decoder.slab.version, vocabulary, self._tapped
+        if key != self._steps_key:  # they hold the addresses of a freed slab
             self.clear()
-            self._made = made
-            self.decoder.slab.moving[self] = self.clear
+            self._steps_key = key
+            self.decoder.slab.before_move[self] = self.clear
         if (count, chained) not in self._steps:
             begun = time.perf_counter()
             try:
-                self._prepare(count, vocabulary, chained)
+                self._prepare_steps(count, vocabulary, chained)
             finally:
                 self.preparing += time.perf_counter() - begun
         return self._steps[count, chained]
 
-    def _prepare(self, count: int, vocabulary: int, chained: bool) -> None:
+    def _prepare_steps(self, count: int, vocabulary: int, chained: bool) -> None:
         """Make a pass, and if passes are captured all others of its kind, so that no later pass has to wait."""
-        every = [count]
-        if self._captures:
+        counts = [count]
+        if self._can_capture:
             fewest = 1 if chained else FEWEST
-            every += [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
-        for wanted in every:
+            counts += [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
+        for wanted in counts:
             try:
                 if (wanted, chained) not in self._steps:
-                    self._steps[wanted, chained] = self._captured(wanted, vocabulary, chained)
+                    self._steps[wanted, chained] = self._make_step(wanted, vocabulary, chained)
             except torch.OutOfMemoryError as error:
                 if wanted == count:
                     raise DeviceError(
@@ -346,7 +346,7 @@ class ReplayedPasses:
                     ) from error
                 return  # tried again when it is needed
 
-    def _captured(self, count: int, vocabulary: int, chained: bool) -> tuple[GraphStep, Callable[[], None]]:
+    def _make_step(self, count: int, vocabulary: int, chained: bool) -> tuple[GraphStep, Callable[[], None]]:
         if self._attend is None:
             from vidspec.engine.kernel import split_attention
 
@@ -354,7 +354,7 @@ class ReplayedPasses:
         step = GraphStep(
             self.decoder, count, vocabulary, self._attend, () if chained else self._tapped, chained=chained
         )
-        if not self._captures:
+        if not self._can_capture:
             return step, step
         here = torch.cuda.current_stream()
         # One stream of this device for all captures: libraries keep a workspace per stream.
@@ -362,7 +362,7 @@ class ReplayedPasses:
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):  # compiles kernels and makes the workspaces
             step()
-            step.rest()
+            step.set_idle()
         here.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -371,12 +371,12 @@ class ReplayedPasses:
         return step, graph.replay
 
 
-def _padded(count: int) -> int:
+def _padded_rows(count: int) -> int:
     """Return the rows of the pass that takes ``count`` rows."""
     return 1 << (count - 1).bit_length()
 
 
-def _replayable(rows: Rows) -> bool:
+def _is_replayable(rows: Rows) -> bool:
     """Return True if rows of one sequence can be replayed, see :meth:`ReplayedPasses.is_replayable`."""
     return (
         len(rows.token_ids) <= MOST
@@ -387,7 +387,7 @@ def _replayable(rows: Rows) -> bool:
     )
 
 
-def _bits(parents: Sequence[int]) -> list[int]:
+def _visible_bits(parents: Sequence[int]) -> list[int]:
     """Return the nodes that each node sees, its ancestors and itself, as bits of a signed number."""
     seen: list[int] = []
     for node, parent in enumerate(parents):
@@ -396,10 +396,10 @@ def _bits(parents: Sequence[int]) -> list[int]:
 
 
 #: Bits of a chain, whose nodes see all before them.
-_CAUSAL = _bits(range(-1, MOST - 1))
+_CAUSAL = _visible_bits(range(-1, MOST - 1))
 
 
-def _idle(slab: Slab, axes: int, count: int) -> torch.Tensor:
+def _idle_table(slab: Slab, axes: int, count: int) -> torch.Tensor:
     """Return :attr:`GraphStep.table` of rows that attend only to themselves, in the slab's scratch entry."""
     columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
     return torch.tensor(columns).t().contiguous()

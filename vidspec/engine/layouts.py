@@ -76,7 +76,7 @@ def build_matrix(
             changes and the weight is not shared, their parameters are emptied. A layer with an empty weight has
             :class:`~vidspec.engine.quantised.StoredCodes` of a checkpoint as its ``codes``, which stay.
     """
-    if (stored := _stored(layers)) is not None:
+    if (stored := _stored_matrix(layers)) is not None:
         return stored
     numbers, weight = sum(layer.weight.numel() for layer in layers), layers[0].weight
     kind = choose_layout(numbers, weight.dtype, weight.device.type, wanted, packed=packed, shared=shared)
@@ -86,21 +86,21 @@ def build_matrix(
         return MatrixWithPackedCopy(layers, shared=shared)
     if kind == "packed":
         return PackedMatrix(layers)
-    made = quantise_weight(*join_weights(layers), kind)
+    matrix = quantise_weight(*join_weights(layers), kind)
     if not shared:
         release_weights(layers)
-    return made
+    return matrix
 
 
-def _stored(layers: Sequence[nn.Linear]) -> Matrix | None:
+def _stored_matrix(layers: Sequence[nn.Linear]) -> Matrix | None:
     """Return the matrix of layers that all hold codes with equally many groups; else give them plain weights."""
-    found = [vars(layer).pop("codes", None) for layer in layers]
-    codes = [one for one in found if isinstance(one, StoredCodes)]
-    if len(codes) == len(layers) and len({(one.packed.dtype, one.scales.shape[1]) for one in codes}) == 1:
-        return StoredCodes.joined(codes, join_weights(layers)[1], layers[0].weight.device)
-    for layer, one in zip(layers, found, strict=True):
-        if one is not None:
-            layer.weight.data = one.dense.to(layer.weight)
+    popped = [vars(layer).pop("codes", None) for layer in layers]
+    codes = [stored for stored in popped if isinstance(stored, StoredCodes)]
+    if len(codes) == len(layers) and len({(stored.packed.dtype, stored.scales.shape[1]) for stored in codes}) == 1:
+        return StoredCodes.join(codes, join_weights(layers)[1], layers[0].weight.device)
+    for layer, stored in zip(layers, popped, strict=True):
+        if stored is not None:
+            layer.weight.data = stored.dense.to(layer.weight)
     return None
 
 
@@ -127,10 +127,10 @@ class _StoredLinear(QuantisedLinear):
 
 def unquantisable_reason(modules: Iterable[nn.Module]) -> str | None:
     """Return why the linear layers of blocks cannot be quantised; None if they can."""
-    every = [part for module in modules for part in module.modules()]
-    if any("forward" in vars(part) for part in every):
+    parts = [part for module in modules for part in module.modules()]
+    if any("forward" in vars(part) for part in parts):
         return "its layers are split over devices"
-    free = any(type(part) in (nn.Linear, _StoredLinear) for part in every)
+    free = any(type(part) in (nn.Linear, _StoredLinear) for part in parts)
     return None if free else "its linear layers are quantised or adapted"
 
 
@@ -157,5 +157,5 @@ def quantise_linears(module: nn.Module, precision: Precision | None) -> None:
 
 def quantised_linears(modules: Iterable[nn.Module]) -> int:
     """Return the bytes of the weights of quantised layers inside modules."""
-    every = (part for module in modules for part in module.modules())
-    return sum(part.matrix.nbytes for part in every if isinstance(part, QuantisedLinear))
+    parts = (part for module in modules for part in module.modules())
+    return sum(part.matrix.nbytes for part in parts if isinstance(part, QuantisedLinear))

@@ -76,13 +76,13 @@ class Matrix(ABC):
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return the weight (out, in) as numbers: products with unit vectors, a block at a time."""
-        whole = torch.empty(self.shape, dtype=dtype, device=device)
+        weight = torch.empty(self.shape, dtype=dtype, device=device)
         for start in range(0, self.shape[1], 1024):
             end = min(start + 1024, self.shape[1])
             units = torch.zeros(end - start, self.shape[1], dtype=dtype, device=device)
             units[:, start:end].fill_diagonal_(1)
-            whole[:, start:end] = (self(units) if self.bias is None else self(units) - self.bias).t()
-        return whole
+            weight[:, start:end] = (self(units) if self.bias is None else self(units) - self.bias).t()
+        return weight
 
 
 class PlainMatrix(Matrix):
@@ -109,17 +109,17 @@ class PlainMatrix(Matrix):
                     layer.bias.data = self.bias[start:end]
                 start = end
             self.weight, self.shape = weight, (weight.shape[0], weight.shape[1])
-            self.flipped = weight.t()  # (in, out)
+            self.transposed = weight.t()  # (in, out)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.bias is None:
-            return torch.mm(rows, self.flipped)
-        return torch.addmm(self.bias, rows, self.flipped)
+            return torch.mm(rows, self.transposed)
+        return torch.addmm(self.bias, rows, self.transposed)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if self.bias is not None:
             residual = residual + self.bias
-        return torch.addmm(residual, rows, self.flipped)
+        return torch.addmm(residual, rows, self.transposed)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.weight.to(device, dtype)
@@ -135,7 +135,7 @@ class MatrixWithPackedCopy(PlainMatrix):
         self._packed, self.nbytes = torch.ops.mkldnn._reorder_linear_weight(self.weight), self.weight.nbytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return _by_packed(rows, self._packed, self.bias) if rows.shape[0] > 1 else super().__call__(rows)
+        return _packed_product(rows, self._packed, self.bias) if rows.shape[0] > 1 else super().__call__(rows)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
@@ -156,7 +156,7 @@ class PackedMatrix(Matrix):
             release_weights(layers)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return _by_packed(rows, self._packed, self.bias)
+        return _packed_product(rows, self._packed, self.bias)
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -173,7 +173,7 @@ def release_weights(layers: Sequence[nn.Linear]) -> None:
         layer.weight.data = layer.weight.new_empty(0)
 
 
-def _by_packed(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     count = len(rows)
     filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, packed, bias, "none", [], "")

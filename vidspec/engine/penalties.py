@@ -65,7 +65,7 @@ class PenaltyHistory:
             paths: for each of these rows the drafted tokens between the emitted text and the token it chooses.
             tokens: (V,) the token id of each logit, if it is not its index.
         """
-        return partial(self._changed, paths, tokens)
+        return partial(self._apply, paths, tokens)
 
     def changes_for_unread(self, unread: Sequence[int]) -> Processor:
         """Return the processor of rows of ``unread``, the last emitted tokens, each with the text up to its token."""
@@ -76,23 +76,21 @@ class PenaltyHistory:
         earlier.add(ids[self._prompt :])
         return earlier.changes_for_paths([unread[: row + 1] for row in range(len(unread))])
 
-    def _changed(
-        self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor
-    ) -> torch.Tensor:
+    def _apply(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
         penalties = self.penalties
         changed = logits.to(torch.float32, copy=True)
         rows = changed[len(changed) - len(paths) :]
         if (factor := penalties.repetition_penalty) != 1:
-            seen = _marked(rows, self._known, paths, tokens)
+            seen = _token_mask(rows, self._known, paths, tokens)
             rows.copy_(torch.where(seen, torch.where(rows < 0, rows * factor, rows / factor), rows))
         if penalties.presence_penalty:
             text = set(self._ids[self._prompt :])
-            rows.sub_(_marked(rows, text, paths, tokens) * penalties.presence_penalty)
+            rows.sub_(_token_mask(rows, text, paths, tokens) * penalties.presence_penalty)
         if penalties.no_repeat_ngram:
-            rows.masked_fill_(_marked(rows, (), list(map(self._completing, paths)), tokens), -torch.inf)
+            rows.masked_fill_(_token_mask(rows, (), list(map(self._completing_tokens, paths)), tokens), -torch.inf)
         return changed
 
-    def _completing(self, path: Sequence[int]) -> Collection[int]:
+    def _completing_tokens(self, path: Sequence[int]) -> Collection[int]:
         """Return the tokens that would complete a second occurrence of an n-gram after this text and ``path``."""
         before = self.penalties.no_repeat_ngram - 1
         near = [*self._ids[max(0, len(self._ids) - before) :], *path]
@@ -106,7 +104,7 @@ def make_history(penalties: Mapping[str, float], prompt: torch.Tensor) -> Penalt
     return PenaltyHistory(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
 
 
-def _marked(
+def _token_mask(
     rows: torch.Tensor, common: Collection[int], each: Sequence[Collection[int]], tokens: torch.Tensor | None
 ) -> torch.Tensor:
     """Return (n, V) bool: True at ids ``common`` to all rows and at those of ``each`` row."""

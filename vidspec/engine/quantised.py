@@ -108,7 +108,7 @@ def _zero_point() -> int:
     return 128 if float(out[0, 0]) == 127 * 127 * 64 else 64
 
 
-def _packed_int8(codes: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
+def _pack_int8(codes: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
     """Pack codes for FBGEMM's product, which needs one of torch's quantised tensors, although they are deprecated."""
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
@@ -163,7 +163,7 @@ class Int8Matrix(Matrix):
             self._codes = torch.ops.onednn.qlinear_prepack(self._codes, None)
             self._zeros = torch.zeros(codes.shape[0], dtype=torch.long)
         elif self.kernel == "fbgemm":
-            self._packed = _packed_int8(self._codes, self._scales)
+            self._packed = _pack_int8(self._codes, self._scales)
             del self._codes
 
     @classmethod
@@ -188,27 +188,27 @@ class Int8Matrix(Matrix):
         if self.kernel == "int8":
             out = torch.ops.aten._weight_int8pack_mm(rows.float().contiguous(), self._codes, self._scales)
             return (out if self.bias is None else out.add_(self.bias)).to(rows.dtype)  # type: ignore[no-any-return]
-        given = rows.float()
-        largest = torch.linalg.vector_norm(given, torch.inf, 1, keepdim=True).clamp_min_(1e-12)
-        numbers = given * (self._bound / largest)
-        product = self._exact(numbers) if self._digits == 1 else self._by_digits(numbers)
+        numbers32 = rows.float()
+        largest = torch.linalg.vector_norm(numbers32, torch.inf, 1, keepdim=True).clamp_min_(1e-12)
+        numbers = numbers32 * (self._bound / largest)
+        product = self._exact_product(numbers) if self._digits == 1 else self._split_product(numbers)
         if self.bias is None:
             return product.mul_(largest).to(rows.dtype)
         return torch.addcmul(self.bias.float(), product, largest).to(rows.dtype)
 
-    def _by_digits(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _split_product(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return (R, out) float32 for numbers (R, in) within the bound, each split into digits of falling weight."""
         digits, base = list[torch.Tensor](), 2 * self._bound + 1
         for _ in range(self._digits):
             digits.append(numbers.round().clamp_(-self._bound, self._bound))
             numbers = (numbers - digits[-1]).mul_(base)
-        parts: torch.Tensor = self._exact(torch.cat(digits)).unflatten(0, (self._digits, len(numbers)))
+        parts: torch.Tensor = self._exact_product(torch.cat(digits)).unflatten(0, (self._digits, len(numbers)))
         product = parts[-1]
         for part in reversed(parts[:-1].unbind()):
             product = torch.add(part, product, alpha=1 / base)
         return product
 
-    def _exact(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _exact_product(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return (R, out) float32 for numbers (R, in) within the bound, rounded, whose products are summed exactly."""
         if self.kernel == "fbgemm":  # it rounds by itself
             of_rows = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
@@ -249,7 +249,7 @@ class Int4Matrix(Matrix):
             self._codes, self._pairs = codes.contiguous(), pairs
         else:
             self._pairs = pairs.transpose(0, 1).contiguous().to(torch.bfloat16)
-            self._codes = _packed_int4(codes)
+            self._codes = _pack_int4(codes)
         self.nbytes = self._codes.nbytes + self._pairs.nbytes
 
     @classmethod
@@ -259,7 +259,7 @@ class Int4Matrix(Matrix):
         Raises:
             ValueError: the inputs cannot be divided into groups.
         """
-        group = _group(weight.shape[1])
+        group = _group_size(weight.shape[1])
         if not group:
             raise ValueError(f"{weight.shape[1]} inputs are no groups of {_GROUPS[-1]}")
         codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
@@ -294,12 +294,12 @@ def _row_blocks(shape: Sequence[int]) -> Iterator[slice]:
     return (slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows))
 
 
-def _packed_int4(codes: torch.Tensor) -> torch.Tensor:
+def _pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Return the codes in the layout of torch's int4 product for the device."""
-    return torch.cat([_packed_block(codes[rows]) for rows in _row_blocks(codes.shape)])
+    return torch.cat([_pack_int4_block(codes[rows]) for rows in _row_blocks(codes.shape)])
 
 
-def _packed_block(codes: torch.Tensor) -> torch.Tensor:
+def _pack_int4_block(codes: torch.Tensor) -> torch.Tensor:
     if codes.device.type == "cpu":
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 2)  # type: ignore[no-any-return]
     tiles = next(count for count in (8, 4, 2) if codes.shape[1] % (16 * count) == 0)
@@ -307,13 +307,13 @@ def _packed_block(codes: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._convert_weight_to_int4pack(both.contiguous(), tiles)  # type: ignore[no-any-return]
 
 
-def _group(inner: int) -> int:
+def _group_size(inner: int) -> int:
     return next((group for group in _GROUPS if inner % group == 0), 0)
 
 
 def quantised_bytes(shape: tuple[int, int], precision: Precision, device: torch.device) -> int:
     """Return the bytes of a weight (out, in) quantised by :func:`quantise_weight`, scales included."""
-    (out, inner), group = shape, _group(shape[1])
+    (out, inner), group = shape, _group_size(shape[1])
     if precision == "int8" or not group:
         return out * (inner + 4)
     capability = (0, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
@@ -325,7 +325,9 @@ def quantised_bytes(shape: tuple[int, int], precision: Precision, device: torch.
 def quantise_weight(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:
     """Round a weight (out, in) to codes; to eight bits if its inputs do not divide into groups."""
     return (
-        Int4Matrix.of(weight, bias) if precision == "int4" and _group(weight.shape[1]) else Int8Matrix.of(weight, bias)
+        Int4Matrix.of(weight, bias)
+        if precision == "int4" and _group_size(weight.shape[1])
+        else Int8Matrix.of(weight, bias)
     )
 
 
@@ -368,13 +370,13 @@ class StoredCodes(NamedTuple):
         return parts.sub_(self.zeros[..., None]).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return]
 
     @staticmethod
-    def joined(parts: Sequence[StoredCodes], bias: torch.Tensor | None, device: torch.device) -> Matrix:
+    def join(parts: Sequence[StoredCodes], bias: torch.Tensor | None, device: torch.device) -> Matrix:
         """Concatenate weights with equally many groups into one matrix on a device."""
-        whole = StoredCodes(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))
-        codes, scales = whole.numbers, whole.scales
-        if whole.bits == 8:
+        joined = StoredCodes(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))
+        codes, scales = joined.numbers, joined.scales
+        if joined.bits == 8:
             return Int8Matrix.from_codes(codes, scales[:, 0], bias)
-        return Int4Matrix(codes, scales, whole.zeros, codes.shape[1] // scales.shape[1], bias)
+        return Int4Matrix(codes, scales, joined.zeros, codes.shape[1] // scales.shape[1], bias)
 
     @staticmethod
     def nbytes(bits: int, shape: tuple[int, int], group: int, device: torch.device, dtype: torch.dtype) -> int:

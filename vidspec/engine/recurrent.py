@@ -107,12 +107,12 @@ def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequenc
     gates = torch.stack([decay, beta.float()], 1)
     sizes = [len(part) for part in batch]
     parts = zip(batch, mixed.split(sizes), gates.split(sizes), strict=True)
-    out = torch.cat([_sequence(module, index, *part) for part in parts]).to(rows.dtype)
+    out = torch.cat([_sequence_output(module, index, *part) for part in parts]).to(rows.dtype)
     normed = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
     return module.out_proj(normed.reshape(len(rows), -1))  # type: ignore[no-any-return]
 
 
-def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def _sequence_output(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """Return (n, heads * d_v) for the rows of one sequence."""
     if part.parents is not None:
         raise ValueError("a recurrent layer has one past: no trees")
@@ -126,23 +126,23 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
     layer = layers[index]
     if layer.before is not None and layer.before.marks[0][0] == length < layer.marks[0][0]:
         layer = layers[index] = layer.before
-    state = _back(module, layer, length)
+    state = _rollback_state(module, layer, length)
     if part.prompt is not None:
-        layer = layers[index] = _begun(module, layer, length, state)
+        layer = layers[index] = _layer_at(module, layer, length, state)
     start, back = layer.marks[0][0], module.conv_kernel_size - 1
     layer.inputs = torch.cat([layer.inputs[: back + length - start], mixed])
     layer.gates = torch.cat([layer.gates[: length - start], gates])
-    query, key, value = _convolved(module, layer.inputs[-len(mixed) - back :])
+    query, key, value = _convolve(module, layer.inputs[-len(mixed) - back :])
     if part.prompt is None:
         out, state = delta_rule(query, key, value, gates, state)
     else:
-        out, state = _chunked(module, query, key, value, gates, state)
+        out, state = _chunked_delta_rule(module, query, key, value, gates, state)
     layer.marks.append((length + len(mixed), state))
-    _forget(layer, back, read=part.prompt is not None)
+    _drop_marks(layer, back, read=part.prompt is not None)
     return out.reshape(len(mixed), -1)
 
 
-def _begun(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
+def _layer_at(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
     """Return a layer with ``length`` rows and no history but ``before``."""
     back = module.conv_kernel_size - 1
     end = back + length - layer.marks[0][0]
@@ -150,7 +150,7 @@ def _begun(module: Any, layer: RecurrentLayerState, length: int, state: torch.Te
     return RecurrentLayerState(inputs, gates, list(marks), RecurrentLayerState(inputs, gates, marks))
 
 
-def _back(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
+def _rollback_state(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
     """Return the state before the row at ``length``; later marks are dropped."""
     while layer.marks[-1][0] > length:
         layer.marks.pop()
@@ -158,13 +158,13 @@ def _back(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
             raise IndexError(f"a sequence with recurrent layers cannot go back by more than {REACH} rows")
     (place, state), (start, _), back = layer.marks[-1], layer.marks[0], module.conv_kernel_size - 1
     if place < length:
-        query, key, value = _convolved(module, layer.inputs[place - start : back + length - start])
+        query, key, value = _convolve(module, layer.inputs[place - start : back + length - start])
         _, state = delta_rule(query, key, value, layer.gates[place - start : length - start], state)
         layer.marks.append((length, state))
     return state
 
 
-def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
+def _drop_marks(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
     """Drop unneeded marks, and the rows before the oldest; after a prompt (``read``) all marks but the last."""
     marks = layer.marks
     length, oldest = marks[-1][0], marks[0][0]
@@ -181,18 +181,18 @@ def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
     layer.inputs, layer.gates = layer.inputs[gone:].clone(), layer.gates[gone:].clone()
 
 
-def _convolved(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _convolve(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Convolve inputs (k - 1 + n, channels): normed queries, keys (n, heads, d_k), values (n, heads, d_v); float32."""
     weight = module.conv1d.weight
     mixed = F.silu(F.conv1d(inputs.T[None].to(weight.dtype), weight, module.conv1d.bias, groups=len(weight)))[0].T
     query, key, value = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
     query, key = (part.reshape(len(mixed), -1, module.head_k_dim).float() for part in (query, key))
     shared = module.num_v_heads // module.num_k_heads
-    query, key = (_unit(part).repeat_interleave(shared, 1) for part in (query, key))
+    query, key = (_normalise(part).repeat_interleave(shared, 1) for part in (query, key))
     return query, key, value.reshape(len(mixed), -1, module.head_v_dim).float()
 
 
-def _unit(rows: torch.Tensor) -> torch.Tensor:
+def _normalise(rows: torch.Tensor) -> torch.Tensor:
     return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
 
 
@@ -219,14 +219,14 @@ def delta_rule(
     logs, beta = gates[:, 0].cumsum(0).t(), gates[:, 1].t()[..., None]
     decays, left = logs.exp()[..., None], (logs[:, :, None] - logs[:, None]).exp().tril()
     system = key @ key.mT * left * beta  # strictly lower part; the solver assumes the unit diagonal
-    wanted = beta * (value - decays * (key @ state))
-    changes = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    right_side = beta * (value - decays * (key @ state))
+    changes = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
     out = decays * (query @ state) + (query @ key.mT * left) @ changes
     state = decays[:, -1:] * state + (key * left[:, -1, :, None]).mT @ changes
     return out.transpose(0, 1), state
 
 
-def _chunked(
+def _chunked_delta_rule(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -236,7 +236,7 @@ def _chunked(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply :func:`delta_rule` to many rows at a time, by the stock function."""
     rule = sys.modules[type(module).__module__].torch_chunk_gated_delta_rule
-    one = [part[None] for part in (query, key, value)]
+    batched = [part[None] for part in (query, key, value)]
     decay, beta = gates[None, :, 0], gates[None, :, 1]
-    out, after = rule(*one, g=decay, beta=beta, initial_state=state[None], output_final_state=True)
+    out, after = rule(*batched, g=decay, beta=beta, initial_state=state[None], output_final_state=True)
     return out[0], after[0]

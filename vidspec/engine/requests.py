@@ -40,7 +40,7 @@ T = TypeVar("T")
 ModelLane: TypeAlias = Literal["target", "draft"]
 
 
-class _Request:
+class _BaseRequest:
     """Base of all requests; the loop dispatches on the class in every turn.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Request:
         raise NotImplementedError
 
 
-class Forward(_Request):
+class Forward(_BaseRequest):
     """Rows of one sequence, or of several, in one pass; the answer is a ``PassResult`` for each.
 
     Args:
@@ -69,7 +69,7 @@ class Forward(_Request):
     """
 
     #: True if its rows can be split over several passes.
-    divisible = False
+    splittable = False
 
     def __init__(
         self, engine: Engine, rows: Sequence[Rows], lane: ModelLane = "target", *, grows: bool = False
@@ -175,7 +175,7 @@ class PrefillPrompt(Forward):
         return self.answer is not None
 
 
-class Encode(_Request):
+class Encode(_BaseRequest):
     """Device work other than a pass, such as a chunk of a vision tower; the answer is the result of ``call``."""
 
     def __init__(self, call: Callable[[], object], lane: ModelLane = "target") -> None:
@@ -199,7 +199,7 @@ class Mailbox(Protocol):
         ...
 
 
-class Receive(_Request):
+class Receive(_BaseRequest):
     """Wait for messages; the answer is the list in ``mailbox``, empty if none arrives within ``timeout`` seconds."""
 
     def __init__(self, mailbox: Mailbox, timeout: float, lane: ModelLane = "target") -> None:

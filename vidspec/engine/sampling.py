@@ -84,22 +84,22 @@ class UniformNumbers:
 
     def __init__(self, rng: torch.Generator) -> None:
         self._rng = rng
-        self._ahead: list[float] = []
+        self._numbers: list[float] = []
 
     def ahead(self, count: int) -> list[float]:
         """Return the numbers of the next ``count`` tokens."""
-        while len(self._ahead) < count:
-            self._ahead += torch.rand(self._BLOCK, dtype=torch.float64, generator=self._rng).tolist()
-        return self._ahead[:count]
+        while len(self._numbers) < count:
+            self._numbers += torch.rand(self._BLOCK, dtype=torch.float64, generator=self._rng).tolist()
+        return self._numbers[:count]
 
     def emitted(self, count: int) -> None:
         """Drop the numbers of ``count`` emitted tokens."""
-        del self._ahead[:count]
+        del self._numbers[:count]
 
 
 def draw_token(probs: torch.Tensor, rng: torch.Generator) -> int:
     """Draw one index from probabilities (V,); ``rng`` is a CPU generator so that seeds mean the same on all devices."""
-    return int(_inverse(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
+    return int(_invert_cdf(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
 
 
 def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def choose_tokens(
         tokens: (m,) these tokens.
         drafted: (m, V) their q; None if there are none.
     """
-    chosen = _inverse(probs, uniforms)
+    chosen = _invert_cdf(probs, uniforms)
     if drafted is None:
         return chosen
     p, q, u = probs[rows], drafted.to(probs), uniforms[rows]
@@ -132,16 +132,16 @@ def choose_tokens(
     left = (p - q).clamp_(min=0)
     # Rounding can empty a residual that should be tiny; p itself is then the same distribution.
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
-    again = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
-    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, _inverse(left, again)))
+    rescaled = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
+    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, _invert_cdf(left, rescaled)))
 
 
-def _inverse(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def _invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Sample (n,) by inverting the cumulated probabilities (n, V), which need not sum to 1.
 
     Summed in float64, in which a device's order of summation has no effect.
     """
     sums = probs.cumsum(-1, dtype=uniforms.dtype)
     last = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))  # later tokens have no probability
-    wanted = torch.minimum(uniforms[:, None] * sums[:, -1:], last)
-    return torch.searchsorted(sums, wanted, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)
+    targets = torch.minimum(uniforms[:, None] * sums[:, -1:], last)
+    return torch.searchsorted(sums, targets, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)

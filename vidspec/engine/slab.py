@@ -53,16 +53,16 @@ class Slab:
     ) -> None:
         self.dtype = dtype
         self.budget = slab_budget(Counter(devices)) if budget is None else budget
-        each = [[one] * len(devices) if isinstance(one, int) else one for one in (heads, width)]
+        each = [[sizes] * len(devices) if isinstance(sizes, int) else sizes for sizes in (heads, width)]
         self._places = [(*place, len(list(run))) for place, run in groupby(zip(devices, *each, strict=True))]
         self.capacity = 0
-        self._blocks = self._allocated(0)
+        self._blocks = self._allocate_blocks(0)
         self._used: dict[int, int] = {}  # start -> end of each span
         self._lock = threading.RLock()  # a forgotten span is freed by whichever thread collects it
         #: Number of times the entries moved, which invalidates passes captured with their addresses.
         self.version = 0
         #: Callbacks before the entries move, so that nothing holds the old ones; by their holder.
-        self.moving: dict[object, Callable[[], None]] = {}
+        self.before_move: dict[object, Callable[[], None]] = {}
 
     def __len__(self) -> int:
         """Return the number of layers."""
@@ -82,11 +82,11 @@ class Slab:
     @property
     def shares(self) -> dict[torch.device, float]:
         """Share of an entry on each device."""
-        found: dict[torch.device, float] = {}
+        shares: dict[torch.device, float] = {}
         for device, heads, width, count in self._places:
             numbers = 2 * count * heads * width * self.dtype.itemsize
-            found[device] = found.get(device, 0.0) + numbers / self.entry_bytes
-        return found
+            shares[device] = shares.get(device, 0.0) + numbers / self.entry_bytes
+        return shares
 
     @property
     def used(self) -> int:
@@ -111,14 +111,14 @@ class Slab:
     def allocate(self, span: KVSpan) -> None:
         """Assign entries to a new sequence until it is freed or deleted."""
         with self._lock:
-            span.start = self._gap(span.room)
+            span.start = self._first_gap(span.room)
             if span.start + span.room > self.capacity:
                 self._grow(span.start, span.start + span.room)
             self._used[span.start] = span.start + span.room
         span.free = weakref.finalize(span, self._release, span.start)
         span.free.atexit = False
 
-    def _gap(self, room: int) -> int:
+    def _first_gap(self, room: int) -> int:
         """Return the first entry of a new span: in the first gap that is long enough, else after all others."""
         end = 0
         for start in sorted(self._used):
@@ -130,7 +130,7 @@ class Slab:
     def growth_bytes(self, room: int) -> int:
         """Return the bytes by which the slab would grow for a sequence of ``room`` entries."""
         with self._lock:
-            end = self._gap(room) + room
+            end = self._first_gap(room) + room
         if end <= self.capacity:
             return 0
         return (end if self._used else end - self.capacity) * self.entry_bytes  # what is in use is copied
@@ -157,23 +157,23 @@ class Slab:
                     hint="fewer --frames or clips at once",
                     kind="memory",
                 )
-        for let_go in self.moving.values():
-            let_go()
+        for callback in self.before_move.values():
+            callback()
         old = self._blocks
         if not self._used:  # the new slab may take the old one's memory
-            self._blocks, self.capacity = self._allocated(0), 0
+            self._blocks, self.capacity = self._allocate_blocks(0), 0
             old = self._blocks
         try:
-            blocks = self._allocated(capacity)
+            blocks = self._allocate_blocks(capacity)
         except torch.OutOfMemoryError:
-            blocks, capacity = self._allocated(wanted), wanted
+            blocks, capacity = self._allocate_blocks(wanted), wanted
         for new, block in zip(blocks, old, strict=False):
             new[..., :used, :] = block[..., :used, :]
         self._blocks, self.capacity = blocks, capacity
         self.version += 1
 
     @torch.inference_mode()
-    def _allocated(self, capacity: int) -> list[torch.Tensor]:
+    def _allocate_blocks(self, capacity: int) -> list[torch.Tensor]:
         rows = capacity + 1  # the last is the scratch entry: padding of a pass is written there
         return [
             torch.empty(count, 2, heads, rows, width, dtype=self.dtype, device=device)
@@ -314,15 +314,16 @@ class KVSpan:
             isinstance(rows, torch.Tensor) and torch.equal(rows.cpu(), torch.arange(self.length))
         ):
             raise ValueError("states of recurrent layers cannot be selected from")
-        every = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
-        count = every[0].shape[-1]
+        index_of_layers = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
+        count = index_of_layers[0].shape[-1]
         if count > room or any(
-            int(index.max()) >= self.length for index in every[: 1 if every[0] is every[-1] else None]
+            int(index.max()) >= self.length
+            for index in index_of_layers[: 1 if index_of_layers[0] is index_of_layers[-1] else None]
         ):
             raise ValueError(f"cannot select {count} of {self.length} entries into {room}")
         chosen = self.slab.open(room)
         layers = self.slab.layers(self.start, self.start + self.length)
-        for old, new, index in zip(layers, chosen.entries_to_write(count), every, strict=True):
+        for old, new, index in zip(layers, chosen.entries_to_write(count), index_of_layers, strict=True):
             new.copy_(old.take_along_dim(index.to(old.device)[None, :, :, None], dim=2))
         chosen.length = count
         chosen.states = None if self.states is None else self.states.copy()

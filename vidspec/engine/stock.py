@@ -139,7 +139,7 @@ class StockDecoder:
         if self.cached is not None and index not in self.cached:
             assert isinstance(attention, PassAttention)
             rows = rows + linear_attention(layer.linear_attn, index, layer.input_layernorm(rows), attention.batch)
-            return rows + _mixed(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
+            return rows + _mlp_output(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
         out: Any = layer(
             rows[None],
             attention_mask=None,
@@ -159,7 +159,7 @@ class StockDecoder:
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def _mixed(out: Any) -> torch.Tensor:
+def _mlp_output(out: Any) -> torch.Tensor:
     """Return the output of a feed-forward block without a mixture of experts' router logits."""
     first: torch.Tensor = out[0] if isinstance(out, tuple) else out
     return first

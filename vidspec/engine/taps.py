@@ -43,11 +43,11 @@ def language_to_video_attention(
     heads, kv_heads, length = query.shape[1], key.shape[1], key.shape[2]
     groups = heads // kv_heads
     total = torch.zeros(kv_heads, len(visual), dtype=torch.float32, device=key.device)
-    some = max(1, _BLOCK // (groups * length))
+    block = max(1, _BLOCK // (groups * length))
     seen = visual if keys == "visual" else torch.arange(length, device=key.device)
     for kv in range(kv_heads):  # one group and a block of rows at a time: a long question must not cost r x n scores
         column = (key[0, kv, visual] if keys == "visual" else key[0, kv]).float().T
-        for part in rows.split(some):
+        for part in rows.split(block):
             q = query[0, kv * groups : (kv + 1) * groups].index_select(1, part - start).float()
             scores = (q @ column).mul_(scaling)
             hidden = seen[None, :] > part[:, None]
@@ -94,12 +94,12 @@ class Taps:
     _start: int = 0  # of the pass's rows in the prompt
     _length: int = 0  # of the prompt
     #: Prompt rows observed so far: of a block's input, and of its attention over these keys.
-    _covered: dict[tuple[str, int], int] = field(default_factory=dict)
+    _rows_observed: dict[tuple[str, int], int] = field(default_factory=dict)
     #: Block observed for each block in ``attention_at``.
-    _observed: dict[int, int] = field(default_factory=dict)
+    _source_blocks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._observed = {block: block for block in self.attention_at}
+        self._source_blocks = {block: block for block in self.attention_at}
 
     def begin(self, start: int, length: int, attending: Sequence[int] | None = None) -> None:
         """Begin a pass over the rows from ``start`` on, of a prompt of ``length`` rows.
@@ -109,31 +109,33 @@ class Taps:
         self._start, self._length = start, length
         if attending is not None:
             for block in self.attention_at:
-                self._observed[block] = min((other for other in attending if other >= block), default=attending[-1])
+                self._source_blocks[block] = min(
+                    (other for other in attending if other >= block), default=attending[-1]
+                )
 
     def observe_block_input(self, block: int, rows: torch.Tensor) -> None:
         """Observe the rows (n, hidden) that enter a block or the final norm."""
-        if block in self.hidden and (new := self._new("hidden", block, len(rows))) is not None:
+        if block in self.hidden and (new := self._first_new("hidden", block, len(rows))) is not None:
             seen = rows[new - self._start :].detach().to(rows.device, copy=True).to(self.rows.device)
             self.states[block] = torch.cat([self.states[block], seen]) if block in self.states else seen
             self._check()
 
     def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Observe a block's rotated queries (n, heads, d) of the pass and all keys (1, kv_heads, length, d)."""
-        wanted = block in self._observed.values()
+        wanted = block in self._source_blocks.values()
         if not (self.attention or self.heads or wanted):
             return
         self._queries = query.shape[1]
         # In a model split over devices, each block has its keys on its own device.
         rows, visual = self.rows.to(key.device), self.visual.to(key.device)
-        every = query.transpose(0, 1)[None]
-        for keys in self._wanted(wanted):
-            if (new := self._new(keys, block, len(query))) is None:
+        batched = query.transpose(0, 1)[None]
+        for keys in self._softmax_keys(wanted):
+            if (new := self._first_new(keys, block, len(query))) is None:
                 continue
-            some = rows[(rows >= new) & (rows < self._start + len(query))]
-            if len(some):
-                seen = language_to_video_attention(every, key, some, visual, scaling, self._start, keys)
-                seen = (seen * (len(some) / len(self.rows))).to(self.rows.device)
+            text_rows = rows[(rows >= new) & (rows < self._start + len(query))]
+            if len(text_rows):
+                seen = language_to_video_attention(batched, key, text_rows, visual, scaling, self._start, keys)
+                seen = (seen * (len(text_rows) / len(self.rows))).to(self.rows.device)
                 before = self._by_head[keys].get(block)
                 self._by_head[keys][block] = seen if before is None else before + seen
         if wanted:
@@ -143,19 +145,19 @@ class Taps:
         """End the pass."""
         self._check(over=True)
 
-    def _new(self, kind: str, block: int, count: int) -> int | None:
+    def _first_new(self, kind: str, block: int, count: int) -> int | None:
         """Return the first of the pass's ``count`` rows that was not observed before; None if all were."""
-        first = max(self._start, self._covered.get((kind, block), 0))
+        first = max(self._start, self._rows_observed.get((kind, block), 0))
         if first >= self._start + count:
             return None
-        self._covered[kind, block] = self._start + count
+        self._rows_observed[kind, block] = self._start + count
         return first
 
-    def _whole(self, kind: str, block: int) -> bool:
+    def _is_complete(self, kind: str, block: int) -> bool:
         """Return True if every row of the prompt was observed there."""
-        return self._covered.get((kind, block), 0) >= max(1, self._length)
+        return self._rows_observed.get((kind, block), 0) >= max(1, self._length)
 
-    def _wanted(self, own: bool) -> set[Literal["all", "visual"]]:
+    def _softmax_keys(self, own: bool) -> set[Literal["all", "visual"]]:
         """Return the softmax keys for which a block's attention is needed; ``own``: the block itself is requested."""
         wanted: set[Literal["all", "visual"]] = {self.keys} if self.attention else set()
         return wanted | ({"all"} if self.heads or own else set())
@@ -164,12 +166,16 @@ class Taps:
         """Call ``ready`` if all observations are complete; ``over``: the pass has run all blocks."""
         if self.ready is None or ((self.attention or self.heads) and not over):
             return
-        seen = all(self._whole("hidden", block) for block in self.hidden)
-        seen = seen and all(self._whole("all", block) for block in self._observed.values())
+        complete = all(self._is_complete("hidden", block) for block in self.hidden)
+        complete = complete and all(self._is_complete("all", block) for block in self._source_blocks.values())
         if self.attention or self.heads:
-            every = [block for kind, block in self._covered if kind == ("all" if self.heads else self.keys)]
-            seen = seen and bool(every) and all(self._whole("all" if self.heads else self.keys, at) for at in every)
-        if seen:
+            observed = [block for kind, block in self._rows_observed if kind == ("all" if self.heads else self.keys)]
+            complete = (
+                complete
+                and bool(observed)
+                and all(self._is_complete("all" if self.heads else self.keys, at) for at in observed)
+            )
+        if complete:
             ready, self.ready = self.ready, None
             try:
                 ready()
@@ -179,9 +185,11 @@ class Taps:
     @property
     def block_scores(self) -> dict[int, torch.Tensor]:
         """(N,) float32 for each fully observed block in ``attention_at``, the mean over heads and text rows."""
-        found = self._by_head["all"]
+        scores = self._by_head["all"]
         return {
-            at: found[block].sum(0) / self._queries for at, block in self._observed.items() if self._whole("all", block)
+            at: scores[block].sum(0) / self._queries
+            for at, block in self._source_blocks.items()
+            if self._is_complete("all", block)
         }
 
     @property

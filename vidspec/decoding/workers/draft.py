@@ -87,7 +87,7 @@ class DraftClip(LoopClient):
         if not kind.remote:
             raise RuntimeError(f"the drafter {order.profile.draft.kind} cannot work in a process of its own")
         self._kind = kind
-        self._look = order.eager
+        self._encode_now = order.eager
         self._text: DraftText | None = None
         self._prefill: PrefillDraft | None = None
         self._prune: Prune | None = None
@@ -125,7 +125,7 @@ class DraftClip(LoopClient):
             # Proposals requested before the prompt is read are cancelled; the prompt is still read.
 
     @property
-    def _proposes(self) -> bool:
+    def _is_proposing(self) -> bool:
         text = self._text
         return (
             text is not None and len(text.tokens) < self._until and not (text.tokens and text.tokens[-1] in self._eos)
@@ -136,8 +136,8 @@ class DraftClip(LoopClient):
 
         Once the prompt is read it may be abandoned at any request and begun again.
         """
-        if self._look:
-            self._look = False
+        if self._encode_now:
+            self._encode_now = False
             yield from self._kind.encode(self.context)
         if self._prefill is not None:
             order, self._prefill = self._prefill, None
@@ -155,7 +155,7 @@ class DraftClip(LoopClient):
             self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
             with self.trace.span("prune", "draft"):
                 self._text.prune(self.context.rows(self._prefix))
-        while (text := self._text) is not None and self._proposes:
+        while (text := self._text) is not None and self._is_proposing:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))
             self.trace.begin()
@@ -214,7 +214,7 @@ class DraftWorker:
             else:
                 return  # the clip has failed or is closed
         except Exception as error:
-            self._failed(number, error)
+            self._fail(number, error)
             return
         if isinstance(order, OpenClip):
             self.send(FramesCopied(number))
@@ -232,12 +232,12 @@ class DraftWorker:
 
     def _check(self, client: LoopClient) -> None:
         if client.error is not None:
-            self._failed(cast(int, client.key), client.error)
+            self._fail(cast(int, client.key), client.error)
 
     def _emit(self, number: int, result: WorkerResult) -> None:
         self.send(ClipAnswer(number, result))
 
-    def _failed(self, number: int, error: Exception) -> None:
+    def _fail(self, number: int, error: Exception) -> None:
         """Report one clip as failed; the others continue."""
         self._loop.drop(number)
         self._clips.pop(number, None)
@@ -275,8 +275,8 @@ def serve(connection: Connection, start: DraftStart) -> None:
 
 
 def _failure(error: Exception, *, lost: bool = False) -> WorkerFailed:
-    told = "".join(traceback.format_exception(error))
-    return WorkerFailed("draft", f"{type(error).__name__}: {error}", told, lost=lost)
+    text = "".join(traceback.format_exception(error))
+    return WorkerFailed("draft", f"{type(error).__name__}: {error}", text, lost=lost)
 
 
 def _request(order: OpenClip) -> CaptionRequest:

@@ -25,7 +25,7 @@ def share_frames(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedM
     Raises:
         GenerationError: there is not enough shared memory (kind ``memory``).
     """
-    size = max(1, _ahead(frames.shape) + (0 if sound is None else sound.nbytes))
+    size = max(1, _frame_bytes(frames.shape) + (0 if sound is None else sound.nbytes))
     if os.path.isdir(FOLDER):
         state = os.statvfs(FOLDER)
         if size > state.f_bavail * state.f_frsize:
@@ -38,7 +38,7 @@ def share_frames(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedM
     block = SharedMemory(create=True, size=size)
     np.ndarray(frames.shape, dtype=np.uint8, buffer=block.buf)[:] = frames
     if sound is not None:
-        np.ndarray(sound.shape, dtype=np.float32, buffer=block.buf, offset=_ahead(frames.shape))[:] = sound
+        np.ndarray(sound.shape, dtype=np.float32, buffer=block.buf, offset=_frame_bytes(frames.shape))[:] = sound
     return block
 
 
@@ -56,12 +56,14 @@ def copy_frames(name: str, shape: tuple[int, ...], samples: int | None = None) -
         frames: np.ndarray = np.ndarray(shape, dtype=np.uint8, buffer=block.buf).copy()
         if samples is None:
             return frames, None
-        sound: np.ndarray = np.ndarray((samples,), dtype=np.float32, buffer=block.buf, offset=_ahead(shape)).copy()
+        sound: np.ndarray = np.ndarray(
+            (samples,), dtype=np.float32, buffer=block.buf, offset=_frame_bytes(shape)
+        ).copy()
         return frames, sound
     finally:
         block.close()
 
 
-def _ahead(shape: tuple[int, ...]) -> int:
+def _frame_bytes(shape: tuple[int, ...]) -> int:
     """Return the bytes of the frames, padded to the alignment of float32."""
     return -(-math.prod(shape) // 4) * 4

@@ -21,10 +21,10 @@ class Heartbeat:
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
-        self._used = 0
-        self._seen = time.monotonic()
+        self._ticks = 0
+        self._last_active = time.monotonic()
 
-    def silent(self) -> float:
+    def silent_s(self) -> float:
         """Return the seconds without activity; any number of clips may call it.
 
         Activity is a running process, a wait for a disk, or processor time used between two calls. Without ``/proc`` it
@@ -35,9 +35,9 @@ class Heartbeat:
             # Fields after the name, which may hold anything: state; 12th and 13th, ticks of user and system time.
             fields = self._stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         except OSError:
-            return now - self._seen if Path("/proc/self/stat").exists() else 0.0
-        used, before = int(fields[11]) + int(fields[12]), self._used
-        self._used = used
+            return now - self._last_active if Path("/proc/self/stat").exists() else 0.0
+        used, before = int(fields[11]) + int(fields[12]), self._ticks
+        self._ticks = used
         if fields[0] in "RD" or used > before:
-            self._seen = now
-        return now - self._seen
+            self._last_active = now
+        return now - self._last_active

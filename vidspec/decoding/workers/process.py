@@ -58,14 +58,14 @@ class DraftProcess:
             self.process.start()
         theirs.close()
         self.loaded: DraftLoaded | None = None
-        self.unloadable: DraftLoadFailed | None = None
+        self.load_error: DraftLoadFailed | None = None
         self.heartbeat = Heartbeat(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
         self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the open clips
         self._reading: set[int] = set()
-        self._early: WorkerFailed | None = None
-        self._owed: dict[int, float] = {}  # closed clips without their spans, and since when
+        self._failure: WorkerFailed | None = None
+        self._awaiting_spans: dict[int, float] = {}  # closed clips without their spans, and since when
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._ready = threading.Event()
         self._reader = threading.Thread(target=_listen, args=(self.connection, self), daemon=True)
@@ -73,13 +73,13 @@ class DraftProcess:
 
     @property
     def alive(self) -> bool:
-        return bool(self.process.is_alive()) and self._early is None
+        return bool(self.process.is_alive()) and self._failure is None
 
     @property
     def overdue(self) -> float:
         """Seconds for which the spans of a closed clip have been missing; 0 if none are."""
         with self._lock:
-            return time.monotonic() - min(self._owed.values()) if self._owed else 0.0
+            return time.monotonic() - min(self._awaiting_spans.values()) if self._awaiting_spans else 0.0
 
     @property
     def reading(self) -> bool:
@@ -96,15 +96,15 @@ class DraftProcess:
         begun = time.monotonic()
         while not self._ready.wait(min(1.0, silence)):
             late = time.monotonic() - begun >= timeout
-            if late or self.heartbeat.silent() >= silence:
-                what = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
-                raise WorkerLost(f"the draft worker has not loaded its model {what}", kind="worker")
-        if (wrong := self.unloadable) is not None:
-            raise ModelError(f"the draft worker: {wrong.message}", hint=wrong.hint, kind=wrong.kind) from (
-                WorkerTraceback(wrong.traceback)
+            if late or self.heartbeat.silent_s() >= silence:
+                problem = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
+                raise WorkerLost(f"the draft worker has not loaded its model {problem}", kind="worker")
+        if (error := self.load_error) is not None:
+            raise ModelError(f"the draft worker: {error.message}", hint=error.hint, kind=error.kind) from (
+                WorkerTraceback(error.traceback)
             )
-        if self._early is not None:
-            raise worker_error(self._early)
+        if self._failure is not None:
+            raise worker_error(self._failure)
         if self.loaded is None:
             raise AssertionError("ready without a model")
         return self.loaded.identity
@@ -148,8 +148,8 @@ class DraftProcess:
                 texts or {},
             )
         )
-        if self._early is not None:
-            listener(self._early)  # the process ended before it could receive the clip
+        if self._failure is not None:
+            listener(self._failure)  # the process ended before it could receive the clip
         return number
 
     def send(self, clip: int, message: DraftMessage, visual: int | None = None) -> None:
@@ -159,12 +159,12 @@ class DraftProcess:
     def close(self, clip: int) -> None:
         """Close a clip: the draft stops, and its listener receives the spans when they arrive."""
         with self._lock:
-            self._owed[clip] = time.monotonic()
+            self._awaiting_spans[clip] = time.monotonic()
         self._send(CloseClip(clip))
 
     def stop(self, *, lost: bool = False) -> None:
         """End the process and the open clips at once; ``lost``: they may be repeated."""
-        self.gone(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
+        self.fail(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
         self.process.kill()  # it may be stopped or stuck in a pass: only a kill is certain
         self.process.join()
         if threading.current_thread() is not self._reader:
@@ -178,7 +178,7 @@ class DraftProcess:
         with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader reports it
             self.connection.send(order)
 
-    def hang_up(self) -> None:
+    def close_pipe(self) -> None:
         """Close the pipe; only by the reader, at its end: the descriptor may be reused at once."""
         with self._sending:
             self.connection.close()
@@ -189,9 +189,9 @@ class DraftProcess:
             self.loaded = message
             self._ready.set()
         elif isinstance(message, DraftLoadFailed):
-            self.unloadable = message
+            self.load_error = message
         elif isinstance(message, WorkerFailed):
-            self.gone(message)
+            self.fail(message)
         elif isinstance(message, (FramesCopied, DraftSpans, ClipAnswer)):
             self._deliver(message.clip, message)
 
@@ -205,29 +205,29 @@ class DraftProcess:
                 block = self._blocks.pop(clip, None)
             listener = self._listeners.get(clip)
             if isinstance(message, DraftSpans):
-                self._forget(clip)
+                self._remove_clip(clip)
         if block is not None:
             release_frames(block)
         if listener is not None and not isinstance(message, FramesCopied):
             listener(message.result if isinstance(message, ClipAnswer) else message)
 
-    def _forget(self, clip: int) -> None:
+    def _remove_clip(self, clip: int) -> None:
         self._reading.discard(clip)
-        self._owed.pop(clip, None)
+        self._awaiting_spans.pop(clip, None)
         self._listeners.pop(clip, None)
 
-    def gone(self, failed: WorkerFailed) -> None:
+    def fail(self, failed: WorkerFailed) -> None:
         """Mark the process as failed and notify its listeners."""
         with self._lock:
-            self._early = self._early or failed
+            self._failure = self._failure or failed
             listeners = dict(self._listeners)
             for clip in listeners:
-                self._forget(clip)
+                self._remove_clip(clip)
         self._ready.set()
         for listener in listeners.values():
             listener(failed)
 
-    def exit_text(self) -> str:
+    def exit_reason(self) -> str:
         self.process.join(1.0)
         code = self.process.exitcode
         return f"its process ended with exit code {code}" if code is not None else "its pipe is closed"
@@ -264,8 +264,8 @@ def _listen(connection: Connection, owner: DraftProcess) -> None:
         while True:
             owner.dispatch(connection.recv())
     except (EOFError, OSError):
-        owner.gone(WorkerFailed("draft", owner.exit_text(), lost=True))
+        owner.fail(WorkerFailed("draft", owner.exit_reason(), lost=True))
     except Exception as error:  # of any type: the waiting threads must be notified
-        owner.gone(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
+        owner.fail(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
-        owner.hang_up()
+        owner.close_pipe()

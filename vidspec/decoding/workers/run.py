@@ -51,13 +51,13 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
     )
     begun = 0.0
 
-    def emit(one: Round) -> None:
+    def emit(settled: Round) -> None:
         nonlocal begun
         if not sequence.rounds:
             begun = trace.elapsed()
             sequence.emit(target.prefilled(begun))
-        texts, rejected = sequence.texts(one.token_ids, one.rejected)
-        sequence.emit(replace(one, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
+        texts, rejected = sequence.texts(settled.token_ids, settled.rejected)
+        sequence.emit(replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
 
     try:
         with slot.sharing():
@@ -65,7 +65,7 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
                 draft.begin()
             yield from run_rounds(Scheduler(_settings(setup, windows), windows), target, draft, emit)
         slot.gamma = windows.gamma
-        _account(sequence, (yield from draft.account()))
+        _add_draft_spans(sequence, (yield from draft.collect_spans()))
     except WorkerLost:
         slot.drop(process)  # the next clip starts a new one
         raise
@@ -88,17 +88,17 @@ def _settings(setup: DecodingSetup, windows: WindowSize) -> ParallelSettings:
     )
 
 
-def _account(sequence: Sequence, done: DraftSpans | None) -> None:
+def _add_draft_spans(sequence: Sequence, draft_spans: DraftSpans | None) -> None:
     """Fill in the draft's lane of the trace."""
-    if done is None:
+    if draft_spans is None:
         return
-    sequence.draft_forwards = done.forwards
+    sequence.draft_forwards = draft_spans.forwards
     origin = sequence.trace.origin
-    for span in done.spans:
+    for span in draft_spans.spans:
         about = span.about
         if span.kind == "draft":
             place = dict(about)
-            emitted = any(one.holds(place["epoch"], place["position"]) for one in sequence.rounds)
+            emitted = any(step.holds(place["epoch"], place["position"]) for step in sequence.rounds)
             about += (("emitted", emitted),)
         sequence.trace.add(span.kind, "draft", span.start - origin, span.end - origin, about)
 

@@ -52,8 +52,8 @@ class DraftProcessSlot:
     def __init__(self, model: str, where: Placement, profile: Profile) -> None:
         self.model, self.device = model, where.device
         wanted = profile.workers
-        self.gamma, self._shown = 5, profile.shows_the_video
-        self._agreed: tuple[VideoLanguageModel, Identity] | None = None
+        self.gamma, self._shows_video = 5, profile.shows_the_video
+        self._checked: tuple[VideoLanguageModel, Identity] | None = None
         #: Reduces the target's threads while any clip is here, which leaves the draft its share of the processor.
         self.sharing = CoreSharing(lambda threads: self.target_threads or threads)
         self.target_threads: int | None = None
@@ -64,7 +64,7 @@ class DraftProcessSlot:
         self._start, self._timeout = DraftStart(model, where, threads), wanted.timeout
         self._processes: list[DraftProcess] = []
         self.start()
-        weakref.finalize(self, _end, self._processes)  # its reader thread would keep a forgotten process for ever
+        weakref.finalize(self, _stop_all, self._processes)  # its reader thread would keep a forgotten process for ever
 
     @property
     def process(self) -> DraftProcess | None:
@@ -93,15 +93,15 @@ class DraftProcessSlot:
         except WorkerLost:
             self.drop(process)
             raise
-        if self._agreed != (self.target, loaded):  # comparing vocabularies is slow: once, not for every clip
+        if self._checked != (self.target, loaded):  # comparing vocabularies is slow: once, not for every clip
             check_identity(model_identity(self.target), loaded)
-            require_vision(loaded, shown=self._shown)
-            self._agreed = self.target, loaded
+            require_vision(loaded, shown=self._shows_video)
+            self._checked = self.target, loaded
         return process
 
     def _hangs(self, process: DraftProcess) -> bool:
         """Return True if a closed clip's spans are overdue; the limit is longer while the process works."""
-        works = process.heartbeat.silent() < self._timeout
+        works = process.heartbeat.silent_s() < self._timeout
         return process.overdue > (PATIENCE if works else self._timeout)
 
     def drop(self, lost: DraftProcess | None = None) -> None:
@@ -110,9 +110,9 @@ class DraftProcessSlot:
         A second call has no effect.
         """
         if lost is None or lost is self.process:
-            _end(self._processes, lost=lost is not None)
+            _stop_all(self._processes, lost=lost is not None)
 
 
-def _end(processes: list[DraftProcess], *, lost: bool = False) -> None:
+def _stop_all(processes: list[DraftProcess], *, lost: bool = False) -> None:
     while processes:
         processes.pop().stop(lost=lost)

@@ -38,7 +38,7 @@ class TargetSide:
         self.prefix: EmbeddedPrompt | None = None
         self._kept: torch.Tensor | None = None
         self._signals: tuple[tuple[str, bytes], ...] = ()
-        self._emitted = 0
+        self._emitted_count = 0
 
     def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | VerifyResult]:
         """Answer one message; ``publish`` may be called in the middle of a pass."""
@@ -48,7 +48,7 @@ class TargetSide:
         yield from self.read(publish)
         target = self.sequence.target
         token = target.first()
-        self._emitted = 1
+        self._emitted_count = 1
         return PromptRead("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
 
     def prefilled(self, elapsed: float) -> Prefilled:
@@ -89,8 +89,8 @@ class TargetSide:
 
     def _verify(self, order: Verify) -> Steps[VerifyResult]:
         sequence, trace = self.sequence, self.sequence.trace
-        if order.prefix != self._emitted:
-            raise RuntimeError(f"{order} does not follow {self._emitted} emitted tokens")
+        if order.prefix != self._emitted_count:
+            raise RuntimeError(f"{order} does not follow {self._emitted_count} emitted tokens")
         target, acceptance = sequence.target, sequence.acceptance
         assert acceptance is not None
         rows = len(order.window) + 1
@@ -102,7 +102,7 @@ class TargetSide:
         seconds += trace.lap("accept")
         target.commit(verdict.path, verdict.token)
         trace.lap("rollback")
-        self._emitted += verdict.accepted + 1
+        self._emitted_count += verdict.accepted + 1
         return VerifyResult(
             order.round,
             verdict.accepted,

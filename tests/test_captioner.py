@@ -213,7 +213,7 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
     assert before.speed["estimate"] is None, "a verification does not tell what a plain pass costs"
     timed = []
     monkeypatch.setattr(plain_step, "fmean", lambda times: timed.extend(times) or 0.5)
-    monkeypatch.setattr(plain_step, "APART", 100.0)  # this machine may be busy
+    monkeypatch.setattr(plain_step, "MEDIAN_RATIO", 100.0)  # this machine may be busy
     one.estimates_speedup = True
     after = one.caption(CLIP)
 
@@ -283,7 +283,7 @@ def test_a_clip_is_refused_before_it_is_decoded(captioner, monkeypatch, free, ki
     """By its number of tokens, or by what their keys and values take."""
     monkeypatch.setattr("vidspec.video.decode_av.AvDecoder.frames", lambda *_: pytest.fail("it was decoded"))
     monkeypatch.setattr("vidspec.decoding.setup.free_memory", lambda device: free)
-    monkeypatch.setattr("vidspec.decoding.setup._context", lambda model: 1000)
+    monkeypatch.setattr("vidspec.decoding.setup._context_length", lambda model: 1000)
     fps = 100.0 if kind == "context" else 1.0
     # What earlier clips left behind in the slab counts for nothing.
     monkeypatch.setattr(Slab, "growth_bytes", lambda slab, room: room * slab.entry_bytes)

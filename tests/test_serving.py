@@ -212,7 +212,7 @@ def test_who_finds_no_memory_in_company_is_done_again_alone(loaded, clips, monke
         if isinstance(event, Prefilled)
     ]
     monkeypatch.setattr(slab, "capacity", 0)
-    monkeypatch.setattr(slab, "_blocks", slab._allocated(0))
+    monkeypatch.setattr(slab, "_blocks", slab._allocate_blocks(0))
     monkeypatch.setattr(slab, "budget", (max(lengths) + loaded.setup.room) * slab.entry_bytes)  # enough for one
     again = []
     ended = {}

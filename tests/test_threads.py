@@ -218,7 +218,7 @@ def test_a_call_without_memory_beside_others_is_repeated_alone(loaded, clips, mo
     for path in expected:
         prompts += [one.prompt_tokens for one in loaded.stream(path, clip=clips[path]) if isinstance(one, Prefilled)]
     monkeypatch.setattr(slab, "capacity", 0)
-    monkeypatch.setattr(slab, "_blocks", slab._allocated(0))
+    monkeypatch.setattr(slab, "_blocks", slab._allocate_blocks(0))
     monkeypatch.setattr(slab, "budget", (max(prompts) + loaded.setup.room) * slab.entry_bytes)  # enough for one
     held = loaded.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)

@@ -1,4 +1,4 @@
-"""The way of the data from a path to a caption: read, see, prefill, prune, decode, record. One clip at a time."""
+"""The captioner, from path to caption: read, encode, prefill, prune, decode, record. One clip at a time."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ _PLAIN = {
 
 
 class CaptionOptions(TypedDict, total=False):
-    """What a clip is asked differently from the profile; a missing or None entry leaves the profile's.
+    """Per-call options; unset and None fields fall back to the profile.
 
     ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
-    ``earlier`` what was asked and answered about them before.
+    ``earlier`` earlier questions and answers about them.
     """
 
     start: float | None
@@ -84,21 +84,21 @@ class CaptionOptions(TypedDict, total=False):
 class Captioner:
     """A profile with its models loaded; captions any number of clips, several at a time.
 
-    Threads may share it: calls at the same time share passes, and a text never depends on other calls.
+    Threads may share it: concurrent calls share passes, and a text never depends on other calls.
 
     Args:
         profile: complete and consistent.
         target: the loaded target.
         draft: the loaded draft, or None if the profile drafts without a model.
-        embedded: whether these are the built-in models.
+        embedded: True for the built-in models.
         describe: captions a frame for an ensemble's context of that kind; the draft does it if None.
         slot: the draft's process for the parallel schedule; a new one, which loads ``draft`` again, if None.
         head: the loaded head, if the profile drafts with one.
 
     Attributes:
-        return_probs: whether rounds tell how probable the target thought each token; set it before a clip begins.
-        estimates_speedup: whether a record estimates the decode speed-up, for which some plain decoding steps are
-            timed after the text (:mod:`vidspec.decoding.plain_step`); only of a clip that has the models to itself.
+        return_probs: True to report the target's probability of each token in rounds; set it before a clip begins.
+        estimates_speedup: True to estimate the decode speed-up in the record, by timing some plain decoding steps after
+            the text (:mod:`vidspec.decoding.plain_step`); only for a clip that has the models to itself.
     """
 
     return_probs = False
@@ -122,10 +122,10 @@ class Captioner:
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
             describe = DraftCaptioner(draft, beside=places.has_room_for_two(target.device, draft.device))
-        #: Whether another thread encodes clips, beside the passes.
+        #: True if another thread encodes clips during the passes.
         self.has_feed = False
         self._vision_worker: VisionWorker | None = None
-        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
+        self._precomputed: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
             WeakKeyDictionary()
         )
         self.slot = slot if profile.concurrent else None
@@ -138,14 +138,14 @@ class Captioner:
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
         self._serving = Serving(synchroniser(*self.devices))
-        _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
+        _ = self.setup.self_draft  # copy weights now, not with the first clip
 
     @property
     def setup(self) -> DecodingSetup:
         """The parts of the profile.
 
         Raises:
-            ClosedError: they were let go of.
+            ClosedError: the captioner is closed.
         """
         if self._setup is None:
             raise ClosedError
@@ -164,11 +164,11 @@ class Captioner:
     @classmethod
     @garbage.loading()
     def from_profile(cls, profile: str | Profile, *, overrides: Mapping[str, object] | None = None) -> Captioner:
-        """Load what a profile names.
+        """Load the models of a profile.
 
         Args:
             profile: a name, a YAML file, or a loaded profile.
-            overrides: dotted keys that win over it, such as ``{"prune.alpha": 0.8}``.
+            overrides: dotted keys that override it, such as ``{"prune.alpha": 0.8}``.
 
         Raises:
             ProfileError, ModelError, DeviceError: with a one-line message and a hint.
@@ -180,7 +180,7 @@ class Captioner:
         wanted = profile.models
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
-        where, beside = places.target_placement(profile), places.draft_placement(profile)
+        where, draft_where = places.target_placement(profile), places.draft_placement(profile)
         hub.require_models(profile.named_models)
         embedded = wanted.pair is not None
         if wanted.pair is not None:
@@ -193,17 +193,19 @@ class Captioner:
             )
         else:
             names = (wanted.target or "", wanted.draft or "")
-            loading.read_config(names[0])  # what is wrong with it is said before the draft is loaded
+            loading.read_config(names[0])  # its errors are reported before the draft is loaded
         with ExitStack() as undo:
-            # The target last: a map of it counts the memory that is left.
-            whole = replace(beside, weights=None)
-            describe = image_captioner.load_image_captioner(wanted.captioner, whole) if wanted.captioner else None
+            # The target last: its device map depends on the memory that is left.
+            describe_where = replace(draft_where, weights=None)
+            describe = (
+                image_captioner.load_image_captioner(wanted.captioner, describe_where) if wanted.captioner else None
+            )
             draft = slot = None
             if profile.concurrent:
-                slot = DraftProcessSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
+                slot = DraftProcessSlot(names[1] if profile.drafts_with_a_model else names[0], draft_where, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
-                draft = loading.load_model(names[1], beside, text=True)
+                draft = loading.load_model(names[1], draft_where, text=True)
             target = loading.load_model(names[0], where)
             if embedded:
                 target.name = "embedded/target"
@@ -211,13 +213,13 @@ class Captioner:
                     draft.name = "embedded/draft"
             head: Head | None = None
             if profile.names_a_head:
-                head = eagle3.load_eagle3(names[1], target, beside)
+                head = eagle3.load_eagle3(names[1], target, draft_where)
                 head.name = "embedded/head" if embedded else head.name
             elif profile.drafts_with_a_head:
                 head = mtp.load_mtp(target)
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
             if slot is not None:
-                slot.ready()  # it was loading meanwhile; what is wrong with it is said now
+                slot.ready()  # it was loading in the meantime; its errors are reported now
             undo.pop_all()
         return captioner
 
@@ -228,9 +230,9 @@ class Captioner:
         self.close()
 
     def close(self) -> None:
-        """End the draft's process and let go of the device memory the models hold; a second time does nothing.
+        """End the draft's process and release the device memory of the models; a second call has no effect.
 
-        Calls that other threads have not ended raise ``ClosedError``.
+        Unfinished calls of other threads raise ``ClosedError``.
         """
         if self._setup is None:
             return
@@ -248,7 +250,7 @@ class Captioner:
 
     @property
     def models(self) -> ModelsRecord:
-        """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
+        """Names of target and draft; family, dtype, device and decoder of the target, as in the JSON record."""
         model, decoder = self.target.model, self.target.model.decoder
         adapter = self.profile.models.adapter
         why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
@@ -265,14 +267,14 @@ class Captioner:
 
     @property
     def pace(self) -> WindowController | None:
-        """What chooses windows, and so wants to hear of passes."""
+        """Window controller, which also needs the passes' times; None if there is none."""
         return self.setup.pace
 
     def needs(self, request: CaptionRequest) -> list[MemoryClaim]:
-        """What a clip takes of each model and of its device.
+        """Return the memory that a clip needs for each model.
 
-        Of a draft as if it saw what the target sees; of one in another process on the target's device, whose slab is
-        not known here, as much memory as the target takes.
+        A draft counts as if it saw what the target sees. A draft in another process on the target's device, whose slab
+        is not known here, counts as much memory as the target.
         """
         generate, model, sound = self.profile.generate, self.target.model, request.frames.sound
         frames, height, width, _ = request.frames.frames.shape
@@ -285,50 +287,50 @@ class Captioner:
         if self.draft is not None and self.profile.shows_the_video:
             claims.append(MemoryClaim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
         if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
-            claims.append(MemoryClaim(model, 0, *read, beside=entries * model.decoder.slab.entry_bytes))
-        if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
+            claims.append(MemoryClaim(model, 0, *read, other_slab=entries * model.decoder.slab.entry_bytes))
+        if self.setup.head is not None:  # its prompt consists of states of several blocks of the target
             claims.append(
                 MemoryClaim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0)
             )
-        if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own
+        if self.profile.drafts_with_the_target and not self.profile.concurrent:  # after a prompt of its own
             claims.append(MemoryClaim(model, entries, 0, 0))
         return claims
 
     @property
     def max_sound_s(self) -> float | None:
-        """Seconds of a clip's sound that are listened to at most; None where the target, or the profile, does not."""
+        """Most seconds of a clip's sound that are used; None if the target or the profile uses no audio."""
         return self.target.model.max_sound_s if self.profile.video.audio else None
 
     @property
     def language_models(self) -> tuple[LanguageModel, ...]:
-        """The models in this process that passes are run of, the target first."""
+        """The models in this process that run passes, the target first."""
         return tuple(engine.model for engine in (self.target, self.draft, self.setup.head) if engine is not None)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Of the models in this process, the target's first."""
+        """Devices of the models in this process, the target's first."""
         return tuple(model.device for model in self.language_models)
 
     @property
     def gpu(self) -> int | None:
-        """The number of the GPU that the target is on, which an NVIDIA decoder takes too; None without one."""
+        """Index of the target's GPU, which an NVIDIA video decoder uses too; None without one."""
         return self.devices[0].index if self.devices[0].type == "cuda" else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the loaded models, a line each."""
-        told = [engine.model for engine in (self.target, self.draft) if engine is not None]
-        found = [getattr(one, "note", None) for one in (*told, self.setup.drafter)]
-        found += [
+        """Notes for the user on the loaded models, a line each."""
+        models = [engine.model for engine in (self.target, self.draft) if engine is not None]
+        lines = [getattr(part, "note", None) for part in (*models, self.setup.drafter)]
+        lines += [
             f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
-            for model in told
+            for model in models
             if model.device.type == "cuda" and model.decoder.eager is not None
         ]
         place = self.slot.device if self.slot is not None else None
         if place == self.devices[0] and place.type == "cuda":
-            apiece = "that they work at the same time gains nothing there: it takes a GPU for each"
-            found.append(f"{self.profile.name}: target and draft are both on {place}; {apiece}")
-        return tuple(dict.fromkeys(line for line in found if line))
+            advice = "that they work at the same time gains nothing there: it takes a GPU for each"
+            lines.append(f"{self.profile.name}: target and draft are both on {place}; {advice}")
+        return tuple(dict.fromkeys(line for line in lines if line))
 
     def _draft_name(self) -> str | None:
         if self.draft is not None:
@@ -339,28 +341,28 @@ class Captioner:
             return None
         return "embedded/draft" if self.embedded else self.slot.model
 
-    def caption(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Caption:
+    def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        _check_arguments("caption", asked)
-        for event in self._caption_one(CaptionRequest(str(path), **asked), result_only=True):
+        _check_arguments("caption", options)
+        for event in self._caption_one(CaptionRequest(str(path), **options), result_only=True):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
-    def baseline(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Caption:
-        """Plain decoding of the same target on the same clip, with the same engine, cache and kernels."""
-        _check_arguments("baseline", asked)
+    def baseline(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
+        """Caption a clip by plain decoding of the same target, with the same engine, cache and kernels."""
+        _check_arguments("baseline", options)
         plain = profiles.override(self.profile, _PLAIN)
-        alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
-        return alone.caption(path, **asked)
+        captioner = Captioner(plain, self.target.model, None, embedded=self.embedded)
+        return captioner.caption(path, **options)
 
     def forget(self) -> None:
-        """Drop what earlier clips said, for drafters that look it up."""
+        """Drop the texts of earlier clips, for drafters that look tokens up in them."""
         if self.setup.drafter is not None:
             self.setup.drafter.forget()
 
     def warm_up(self) -> None:
-        """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
+        """Run everything once on a few grey frames, so that the next clip's timings include no first use."""
         grey = np.full((4, 64, 64, 3), 127, dtype=np.uint8)
         clip = video.Clip.of(grey, range(4))
         short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
@@ -369,7 +371,7 @@ class Captioner:
             slot = self.slot if profile.concurrent else None
             describe = self.setup.describe
             head = self.setup.head.model if self.setup.head and profile.drafts_with_a_head else None
-            once = Captioner(
+            captioner = Captioner(
                 profile,
                 self.target.model,
                 draft,
@@ -378,19 +380,19 @@ class Captioner:
                 slot=slot,
                 head=head,
             )
-            once.caption("", clip=clip)
+            captioner.caption("", clip=clip)
 
-    def stream(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Iterator[Event]:
+    def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Iterator[Event]:
         """Caption one clip, event by event.
 
         Args:
             path: a video file.
-            asked: what differs from the profile, see :class:`CaptionOptions`.
+            options: per-call options, see :class:`CaptionOptions`.
 
         Yields:
-            ``Opened``, ``Reading`` now and then while a long prompt is read, ``Prefilled``, one ``Round`` per
-            verification, and ``Finished`` with the record. Where the
-            draft's process dies or hangs, ``Restarted``, and from ``Prefilled`` on anew with another, once.
+            ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; one
+            ``Round`` per verification; and ``Finished`` with the record. If the draft's process dies or hangs,
+            ``Restarted``, and the events from ``Prefilled`` on again with a new process, once.
 
         Raises:
             VideoError: the file gives no frames.
@@ -398,106 +400,107 @@ class Captioner:
             ClosedError: the captioner is closed before the clip has ended.
             ArgumentError: an argument is unknown; raised by the call itself.
         """
-        _check_arguments("stream", asked)
-        return self._caption_one(CaptionRequest(str(path), **asked))
+        _check_arguments("stream", options)
+        return self._caption_one(CaptionRequest(str(path), **options))
 
-    def dialogue(self, path: str | Path, **asked: Unpack[CaptionOptions]) -> Dialogue:
-        """Read a clip, to ask about it again and again: each turn is read behind the caches of those before.
+    def dialogue(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Dialogue:
+        """Read a clip and return a dialogue about it: each turn continues from the caches of earlier turns.
 
         Args:
             path: a video file.
-            asked: see :class:`CaptionOptions`; ``prompt`` means nothing here.
+            options: see :class:`CaptionOptions`; ``prompt`` is ignored.
 
         Raises:
             VideoError: the file gives no frames.
         """
-        _check_arguments("dialogue", asked)
-        return Dialogue(self._caption_one, self._opened(path, asked))
+        _check_arguments("dialogue", options)
+        return Dialogue(self._caption_one, self._read_request(path, options))
 
-    def captions(self, path: str | Path, prompts: Items[str], **asked: Unpack[CaptionOptions]) -> list[Caption]:
-        """What a clip is answered to each of several prompts; it is read once, and they are decoded together.
+    def captions(self, path: str | Path, prompts: Items[str], **options: Unpack[CaptionOptions]) -> list[Caption]:
+        """Caption a clip with several prompts; it is read once, and they are decoded together.
 
         Args:
             path: a video file.
-            prompts: one after the other.
-            asked: see :class:`CaptionOptions`; ``prompt`` means nothing here.
+            prompts: the prompts.
+            options: see :class:`CaptionOptions`; ``prompt`` is ignored.
+
+        Returns:
+            The caption of each prompt, in order.
 
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
         """
-        _check_arguments("captions", asked)
-        request = self._opened(path, asked)
-        waiting = PromptQueue(
+        _check_arguments("captions", options)
+        request = self._read_request(path, options)
+        queue = PromptQueue(
             [
                 replace(request, key=number, prompt=prompt, question=Question("prompt", number))
                 for number, prompt in enumerate(prompts)
             ]
         )
         answers: dict[Hashable, Caption] = {}
-        with closing(self.serve(waiting)) as events:
-            for key, said in events:
-                if isinstance(said, Exception):
-                    raise said
-                if isinstance(said, Prefilled) and isinstance(key, int):
-                    waiting.read(key)
-                elif isinstance(said, Finished):
-                    waiting.ended()
-                    answers[key] = said.caption
+        with closing(self.serve(queue)) as events:
+            for key, event in events:
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, Prefilled) and isinstance(key, int):
+                    queue.read(key)
+                elif isinstance(event, Finished):
+                    queue.ended()
+                    answers[key] = event.caption
         return [answers[number] for number in range(len(prompts))]
 
-    def _opened(self, path: str | Path, asked: CaptionOptions) -> CaptionRequest:
-        request = CaptionRequest(str(path), **asked)
+    def _read_request(self, path: str | Path, options: CaptionOptions) -> CaptionRequest:
+        request = CaptionRequest(str(path), **options)
         if request.clip is not None:
             return request
         return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
 
     def _caption_one(self, request: CaptionRequest, *, result_only: bool = False) -> Generator[Event, None, None]:
-        """The events of one clip, or its ``Finished`` alone."""
+        """Yield the events of one clip, or only its ``Finished``."""
         trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
                 clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
-            again = partial(self.read, request.path, start=request.start, end=request.end)
-            request = replace(request, clip=clip, reread=again)
+            reread = partial(self.read, request.path, start=request.start, end=request.end)
+            request = replace(request, clip=clip, reread=reread)
             del clip
         arrivals = SingleArrival(request)
-        del request  # its frames are let go of once the models have seen them
+        del request  # its frames are released once the models have encoded them
         with closing(self._serving.run(self, arrivals, batch=1, trace=trace, result_only=result_only)) as events:
-            for _, news in events:
-                if isinstance(news, Exception):
-                    raise news
-                if not isinstance(news, LoopLoad):
-                    yield news
+            for _, event in events:
+                if isinstance(event, Exception):
+                    raise event
+                if not isinstance(event, LoopLoad):
+                    yield event
 
     def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
-        """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
+        """Caption clips as they arrive, several at a time: each pass of a model serves all clips that wait for it.
 
-        What a clip is answered does not depend on the others. Calls of other threads share the passes, as clips of one
-        call do.
+        A clip's text does not depend on the others. Calls of other threads share the passes, as clips of one call do.
 
         Args:
             arrivals: the clips; used by the thread that iterates.
-            batch: how many at a time at most; None to choose by memory and by what is measured.
+            batch: most clips at a time; None to choose by memory and measured times.
             wake: set when ``arrivals`` has something new.
 
         Yields:
-            events, each with the key of its clip: of each as :meth:`stream` has them, or instead of the last the
-            exception that ended it. Between them, with None, how the whole stands. Clips that were begun and are not
-            finished when the iterator is closed are given up.
+            Events with the key of their clip: those of :meth:`stream`, or instead of the last the exception that ended
+            the clip. Between them, with the key None, the load. Closing the iterator abandons unfinished clips.
         """
         return self._serving.run(self, arrivals, batch=batch, wake=wake)
 
     def read(
         self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
     ) -> video.Clip:
-        """The frames that :meth:`stream` would show to the models, scaled down where they would take very much memory.
+        """Read the frames that :meth:`stream` would pass to the models, scaled down to bound their memory.
 
-        They are decoded in this process: a decoder that dies of a damaged file takes it along. Whole folders, and the
+        They are decoded in this process: a decoder that crashes on a damaged file ends it. Whole folders, and the
         command line, read in a process of their own (``vidspec.dataset.reader``).
 
         Raises:
             VideoError: the file gives no frames.
-            GenerationError: as :meth:`refuse`.
+            GenerationError: see :meth:`refuse`.
         """
         from vidspec.video.reading import MOST_BYTES
 
@@ -519,15 +522,15 @@ class Captioner:
         )
 
     def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
-        """Raise what :meth:`stream` would for so many frames, as far as it can be told before they are decoded.
+        """Reject frames as :meth:`stream` would, as far as their size tells before they are decoded.
 
         Args:
             path: for the message.
-            prompt: asked instead of the profile's.
-            frames, height, width: as ``vidspec.video.read`` would deliver them.
+            prompt: replaces the profile's.
+            frames, height, width: as ``vidspec.video.read`` would return them.
 
         Raises:
-            GenerationError: they make a prompt too long for the model or for the memory there is.
+            GenerationError: their prompt would be too long for the model or the free memory.
         """
         model, generate = self.target.model, self.profile.generate
         text = model.text_tokens(prompt or generate.prompt, generate.system)
@@ -536,59 +539,59 @@ class Captioner:
     def prepare(self, clip: video.Clip) -> int:
         """Preprocess a clip for the models in this process before its turn; may run in another thread.
 
-        On a CPU their vision towers see it too: in a process of their own after :meth:`look_beside`, else in the
-        thread that calls.
+        On a CPU their vision towers encode it too: in a process of their own after :meth:`start_vision_worker`, else in
+        the calling thread.
 
         Returns:
-            bytes that are held until the clip has been captioned.
+            Bytes that are held until the clip has been captioned.
         """
         if threading.current_thread() is not threading.main_thread():
             self.has_feed = True
             use_one_core()
         models = self._vision_models
-        made: dict[VideoLanguageModel, Pixels | VisionOutput] = {}
+        outputs: dict[VideoLanguageModel, Pixels | VisionOutput] = {}
         if self._vision_worker is not None and self._vision_worker.alive:
-            with suppress(OSError):  # it is done here then
-                made.update(zip(models, self._vision_worker.encode(clip), strict=True))
-        for model in models if not made else ():
+            with suppress(OSError):  # falls back to this process
+                outputs.update(zip(models, self._vision_worker.encode(clip), strict=True))
+        for model in models if not outputs else ():
             pixels = model.preprocess(clip)
-            made[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
-        self._ahead[clip] = made
-        return sum(_bytes_of(one) for one in made.values())
+            outputs[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
+        self._precomputed[clip] = outputs
+        return sum(_bytes_of(output) for output in outputs.values())
 
     def start_vision_worker(self) -> None:
-        """Have :meth:`prepare` work in a process of its own, where there can be one; before other threads call it."""
+        """Move :meth:`prepare` to a process of its own, if possible; call before other threads prepare clips."""
         if self._vision_worker is None and self._vision_models and is_available(self._vision_models):
             self._vision_worker = VisionWorker(self._vision_models)
 
     @property
     def _vision_models(self) -> list[VideoLanguageModel]:
-        """Models in this process that are shown the video."""
-        seeing = (self.target, self.draft if self.profile.shows_the_video else None)
-        return [engine.model for engine in seeing if engine is not None]
+        """Models in this process that encode frames."""
+        engines = (self.target, self.draft if self.profile.shows_the_video else None)
+        return [engine.model for engine in engines if engine is not None]
 
     def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
-        """With what the profile asks, and what was made of the clip before."""
+        """Return the request with profile defaults and precomputed vision output."""
         generate = self.profile.generate
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
-        ahead, return_probs = self._ahead.pop(request.frames, {}), request.return_probs or self.return_probs
+        ahead, return_probs = self._precomputed.pop(request.frames, {}), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
 
     def start(self, request: CaptionRequest, trace: Trace) -> Sequence:
-        """The sequence of a clip whose frames have been read; its events are those of :meth:`stream`.
+        """Return the sequence of a clip whose frames have been read; its events are those of :meth:`stream`.
 
         Args:
             request: the clip.
-            trace: where everything is timed.
+            trace: times all work on the clip.
         """
         sequence, clip = Sequence(request, trace), request.clip
         if clip is not None:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo))
-        sequence.steps = self._decoded(sequence)
+        sequence.steps = self._decode(sequence)
         return sequence
 
-    def _decoded(self, sequence: Sequence) -> Steps[None]:
+    def _decode(self, sequence: Sequence) -> Steps[None]:
         sequence.job = self._with_defaults(sequence.job)
         for attempt in (1, 2):
             try:
@@ -600,7 +603,7 @@ class Captioner:
             except WorkerLost as error:
                 if attempt == 2:
                     raise
-                why = error.message  # and not the error, whose traceback holds the first attempt's cache
+                why = error.message  # not the error itself, whose traceback holds the first attempt's cache
             except torch.OutOfMemoryError as error:
                 count = len(sequence.job.frames.frames)
                 raise GenerationError(
@@ -617,22 +620,22 @@ class Captioner:
         sequence.emit(Finished(report(sequence, self.models)))
 
     def _can_estimate(self, sequence: Sequence) -> bool:
-        """Whether plain steps after the text take as long as plain decoding of this clip by itself."""
-        alone = not (sequence.shared or self.has_feed) and sequence.job.cache is None
+        """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
+        undisturbed = not (sequence.shared or self.has_feed) and sequence.job.cache is None
         drafts = sequence.setup.acceptance is not None
-        return self.estimates_speedup and alone and drafts and not self.profile.prunes_the_target
+        return self.estimates_speedup and undisturbed and drafts and not self.profile.prunes_the_target
 
 
-def _check_arguments(method: str, asked: CaptionOptions) -> None:
-    """Refuse keyword arguments that :class:`CaptionOptions` does not have."""
-    for name in asked.keys() - CaptionOptions.__annotations__.keys():
+def _check_arguments(method: str, options: CaptionOptions) -> None:
+    """Reject keyword arguments that :class:`CaptionOptions` does not have."""
+    for name in options.keys() - CaptionOptions.__annotations__.keys():
         closest = nearest(name, CaptionOptions.__annotations__)
         hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
         raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)
 
 
-def _bytes_of(made: Pixels | VisionOutput) -> int:
-    """Bytes of what was made of a clip before its turn."""
-    audio = made.audio if isinstance(made, VisionOutput) else made.sound
-    levels = (made.features, *made.deepstack) if isinstance(made, VisionOutput) else (made.stored,)
+def _bytes_of(vision: Pixels | VisionOutput) -> int:
+    """Return the bytes of a clip's precomputed vision input or output."""
+    audio = vision.audio if isinstance(vision, VisionOutput) else vision.sound
+    levels = (vision.features, *vision.deepstack) if isinstance(vision, VisionOutput) else (vision.stored,)
     return sum(level.nbytes for level in levels) + (0 if audio is None else audio.nbytes)

@@ -1,4 +1,4 @@
-"""When Python looks for cyclic garbage: not while models load, in full only where no text is being decoded.
+"""Timing of Python's cyclic garbage collection: not while models load, in full only while no text is being decoded.
 
 A full collection walks all objects that are not frozen; those of torch, transformers and a pair of models take 0.2 s.
 """
@@ -15,9 +15,9 @@ __all__ = ["collect_if_due", "deferred", "loading"]
 
 #: Collections of the middle generation after which a full one is due, as in Python's own settings.
 DUE = 10
-#: So many times more of them before clips in flight have to wait for it.
+#: Factor on DUE while clips in flight would have to wait for the collection.
 PATIENCE = 10
-#: Seconds; shorter collections are not reported.
+#: Seconds of the shortest reported collection.
 REPORTED = 1e-3
 
 _lock = threading.Lock()
@@ -27,20 +27,20 @@ _thresholds = (0, 0, 0)
 
 @contextmanager
 def loading(*, fresh: bool = False) -> Iterator[None]:
-    """Import and load without collections, and exempt everything that exists at the end from later ones (`gc.freeze`).
+    """Import and load without collections, then exempt all existing objects from later ones (`gc.freeze`).
 
-    Reference counts still free what is exempt. Garbage of before and of the loading is collected first, so that none
-    of it is kept for good. Without effect inside another call and where collection is turned off.
+    Reference counts still free exempt objects. Earlier garbage and that of loading is collected first, so that none of
+    it is kept for good. No effect inside another call and with collection turned off.
 
     Args:
-        fresh: the process has just started, so its garbage is not worth looking for.
+        fresh: True if the process has just started, with no garbage worth collecting.
     """
     if not gc.isenabled():
         yield
         return
     if not fresh:
         gc.collect()
-        gc.freeze()  # the second collection walks the loaded objects alone
+        gc.freeze()  # the second collection then walks only the loaded objects
     gc.disable()
     try:
         yield
@@ -53,8 +53,9 @@ def loading(*, fresh: bool = False) -> Iterator[None]:
 
 @contextmanager
 def deferred(report: Callable[[float, float], None] = lambda start, end: None) -> Iterator[None]:
-    """No full collection starts by itself meanwhile; :func:`collect_if_due` makes up for it. Young objects are
-    collected as ever.
+    """Suspend automatic full collections; :func:`collect_if_due` makes up for them.
+
+    Young objects are still collected.
 
     Args:
         report: called after a collection with its start and end by ``time.perf_counter``, unless it was short.
@@ -82,7 +83,7 @@ def collect_if_due(*, busy: bool = False) -> None:
     """Collect in full if enough has been allocated since the last time; called between clips and while waiting.
 
     Args:
-        busy: clips are in flight and wait meanwhile, so only if it has been due for long.
+        busy: True if clips in flight would wait; then only a long overdue collection runs.
     """
     if gc.isenabled() and gc.get_count()[2] > DUE * (PATIENCE if busy else 1):
         gc.collect()

@@ -74,7 +74,7 @@ MUTATIONS = (
              "return sum(one + 1 for one in accepted_lengths) / len(accepted_lengths)",
              "tests/events/test_counters.py"),
     Mutation("the parallel schedule keeps tokens after a rejection", "vidspec/decoding/parallel.py",
-             "        self._ahead.clear()\n",
+             "        self._drafted.clear()\n",
              "",
              "tests/decoding/test_parallel.py"),
     Mutation("all clips draw with one seed", "vidspec/models/request.py",

@@ -27,7 +27,7 @@ MEASURING = (
     "draft_length/",
     "events/trace.py",
     "decoding/serving.py: Serving.__init__",
-    "decoding/serving.py: Serving._passed",
+    "decoding/serving.py: Serving._record_pass",
 )
 #: Parts of functions.
 INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<module>")

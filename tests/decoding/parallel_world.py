@@ -217,7 +217,7 @@ class DraftClip(drafts.DraftClip):
         profile = SimpleNamespace(generate=SimpleNamespace(penalties={}))
         self.context = SimpleNamespace(read=self.prefill, rows=rows, release=release, profile=profile)
         self.text, self.length, self.steps_of_look = order.prompt
-        self._look, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
+        self._encode_now, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
         self._eos, self._epoch, self._until = frozenset(), 0, 0
 
     def encode(self, context):
@@ -245,7 +245,7 @@ class Process(processes.DraftProcess):
         self._reader = self.process
         self.heartbeat = SimpleNamespace(silent=lambda: 0.0)
         self._clip, self._blocks, self._listeners, self._reading = 0, {}, {}, set()
-        self._early, self._owed = None, {}
+        self._failure, self._awaiting_spans = None, {}
         self._lock, self._ready = threading.Lock(), threading.Event()
         self.world, self.costs, self.dead, self.working = case.world, case.costs, False, False
         self.engine = Engine(self._took)
@@ -300,7 +300,7 @@ class Process(processes.DraftProcess):
         """A pass has rows of each clip that proposes, and of no other."""
         self._spent += self.costs.draft()
         clips = self.worker._clips.values()
-        proposing = {id(clip._text.span) for clip in clips if clip._proposes and clip._text.tokens}
+        proposing = {id(clip._text.span) for clip in clips if clip._is_proposing and clip._text.tokens}
         tokens = [rows for rows in batch if isinstance(rows, Rows)]
         assert not batch or {id(rows.span) for rows in tokens} == proposing
         assert all(rows.token_ids for rows in tokens)
@@ -310,7 +310,7 @@ class Process(processes.DraftProcess):
     def die(self, after):
         if not self.dead:
             self.dead = True
-            self.world.at(self.world.now + after, lambda: self.gone(Lost("draft", "exit code -9", lost=True)))
+            self.world.at(self.world.now + after, lambda: self.fail(Lost("draft", "exit code -9", lost=True)))
 
 
 def enter(monkeypatch):
@@ -344,7 +344,7 @@ class Case:
         self.prompts = rng.choice([8, 500, 2500])
         self.count = min(rng.randint(1, 8), rng.randint(1, 8))
         self.slot = slots.DraftProcessSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)
-        self.slot.target, self.slot._agreed = None, (None, "loaded")
+        self.slot.target, self.slot._checked = None, (None, "loaded")
 
     def _took(self, batch):
         """A pass of the target; what pruning needs of a prompt is there in its middle."""
@@ -430,7 +430,7 @@ class Case:
         last = self.processes[-1]
         if not last.dead:
             assert not last.worker.busy and not last.worker._clips, "a clip was left behind"
-            assert not (last._listeners or last._owed or last._reading or last._blocks)
+            assert not (last._listeners or last._awaiting_spans or last._reading or last._blocks)
         return clips, again
 
 

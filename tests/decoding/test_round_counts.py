@@ -108,7 +108,7 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2))
 def counted(kind, clips, sampling=GREEDY):
     """Waits, passes and the most rounds of a clip, once all clips have requested their first passes."""
     waits, passes = Waits(), []
-    loop = Loop(passed=passes.append, synchronise=waits.synchronise)
+    loop = Loop(on_pass=passes.append, synchronise=waits.synchronise)
     sequences = begun(loop, kind, clips, sampling)
     waits.synchronised = 0
     with waits:

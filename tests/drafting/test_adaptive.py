@@ -64,7 +64,7 @@ class World:
 
     def texts(self, pairs, limits, *, batch=1, **how):
         """Texts of clips; each is a target's table and a draft's."""
-        engine, drafting, loop = Shared(), Shared(), Loop(now=lambda: 0.0, passed=self.heard)
+        engine, drafting, loop = Shared(), Shared(), Loop(now=lambda: 0.0, on_pass=self.heard)
         waiting, found = list(enumerate(pairs)), []
         while waiting or len(loop):
             while waiting and len(loop) < batch:

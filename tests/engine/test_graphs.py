@@ -146,7 +146,7 @@ def test_captured_passes_let_go_of_a_slab_before_it_grows(engine):
     slab, graphs = span.slab, engine.model.decoder.graphs
     assert graphs.captured
     version, seen = slab.version, []
-    slab.moving["behind the passes"] = lambda: seen.append(list(graphs.captured))
+    slab.before_move["behind the passes"] = lambda: seen.append(list(graphs.captured))
     more = engine.open(slab.capacity + 1)
     assert seen == [[]] and more.room and slab.version == version + 1
 
@@ -296,7 +296,7 @@ def test_a_pass_reads_nothing_back_and_its_sizes_do_not_depend_on_lengths(engine
     for spent in (0, 7, 30):
         step, replay = graphs.step(4, vocabulary)
         spans[0].length += spent
-        graphs._write(step, [Rows(spans[0], TOKENS[:2]), Rows(spans[1], TOKENS[:1])])
+        graphs._write_table(step, [Rows(spans[0], TOKENS[:2]), Rows(spans[1], TOKENS[:1])])
         with Sizes() as sizes:
             replay()
         seen.append(sizes.seen)
@@ -349,7 +349,7 @@ class Recorded:
 
 def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
-    graphs._captures = True
+    graphs._can_capture = True
     cuda = Recorded(monkeypatch)
     span = engine.prefill(prompts(engine)[0], ROOM).span
     counts = [8, 16, 32, 64, 128, 256]
@@ -375,7 +375,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
 
 def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
-    graphs._captures = True
+    graphs._can_capture = True
     Recorded(monkeypatch)
     run = GraphStep.__call__
 

@@ -68,8 +68,8 @@ def test_a_replayed_pass_gives_them_and_runs_no_block_beside_the_graph(monkeypat
     engine = Engine(adapter(Kind(QWEN25), "fused"))
     decoder = engine.model.decoder
     monkeypatch.setattr(decoder, "graphs", ReplayedPasses(decoder, standin.attention))
-    decoder.graphs._captures, cuda = True, Recorded(monkeypatch)
-    monkeypatch.setattr(engine, "_eager", lambda batch: pytest.fail("kernel by kernel"))
+    decoder.graphs._can_capture, cuda = True, Recorded(monkeypatch)
+    monkeypatch.setattr(engine, "_run_eager", lambda batch: pytest.fail("kernel by kernel"))
     spans = [engine.open(20) for _ in range(4)]
     tree = [-1, 0, 0, 1]
     for tapped in ((1, 2), (LAYERS, 0)):  # others are tapped later: passes are captured again
@@ -81,7 +81,7 @@ def test_a_replayed_pass_gives_them_and_runs_no_block_beside_the_graph(monkeypat
             Rows(spans[3], [16, 17]),
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "_eager", Engine._eager.__get__(engine))
+            patch.setattr(engine, "_run_eager", Engine._run_eager.__get__(engine))
             expected = unreplayed(engine, batch)
         cuda.done.clear()
         got = engine.run(batch)

@@ -1,1 +1,1 @@
-"""Round by round from a prefilled prompt to the last token: schedules, their events, counters and the trace."""
+"""Decoding of a clip from prefilled prompt to last token: schedules, their events, counters and the trace."""

@@ -1,7 +1,7 @@
-"""Whether the devices' memory takes a clip beside those in flight, by arithmetic ahead of its first pass.
+"""Memory admission: arithmetic, ahead of a clip's first pass, on whether it fits alongside those in flight.
 
-A clip takes entries of each model's slab until it is captioned, and bytes until its prompts have been read: its visual
-tokens and the embedded prompt. The tower works on one clip at a time.
+A clip takes entries of each model's slab until it is captioned. Until its prompts have been read it also takes bytes
+for its visual tokens and the embedded prompt. The tower encodes one clip at a time.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from vidspec.engine.slab import Slab
 
 __all__ = ["SHARE", "MemoryClaim", "has_room", "reserve_memory"]
 
-#: Of the memory that is free on a device, what further clips may take; passes need some too.
+#: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
 
 
 class MemoryClaim(NamedTuple):
-    """What a clip takes of one model and its device.
+    """Memory that a clip needs on one model's device.
 
     Attributes:
-        model: that reads it.
-        entries: of the slab, the prompt's and those behind it.
+        model: the model that reads the clip.
+        entries: slab entries of the prompt and the tokens after it.
         prompt: bytes until the prompt has been read.
         tower: bytes while it is encoded, by one clip at a time.
-        beside: bytes until it is captioned, of a slab that is not known here.
+        other_slab: bytes, until it is captioned, of a slab in another process.
     """
 
     model: LanguageModel
     entries: int
     prompt: int
     tower: int
-    beside: int = 0
+    other_slab: int = 0
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:
-    """Whether there is room for all of these clips beside what is allocated now."""
+    """Return True if all of these clips fit in addition to what is allocated now."""
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
-        needed[device] += claim.prompt + claim.beside + claim.model.decoder.state_bytes
+        needed[device] += claim.prompt + claim.other_slab + claim.model.decoder.state_bytes
         towers[device] = max(towers[device], claim.tower)
-    for slab, entries in _entries(claims).items():
+    for slab, entries in _entries_by_slab(claims).items():
         for device, share in slab.shares.items():
             needed[device] += int(share * slab.growth_bytes(entries))
     free = {device: free_memory(device) for device in needed}
@@ -57,17 +57,17 @@ def has_room(claims: Sequence[MemoryClaim]) -> bool:
 def reserve_memory(claims: Sequence[MemoryClaim], clips: int) -> None:
     """Allocate the slabs on devices for as many clips like this one as fit while one is read, ``clips`` at most.
 
-    A slab that grows moves, which voids what was captured of passes; it still does where clips are longer.
+    A growing slab moves, which invalidates captured passes; it still grows for longer clips.
     """
     if any(claim.model.device.type != "cpu" for claim in claims):
         read = [claim._replace(prompt=0) for claim in claims]
         count = next((count for count in range(clips, 1, -1) if has_room([*claims, *read * (count - 1)])), 0)
-        for slab, entries in _entries(claims).items():
+        for slab, entries in _entries_by_slab(claims).items():
             slab.reserve(entries * count)
 
 
-def _entries(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
-    found = Counter[Slab]()
+def _entries_by_slab(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
+    entries = Counter[Slab]()
     for claim in claims:
-        found[claim.model.decoder.slab] += claim.entries
-    return found
+        entries[claim.model.decoder.slab] += claim.entries
+    return entries

@@ -1,4 +1,4 @@
-"""Plain decoding, one token per pass of the target: the baseline, on the engine that all methods share."""
+"""Plain decoding, one token per target pass: the baseline, on the engine that all methods share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["autoregressive", "plain_round"]
 
 @schedules.register("autoregressive", drafts=False)
 def autoregressive(sequence: Sequence) -> Steps[None]:
-    """Emits one round per token."""
+    """Emit one round per token."""
     begun = sequence.trace.now()
     over = sequence.emit_first()
     while not over:
@@ -20,11 +20,11 @@ def autoregressive(sequence: Sequence) -> Steps[None]:
 
 
 def plain_round(sequence: Sequence, begun: float) -> Steps[bool]:
-    """Emit the round of one token of the target; whether the text ends with it.
+    """Emit the round of one target token; return True if the text ends with it.
 
     Args:
         sequence: the clip.
-        begun: when its text began, in seconds of its trace.
+        begun: start of its text, in seconds of its trace.
     """
     target, trace = sequence.target, sequence.trace
     trace.begin()

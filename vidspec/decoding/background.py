@@ -1,4 +1,4 @@
-"""Work in a thread of its own while its clip, and all others, go on."""
+"""Background tasks: calls in a thread of their own while all clips continue."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ PATIENCE = 1.0
 
 
 class BackgroundTask(Generic[T]):
-    """A call in a thread; :meth:`answer` waits for its result, and nothing else does.
+    """A call in a thread; only :meth:`answer` waits for its result.
 
     Args:
-        call: touches no model that a loop runs.
+        call: must not use a model that a loop runs.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.wake = WakeEvent()
         self._call = call
-        self._told: Future[T] = Future()
-        threading.Thread(target=self._work, name="vidspec-background", daemon=True).start()
+        self._future: Future[T] = Future()
+        threading.Thread(target=self._run, name="vidspec-background", daemon=True).start()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._told.set_result(self._call())
+            self._future.set_result(self._call())
         except BaseException as error:  # raised again by answer()
-            self._told.set_exception(error)
+            self._future.set_exception(error)
         self.wake.set()
 
     def take(self) -> list[Future[T]]:
-        """Itself once it is done; the mailbox of the loop."""
-        return [self._told] if self._told.done() else []
+        """Return the finished future, if any; the loop's mailbox interface."""
+        return [self._future] if self._future.done() else []
 
     def answer(self) -> Steps[T]:
-        """The result of the call.
+        """Wait for the result of the call.
 
         Raises:
             Exception: raised by the call.
         """
-        while not self._told.done():
+        while not self._future.done():
             yield Receive(self, PATIENCE, "draft")
-        return self._told.result()
+        return self._future.result()

@@ -1,4 +1,4 @@
-"""One call of a captioner: where its clips come from, which are in flight, and the events that it has not taken."""
+"""One call of a captioner: its source of clips, the clips in flight, and its undelivered events."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrivals", "CaptionerCall", "ServedCaptioner", "ServingEvents", "SingleArrival"]
 
-#: Events with the key of their clip, or the exception that ended it; the load, with None.
+#: Events with the key of their clip, or the exception that ended it; the load has the key None.
 ServingEvents: TypeAlias = Generator[tuple[Hashable, Event | LoopLoad | Exception], None, None]
 
 
 class Arrivals(Protocol):
-    """The source of clips whose frames are in memory. Only the thread of its call uses it."""
+    """Source of clips whose frames are in memory. Only the thread of its call uses it."""
 
     @property
     def over(self) -> bool:
-        """Whether no more will come."""
+        """True if no more clips will come."""
         ...
 
     def take(self) -> CaptionRequest | None:
-        """The next clip, None if there is none now; never waits. The wake event is set when one is added."""
+        """Return the next clip, None if there is none now; never wait. The wake event is set when one is added."""
         ...
 
 
 class SingleArrival:
-    """One clip; it is let go of when it is taken."""
+    """A source of one clip, released when it is taken."""
 
     def __init__(self, request: CaptionRequest) -> None:
         self._left = [request]
 
     @property
     def over(self) -> bool:
-        """Whether it was taken."""
+        """True once the clip was taken."""
         return not self._left
 
     def take(self) -> CaptionRequest | None:
-        """The clip, once."""
+        """Return the clip, once."""
         return self._left.pop() if self._left else None
 
 
 class ServedCaptioner(Protocol):
-    """The part of a captioner that serving uses; its methods are described there.
+    """The part of a captioner that serving uses; see :class:`~vidspec.captioner.Captioner`.
 
     Attributes:
-        has_feed: whether another thread encodes clips during the passes.
+        has_feed: True if another thread encodes clips during the passes.
     """
 
     has_feed: bool
@@ -85,23 +85,23 @@ class ServedCaptioner(Protocol):
 
 
 class CaptionerCall:
-    """One call of a captioner: its source of clips, those in flight, and events that it has not taken.
+    """One call of a captioner: its source of clips, those in flight, and its undelivered events.
 
     Args:
-        captioner: has the models.
+        captioner: owner of the models.
         arrivals: the clips.
         batch: the most clips at once; None to choose by measurement. Memory may allow fewer.
         wake: set when ``arrivals`` has something new.
-        trace: of its first clip; a new one if None.
-        result_only: whether ``Finished`` and errors are all the news it wants, of one clip.
+        trace: trace of its first clip; a new one if None.
+        result_only: True for a call of one clip that needs only ``Finished`` and errors.
 
     Attributes:
-        models, slab: that its turns use; of the target.
+        models, slab: models of its turns; slab of the target.
         sequences: clips in flight, by their keys in the loop.
-        waiting: taken and not admitted yet.
-        again: to be done without others.
-        news: events that were not taken yet.
-        closed: whether its caller wants no more.
+        waiting: clips taken and not admitted yet.
+        again: clips to be repeated without others.
+        news: events not taken yet.
+        closed: True if its caller wants no more.
     """
 
     def __init__(
@@ -129,30 +129,30 @@ class CaptionerCall:
 
     @property
     def limit(self) -> int:
-        """The most clips at once."""
+        """Most clips at once."""
         return self.batch or self.size.most
 
     @property
     def unfinished(self) -> bool:
-        """Whether clips that it took have not ended."""
+        """True if clips that it took have not ended."""
         return bool(self.sequences or self.waiting or self.again)
 
     def needs(self, request: CaptionRequest) -> Items[MemoryClaim]:
-        """The memory that a clip takes; nothing is known of one that cannot be decoded."""
+        """Return the memory that a clip needs; nothing for one that cannot be decoded."""
         try:
             return self.captioner.needs(request) if request.clip is not None else ()
-        except VidspecError:  # decoding it gives the same, as its own error
+        except VidspecError:  # decoding the clip raises the same error
             return ()
 
     def take(self) -> None:
-        """Take the next clip if it could be admitted now, as far as this call is concerned."""
+        """Take the next clip if this call's limits would admit it now."""
         if not self.waiting and not self.again and len(self.sequences) < self.limit:
             request = self.arrivals.take()
             if request is not None:
                 self.waiting.append(request)
 
     def wait(self) -> None:
-        """Wait for a clip to take, at most a second."""
+        """Wait for a clip to take, a second at most."""
         begun = time.monotonic()
         self.wake.wait(1.0)
         self.reading_s += time.monotonic() - begun
@@ -164,7 +164,7 @@ class CaptionerCall:
             sequence.trace.add("collect", "target", start - origin, end - origin)
 
     def halve_threads(self) -> None:
-        """Leave half of the cores to a feed, where there is one."""
+        """Leave half of the cores to the feed, if there is one."""
         if self.captioner.has_feed and not self.halved:
             self.halved = True
             if self.captioner.target.model.device.type == "cpu":

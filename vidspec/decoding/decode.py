@@ -1,4 +1,4 @@
-"""The decoding of one clip by its setup: in turns, or with the draft in a process of its own."""
+"""Decoding of one clip by its setup: in turns, or with the draft in a process of its own."""
 
 from __future__ import annotations
 

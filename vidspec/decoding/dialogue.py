@@ -23,9 +23,9 @@ __all__ = ["Dialogue"]
 
 
 class Dialogue:
-    """Questions about a clip, one after the other; each is answered as if all before it were read anew.
+    """Consecutive questions about a clip; each is answered as if all earlier turns were read again.
 
-    Threads may share it: a question waits until the one before is answered or abandoned.
+    Threads may share it: a question waits until the previous one is answered or abandoned.
 
     Args:
         stream: captions a request, event by event.
@@ -40,14 +40,14 @@ class Dialogue:
     ) -> None:
         self._stream, self._request = stream, request
         self._cache = PrefixCache()
-        self._last: tuple[str, tuple[DialogueTurn, ...]] | None = None  # what was asked, behind what
+        self._last: tuple[str, tuple[DialogueTurn, ...]] | None = None  # last question, and the turns before it
         self._attempt = 0
         self._lock = threading.Lock()  # during a turn
-        self._asker: int | None = None  # the thread whose turn it is
+        self._turn_thread: int | None = None  # thread of the current turn
         self.exchanges: tuple[DialogueTurn, ...] = request.earlier
 
     def ask(self, text: str) -> Caption:
-        """The answer; see :meth:`stream`."""
+        """Return the answer; see :meth:`stream`."""
         for event in self.stream(text):
             if isinstance(event, Finished):
                 return event.caption
@@ -60,43 +60,43 @@ class Dialogue:
 
         Raises:
             GenerationError: the dialogue has become too long for the model, or memory does not suffice.
-            UsageError: the same thread has a turn that is neither answered nor abandoned.
+            UsageError: a turn of the same thread is neither answered nor abandoned.
         """
         with self._turn():
             self._last, self._attempt = (text, self.exchanges), 0
-            yield from self._asked(text, self.exchanges)
+            yield from self._stream_turn(text, self.exchanges)
 
     def again(self) -> Iterator[Event]:
-        """Ask the last question again, whether it was answered or abandoned; the new answer replaces the last one.
+        """Ask the last question again, answered or abandoned; the new answer replaces the last one.
 
         Sampled tokens are drawn with the next seed.
 
         Raises:
-            UsageError: there was no question, or the same thread has a turn that is neither answered nor abandoned.
+            UsageError: there was no question, or a turn of the same thread is neither answered nor abandoned.
         """
         with self._turn():
             if self._last is None:
                 raise UsageError("nothing was asked yet")
             self._attempt += 1
-            yield from self._asked(*self._last)
+            yield from self._stream_turn(*self._last)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One turn at a time; a thread does not wait for itself."""
+        """Hold the lock for one turn; a thread never waits for itself."""
         me = threading.get_ident()
-        if not self._lock.acquire(blocking=self._asker != me):
+        if not self._lock.acquire(blocking=self._turn_thread != me):
             raise UsageError(
                 "the last question of this dialogue is not answered yet",
                 hint="read its events to the end, or close() them",
             )
         try:
-            self._asker = me
+            self._turn_thread = me
             yield
         finally:
-            self._asker = None
+            self._turn_thread = None
             self._lock.release()
 
-    def _asked(self, text: str, earlier: tuple[DialogueTurn, ...]) -> Iterator[Event]:
+    def _stream_turn(self, text: str, earlier: tuple[DialogueTurn, ...]) -> Iterator[Event]:
         question = Question("turn", len(earlier))
         request = replace(self._request, prompt=text, earlier=earlier, question=question, cache=self._cache)
         request = replace(request, attempt=self._attempt)

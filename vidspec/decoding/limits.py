@@ -1,4 +1,4 @@
-"""Where a text ends, and why: pure functions of its tokens, so that all methods agree. No torch."""
+"""Stopping rules and end reasons: pure functions of a text's tokens, so that all methods agree. No torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal, TypeAlias
 
 __all__ = ["EndReason", "StoppingRules", "ends_in_loop"]
 
-#: With an end token; with the last token there was room for; saying the same words again and again; with a stop string.
+#: An end token; no room for another token; a repetition of the same words; a stop string.
 EndReason: TypeAlias = Literal["eos", "length", "loop", "stop"]
-#: A loop is a stretch of at most so many tokens, that often in a row, and so many tokens in all at the least: "very,
+#: A loop repeats a stretch of at most PERIOD tokens at least TIMES times, with at least SHORTEST tokens in all: "very,
 #: very, very" is none, and a list whose lines differ in a word is none.
 PERIOD, TIMES, SHORTEST = 64, 4, 24
 
 
 def ends_in_loop(token_ids: Sequence[int]) -> bool:
-    """Whether a text ends in a loop: its last tokens repeat one stretch.
+    """Return True if the last tokens of a text repeat one stretch.
 
-    Depends on the last ``PERIOD * TIMES`` tokens alone.
+    Depends on the last ``PERIOD * TIMES`` tokens only.
     """
     for period in range(1, PERIOD + 1):
         length = max(TIMES * period, SHORTEST)
@@ -33,8 +33,10 @@ def ends_in_loop(token_ids: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class StoppingRules:
-    """Where a text ends: at one of ``eos``, at ``max_new_tokens``, with ``stop_loops`` where it begins to loop, and
-    where ``stopped`` finds that the last token completes a stop string.
+    """Stopping rules of one generation.
+
+    A text ends at one of ``eos``, at ``max_new_tokens``, with ``stop_loops`` where it begins to loop, and where
+    ``stopped`` finds that the last token completes a stop string.
     """
 
     max_new_tokens: int
@@ -43,7 +45,7 @@ class StoppingRules:
     stopped: Callable[[Sequence[int]], bool] | None = None
 
     def is_finished(self, token_ids: Sequence[int]) -> bool:
-        """Whether a text ends with its last token."""
+        """Return True if a text ends with its last token."""
         return (
             len(token_ids) >= self.max_new_tokens
             or token_ids[-1] in self.eos
@@ -52,7 +54,7 @@ class StoppingRules:
         )
 
     def end_reason(self, token_ids: Sequence[int]) -> EndReason:
-        """How a finished text ended; as a loop only without end token and stop string, cut there or not."""
+        """Return why a finished text ended; ``loop`` only without end token and stop string, truncated or not."""
         if token_ids[-1] in self.eos:
             return "eos"
         if self.stopped is not None and self.stopped(token_ids):
@@ -60,7 +62,7 @@ class StoppingRules:
         return "loop" if ends_in_loop(token_ids) else "length"
 
     def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
-        """The new tokens that may be emitted after ``emitted``; True if the text ends with them."""
+        """Return the new tokens that may be emitted after ``emitted``, and True if the text ends with them."""
         reads, text = self.stop_loops or self.stopped is not None, list(emitted)
         for count, token in enumerate(token_ids, 1):
             text.append(token)

@@ -1,10 +1,10 @@
-"""The loop: answers the requests of many decodings, so that a pass of a model serves every clip that waits for it.
+"""The decoding loop: answers the requests of many clips, so that a model's pass serves every clip that waits for it.
 
-It handles generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
+It handles generators and their requests (:mod:`vidspec.engine.requests`); no models, texts or torch.
 
 A turn is one pass. Models that draft go first: the target runs only when no clip waits for a draft model, and then
-verifies the windows of all. No clip starves: it waits for one window of each of the others, and for as many rows of
-their prompts as one pass may have.
+verifies the windows of all clips. No clip starves: it waits for one window of each other clip, and for as many of their
+prompt rows as one pass may have.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vidspec.events.wake import WakeEvent
 
 __all__ = ["Loop", "LoopClient", "PassRecord"]
 
-#: Rows of prompts in a pass that other clips wait for.
+#: Most prompt rows in a pass that other clips wait for.
 SHARED = 512
 
 
 class PassRecord(NamedTuple):
-    """One pass: its clips, its rows, those of prompts among them, and its time.
+    """One pass: its sequences, its rows, the prompt rows among them, and its time.
 
-    A chain that is continued in one go counts as the mean of its ``passes``; ``grows``: a tree grows with it.
+    A chain drafted in one call counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """
 
     lane: str
@@ -47,9 +47,9 @@ class LoopClient:
         trace: its ``waited`` grows by the time in which others are served.
 
     Attributes:
-        request: the one it waits for; None before it begins and after its end.
-        since: when it yielded the request, by the loop's clock.
-        over: whether ``steps`` has ended, by returning ``value`` or by raising ``error``.
+        request: the pending request; None before it begins and after its end.
+        since: time of the request, by the loop's clock.
+        over: True once ``steps`` has ended, by returning ``value`` or by raising ``error``.
     """
 
     def __init__(self, key: Hashable, steps: Steps[object] | None = None, trace: Trace | None = None) -> None:
@@ -63,26 +63,26 @@ class LoopClient:
 
 
 class Loop:
-    """Decodings in flight.
+    """Runs decodings in flight.
 
     Args:
-        now: the time in seconds.
-        passed: called with every pass.
-        wake: is waited for where all decodings wait for messages.
-        synchronise: waits for queued work of devices. Not called after passes that give logits: the read-back of
-            their tokens waits for the device, and nothing is queued behind it.
+        now: returns the time in seconds.
+        on_pass: called with every pass.
+        wake: event to wait for while all decodings wait for messages.
+        synchronise: waits for queued work of devices. Not called after passes with logits: the read-back of their
+            tokens waits for the device, and nothing is queued after it.
     """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        passed: Callable[[PassRecord], None] = lambda passing: None,
+        on_pass: Callable[[PassRecord], None] = lambda passing: None,
         wake: WakeEvent | None = None,
         synchronise: Callable[[], None] = lambda: None,
     ) -> None:
-        self.now, self.passed, self.wake, self.synchronise = now, passed, wake or WakeEvent(), synchronise
+        self.now, self.on_pass, self.wake, self.synchronise = now, on_pass, wake or WakeEvent(), synchronise
         self._clients: dict[Hashable, LoopClient] = {}
-        self._encoded = False
+        self._encoded_last = False
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -91,10 +91,10 @@ class Loop:
         return key in self._clients
 
     def begin(self, client: LoopClient) -> None:
-        """Take in a decoding, and run it to its first request.
+        """Add a decoding and run it to its first request.
 
         Raises:
-            ValueError: one with its key is in flight.
+            ValueError: its key is in flight.
         """
         if client.key in self._clients:
             raise ValueError(f"{client.key!r} is in flight already")
@@ -103,23 +103,23 @@ class Loop:
         self._resume(client)
 
     def drop(self, key: Hashable) -> None:
-        """Abandon a decoding; without effect if there is none with this key."""
+        """Abandon a decoding; no effect if the key is not in flight."""
         client = self._clients.pop(key, None)
         if client is not None and client.steps is not None:
             client.steps.close()
 
     def close(self) -> None:
-        """Abandon all."""
+        """Abandon all decodings."""
         for key in list(self._clients):
             self.drop(key)
 
     def turn(self, patience: float | None = None) -> list[LoopClient]:
-        """One pass, or a wait if none is requested; the decodings that were resumed.
+        """Run one pass, or wait if none is requested; return the decodings that were resumed.
 
         Args:
-            patience: seconds to wait at most; None for as long as there is nothing to do.
+            patience: most seconds to wait; None for no limit.
         """
-        resumed = [self._resume(client, messages) for client, messages in self._received()]
+        resumed = [self._resume(client, messages) for client, messages in self._take_messages()]
         waiting: dict[object, list[tuple[LoopClient, Forward]]] = {}
         encodes: list[tuple[LoopClient, Encode]] = []
         for client in self._clients.values():
@@ -130,28 +130,28 @@ class Loop:
                 encodes.append((client, request))
             elif not isinstance(request, Receive):
                 raise TypeError(f"{client.key!r} yields {request!r}, which is no engine request")
-        if encodes and not (waiting and self._encoded):  # they and passes take turns
-            self._encoded = True
+        if encodes and not (waiting and self._encoded_last):  # encodes and passes alternate
+            self._encoded_last = True
             resumed.append(self._encode(*encodes[0]))
         elif waiting:
-            self._encoded = False
+            self._encoded_last = False
             drafts_first = min(waiting.values(), key=lambda pairs: pairs[0][1].lane)
-            resumed += [self._resume(client, answer) for client, answer in self._pass(drafts_first)]
+            resumed += [self._resume(client, answer) for client, answer in self._answer_requests(drafts_first)]
         elif self._clients and not resumed:
             self._wait(patience)
         return resumed
 
-    def _received(self) -> list[tuple[LoopClient, list[Any]]]:
-        found = []
+    def _take_messages(self) -> list[tuple[LoopClient, list[Any]]]:
+        received = []
         for client in self._clients.values():
             if isinstance(client.request, Receive):
                 messages = client.request.mailbox.take()
                 if messages or time.monotonic() >= client.request.until:
-                    found.append((client, messages))
-        return found
+                    received.append((client, messages))
+        return received
 
     def _wait(self, patience: float | None) -> None:
-        deadlines = [one.request.until for one in self._clients.values() if isinstance(one.request, Receive)]
+        deadlines = [client.request.until for client in self._clients.values() if isinstance(client.request, Receive)]
         until = min(deadlines) - time.monotonic()
         self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
@@ -165,31 +165,33 @@ class Loop:
         request.seconds = self.now() - begun
         return self._resume(client, request.answer)
 
-    def _pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
-        """One pass over the rows that these clips request of one model, or their chains if they request only chains."""
-        if requests[0][1].engine.alone:  # one sequence at a time: the one that has waited longest
+    def _answer_requests(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
+        """Run one pass over the rows these clips request of one model, or their chains if all requests are chains."""
+        if requests[0][1].engine.alone:  # one sequence at a time: the longest waiting
             key = requests[0][0].key
             self._clients[key] = self._clients.pop(key)
-            return self._run(requests[:1])
-        # Penalties on a token need those before it on the host: such chains go pass by pass.
-        chains = [(one, request) for one, request in requests if isinstance(request, Chain) and request.history is None]
-        return self._continue(chains) if len(chains) == len(requests) else self._run(requests)
+            return self._run_pass(requests[:1])
+        # Penalties on a token need the tokens before it on the host: such chains run pass by pass.
+        chains = [
+            (client, request) for client, request in requests if isinstance(request, Chain) and request.history is None
+        ]
+        return self._draft_chains(chains) if len(chains) == len(requests) else self._run_pass(requests)
 
-    def _run(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
-        """One pass; the clips whose requests it completes, with the answers or errors."""
+    def _run_pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
+        """Run one pass; return the clips whose requests it completes, with the answers or errors."""
         engine = requests[0][1].engine
-        shared = len(self._clients) > len(requests) or not all([request.divisible for _, request in requests])
+        shared = len(self._clients) > len(requests) or not all([request.splittable for _, request in requests])
         left = min(SHARED, engine.chunk) if shared else engine.chunk
         parts: list[tuple[LoopClient, Forward, list[Any]]] = []
         prompts = 0
         for client, request in requests:
-            if request.divisible and left <= 0:
+            if request.splittable and left <= 0:
                 continue
             try:
                 adds = list(request.parts(left))
             except Exception as error:
-                return [(client, error)]  # the others ask again
-            if request.divisible:
+                return [(client, error)]  # the others request again
+            if request.splittable:
                 count = sum(map(len, adds))
                 left, prompts = left - count, prompts + count
             parts.append((client, request, adds))
@@ -198,52 +200,52 @@ class Loop:
         try:
             passed = engine.run(batch)
             if prompts:
-                self.synchronise()  # of a prompt's first stretches nothing is read back
+                self.synchronise()  # nothing is read back for a prompt's first stretches
         except Exception as error:
             if len(parts) == 1:
                 return [(parts[0][0], error)]
             passed = None
-        if passed is None:  # outside of the clause, whose error holds the tensors of the pass
-            return [answer for client, request, _ in parts for answer in self._run([(client, request)])]
+        if passed is None:  # outside the except clause, whose error holds the tensors of the pass
+            return [answer for client, request, _ in parts for answer in self._run_pass([(client, request)])]
         answered: list[tuple[LoopClient, object]] = []
         at = 0
         for client, request, adds in parts:
             try:
                 if request.add_result(passed[at : at + len(adds)]):
                     answered.append((client, request.answer))
-            except Exception as error:  # of this clip: the pass is good for the others
+            except Exception as error:  # of this clip only: the pass is valid for the others
                 answered.append((client, error))
             at += len(adds)
         seconds = self.now() - begun - (engine.preparing - prepared)
         for _, request, _ in parts:
             request.seconds += seconds
         rows, grows = sum(map(len, batch)), any([request.grows for _, request, _ in parts])
-        self.passed(PassRecord(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
+        self.on_pass(PassRecord(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
-    def _continue(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:
+    def _draft_chains(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:
         """Draft the chains of all clips in one call."""
         chains = [chain for _, chain in requests]
         engine = chains[0].engine
         begun, prepared = self.now(), engine.preparing
         try:
-            found = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
+            drafted = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
         except Exception as error:
             if len(requests) == 1:
                 return [(requests[0][0], error)]
-            found = None
-        if found is None:  # outside of the clause, whose error holds the tensors of the pass
-            return [answer for request in requests for answer in self._continue([request])]
+            drafted = None
+        if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
+            return [answer for request in requests for answer in self._draft_chains([request])]
         seconds = self.now() - begun - (engine.preparing - prepared)
         gammas = [chain.gamma for chain in chains]
         steps, share = max(gammas), sum(gammas) / max(gammas)
         for chain in chains:
             chain.seconds += seconds
-        self.passed(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
-        return [(client, [*chain.answer, *more]) for (client, chain), more in zip(requests, found, strict=True)]
+        self.on_pass(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
+        return [(client, [*chain.answer, *tokens]) for (client, chain), tokens in zip(requests, drafted, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
-        """Run a decoding to its next request, or to its end; an exception as ``answer`` is raised in it."""
+        """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""
         assert client.steps is not None
         if client.request is not None:
             client.trace.waited += self.now() - client.since - client.request.seconds

@@ -1,25 +1,25 @@
-"""Draft and target at the same time: the messages to both about a clip, and its text; no clock, thread, torch.
+"""The parallel schedule: messages to draft and target about one clip, and its text; no clock, thread or torch.
 
 The schedule of PEARL (Liu et al. 2024), ParallelVLM 4.2 and App. B, and HIPPO 5.2. A round is one target pass:
 
-- *Pre-verify*, nothing pending: the target makes its own token for the next position, which verifies the first token
-  that the draft proposes meanwhile. If it is accepted, the rest of the draft's window is pending.
-- *Post-verify*, tokens pending: the target verifies them, and the first of the new window that the draft proposes
-  meanwhile. If all are accepted, the rest of the new window is pending.
-- At a rejected token the target's own is emitted, the draft stops between two forward passes, rolls back and starts
+- *Pre-verify*, nothing pending: the target generates the token of the next position, which verifies the first token
+  that the draft proposes at the same time. If it is accepted, the rest of the draft's window is pending.
+- *Post-verify*, tokens pending: the target verifies them, and the first of the new window that the draft proposes at
+  the same time. If all are accepted, the rest of the new window is pending.
+- After a rejected token the target's own is emitted, the draft stops between two forward passes, rolls back and starts
   after it; a pre-verify follows. There is no bonus token.
 
 Both kinds are one here: a pass over the last emitted token and the pending window, ``gamma`` rows in the steady
 state, whose last row is compared with the first of the draft's next tokens. An accepted round ends when the draft's
 window is complete, a rejected one at once.
 
-A loose rule works as for a window in turns, with the pending tokens as the window; the target's own token after them is
-compared with the draft's next for equality only. Decision, as no paper combines the two: with a rule that never accepts
-a mismatch this schedule is then lossless.
+A loose rule works as for a sequential window, with the pending tokens as the window; the target's own token after them
+is compared with the draft's next for equality only. Decision, as no paper combines the two: with a rule that never
+accepts a mismatch this schedule is then lossless.
 
 Parallel prefill is the round before the first: the target's prefill is a pass with nothing pending, and its first token
 is compared with the draft's first start-up token. A draft that has not read its prompt yet delays nothing: the target
-continues alone, one token per pass, and the draft, once it is ready, starts after the emitted text.
+continues by itself, one token per pass, and the draft, once it is ready, starts after the emitted text.
 
 The target may choose the draft's visual tokens during or after its prefill. The draft waits for the choice, or
 (``late``, HIPPO) reads everything at once, drafts from it, and prunes its KV cache when the choice arrives.
@@ -59,16 +59,16 @@ __all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "wo
 
 @dataclass(frozen=True)
 class ParallelSettings(StoppingRules):
-    """Settings of the schedule, and where the text ends.
+    """Settings of the schedule, and the stopping rules.
 
     Attributes:
-        overlap: whether the draft reads its prompt while the target reads its own (``prefill: parallel``).
+        overlap: True if the draft reads its prompt while the target reads its own (``prefill: parallel``).
         startup: the most tokens that the draft may propose before the target has read its prompt, in ParallelVLM the
             window; None for as many as fit (HIPPO), at most ``rows``.
         rows: the most rows of one target pass; further pending tokens wait.
         kept: the visual tokens the draft may see, None for all; unused with ``await_kept``.
-        await_kept: whether the target chooses them during or after its prefill.
-        late: whether the draft, which overlaps, sees all of them until then; else it waits.
+        await_kept: True if the target chooses them during or after its prefill.
+        late: True if the draft, which overlaps, sees all of them until then; else it waits.
     """
 
     overlap: bool = True
@@ -84,7 +84,7 @@ class ParallelSettings(StoppingRules):
 
 
 class WorkerLost(GenerationError):
-    """A worker died or hangs; another may repeat the clip."""
+    """The worker died or hangs; another may repeat the clip."""
 
 
 class WorkerTraceback(Exception):
@@ -95,7 +95,7 @@ class WorkerTraceback(Exception):
 
 
 def worker_error(failed: WorkerFailed) -> GenerationError:
-    """The error (kind ``worker``) for a worker that cannot go on; its cause carries the worker's own traceback."""
+    """Return the error (kind ``worker``) of a worker that cannot continue; its cause has the worker's traceback."""
     kind = WorkerLost if failed.lost else GenerationError
     error = kind(f"the {failed.worker} worker failed: {failed.error}", kind="worker")
     error.__cause__ = WorkerTraceback(failed.traceback) if failed.traceback else None
@@ -104,64 +104,65 @@ def worker_error(failed: WorkerFailed) -> GenerationError:
 
 @schedules.register("parallel", beside=True)
 class Scheduler:
-    """Answers every result of a worker with the messages that follow from it, and with the round it completes, whose
-    ``elapsed`` the caller sets.
+    """State machine of the parallel schedule: maps each worker result to the next messages and the completed round.
+
+    The caller sets the round's ``elapsed``.
 
     Attributes:
         emitted: the text so far.
-        finished: whether it has ended; later results are ignored.
+        finished: True once it has ended; later results are ignored.
     """
 
     def __init__(self, settings: ParallelSettings, gamma: WindowSize) -> None:
         self.settings, self.gamma = settings, gamma
         self.emitted: list[int] = []
         self.finished = False
-        self._ahead: list[int] = []  # the draft's tokens behind the emitted ones
+        self._drafted: list[int] = []  # the draft's tokens after the emitted ones
         self._epoch = 0
         self._draft: Literal["absent", "reading", "ready"] = "absent"
         self._kept = settings.kept
         self._kept_known = settings.late or not settings.await_kept
         self._round = 0
         self._mode: Mode = "prefill"
-        self._open = True  # the target is at work; its prefill counts as a pass over nothing pending
+        self._open = True  # the target runs a pass; its prefill counts as a pass with nothing pending
         self._pending = 0
-        self._parked: VerifyResult | None = None  # waits for the draft's token that it is held against
-        self._goal = 0  # the length that the draft's text must reach before the next round
-        self._until = 0  # of the last request to the draft
+        self._parked: VerifyResult | None = None  # waits for the draft's token at the same position
+        self._window_end = 0  # length of the draft's text before the next round may open
+        self._requested_length = 0  # length in the last request to the draft
         self._round_gamma = gamma.gamma
         self._draft_s = 0.0
         self._aborted = 0
 
     def start(self) -> list[OutgoingMessage]:
-        """The first messages."""
-        reads = self._read() if self.settings.overlap and self._kept_known else []
+        """Return the first messages."""
+        reads = self._read_draft_prompt() if self.settings.overlap and self._kept_known else []
         return [OutgoingMessage("target", PrefillTarget()), *reads]
 
     def receive(self, result: WorkerResult) -> tuple[list[OutgoingMessage], Round | None]:
-        """The messages, and perhaps a round, that follow from a worker's answer.
+        """Return the messages, and the round if one is complete, that follow from a worker's result.
 
         Raises:
             GenerationError: the worker failed, see :func:`worker_error`.
-            RuntimeError: an answer that the protocol does not allow here.
+            RuntimeError: the protocol does not allow this result here.
         """
         if isinstance(result, WorkerFailed):
             raise worker_error(result)
         if self.finished:
             return [], None
         if isinstance(result, Proposed):
-            return self._proposed(result)
+            return self._add_proposed(result)
         if isinstance(result, VerifyResult):
             self.gamma.add_target_pass(result.rows, result.seconds)
-            return self._judged(result)
+            return self._settle(result)
         if isinstance(result, KeptTokensMessage):
             if self.settings.late:
                 return [OutgoingMessage("draft", Prune(result.indices))], None
             self._kept, self._kept_known = result.indices, True
-            return (self._read() if self.settings.overlap or self._mode != "prefill" else []), None
+            return (self._read_draft_prompt() if self.settings.overlap or self._mode != "prefill" else []), None
         return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
 
-    def _read(self) -> list[OutgoingMessage]:
-        """The draft's prefill and, while the target is still at its own, the start-up tokens."""
+    def _read_draft_prompt(self) -> list[OutgoingMessage]:
+        """Return the draft's prefill and, while the target is still in its own, the request for start-up tokens."""
         self._draft = "reading"
         sends = [OutgoingMessage("draft", PrefillDraft(self._kept, self.settings.eos))]
         if self._mode == "prefill" and self.settings.overlap:
@@ -172,9 +173,9 @@ class Scheduler:
     def _target_ready(self, result: PromptRead) -> tuple[list[OutgoingMessage], Round | None]:
         if result.token is None or self._mode != "prefill" or not self._open:
             raise RuntimeError(f"unexpected answer {result}")
-        sends, settled = self._judged(VerifyResult(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
+        sends, settled = self._settle(VerifyResult(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
         if self._draft == "absent" and self._kept_known and not self.finished:
-            sends += self._read()
+            sends += self._read_draft_prompt()
         return sends, settled
 
     def _draft_ready(self) -> list[OutgoingMessage]:
@@ -183,47 +184,47 @@ class Scheduler:
         self._draft = "ready"
         if not self.emitted:
             return []
-        # The target went on alone; its pass that is under way becomes the pre-verify of the draft's first token.
+        # The target continued by itself; its running pass becomes the pre-verify of the draft's first token.
         self._mode = "pre"
-        return [*self._restart(0, tuple(self.emitted)), *self._extend()]
+        return [*self._restart_draft(0, tuple(self.emitted)), *self._request_window()]
 
-    def _proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
+    def _add_proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
         self._draft_s += result.seconds
         if result.seconds > 0:
             self.gamma.add_draft_pass(result.seconds)
         if result.epoch != self._epoch:
             self._aborted += 1
             return [], None
-        if result.position != self._known or self._spent:
-            raise RuntimeError(f"unexpected answer {result}: {self._known} tokens are known")
-        self._ahead.append(result.token)
+        if result.position != self._known_length or self._draft_ended:
+            raise RuntimeError(f"unexpected answer {result}: {self._known_length} tokens are known")
+        self._drafted.append(result.token)
         if self._parked is not None:
             verdict, self._parked = self._parked, None
-            return self._judged(verdict)
-        return ([] if self._open else self._next()), None
+            return self._settle(verdict)
+        return ([] if self._open else self._open_round()), None
 
-    def _judged(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
-        """The target's answer to the open round; kept until the draft's token for the same position has arrived."""
+    def _settle(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
+        """Process the target's result of the open round; park it until the draft's token for its position arrives."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
-        whole = verdict.accepted == self._pending
-        candidate = self._ahead[self._pending] if len(self._ahead) > self._pending else None
-        if whole and candidate is None and self._draft == "ready":
+        all_accepted = verdict.accepted == self._pending
+        candidate = self._drafted[self._pending] if len(self._drafted) > self._pending else None
+        if all_accepted and candidate is None and self._draft == "ready":
             self._parked = verdict
             return [], None
         self._open = False
-        emit = [*self._ahead[: verdict.accepted], verdict.token]
-        tokens, self.finished = self.settings.cut(emit, self.emitted)
-        passed = whole and candidate == verdict.token and len(tokens) == len(emit)
-        alone = whole and candidate is None
-        loose = {one.at for one in verdict.loosened}
+        new_tokens = [*self._drafted[: verdict.accepted], verdict.token]
+        tokens, self.finished = self.settings.cut(new_tokens, self.emitted)
+        passed = all_accepted and candidate == verdict.token and len(tokens) == len(new_tokens)
+        no_draft = all_accepted and candidate is None
+        loose = {loose_token.at for loose_token in verdict.loosened}
         origins: list[Origin] = ["loose" if i in loose else "draft" for i in range(verdict.accepted)]
-        origins.append("draft" if passed else "target" if alone else "correction")
+        origins.append("draft" if passed else "target" if no_draft else "correction")
         start, epoch = len(self.emitted), self._epoch
         self.emitted += tokens
         accepted = min(verdict.accepted, len(tokens)) + passed
-        missed = not passed and not alone and verdict.accepted < len(tokens)
-        lost = 0 if passed and not self.finished else len(self._ahead) - accepted
+        missed = not passed and not no_draft and verdict.accepted < len(tokens)
+        lost = 0 if passed and not self.finished else len(self._drafted) - accepted
         wasted = lost + self._aborted
         settled = Round(
             tuple(tokens),
@@ -231,7 +232,7 @@ class Scheduler:
             drafted=accepted + wasted,
             accepted=accepted,
             elapsed=0.0,
-            mode="alone" if alone and self._mode != "prefill" else self._mode,
+            mode="alone" if no_draft and self._mode != "prefill" else self._mode,
             start=start,
             epoch=epoch,
             rows=verdict.rows,
@@ -240,68 +241,73 @@ class Scheduler:
             aborted=self._aborted,
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
-            loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
-            rejected=(RejectedToken(verdict.accepted, self._ahead[verdict.accepted]),) if missed else (),
+            loosened=tuple(loose_token for loose_token in verdict.loosened if loose_token.at < len(tokens)),
+            rejected=(RejectedToken(verdict.accepted, self._drafted[verdict.accepted]),) if missed else (),
             probabilities=verdict.probabilities[: len(tokens)],
         )
         self._draft_s, self._aborted = 0.0, 0
-        return self._after(start, verdict, passed=passed, alone=alone), settled
+        return self._continue_draft(start, verdict, passed=passed, no_draft=no_draft), settled
 
-    def _after(self, start: int, verdict: VerifyResult, *, passed: bool, alone: bool) -> list[OutgoingMessage]:
-        """Stop or continue the draft, or start it again after the target's own token."""
+    def _continue_draft(
+        self, start: int, verdict: VerifyResult, *, passed: bool, no_draft: bool
+    ) -> list[OutgoingMessage]:
+        """Stop or continue the draft, or restart it after the target's own token."""
         if self.finished:
             return [] if self._draft == "absent" else [OutgoingMessage("draft", Abort())]
         if passed:
-            del self._ahead[: verdict.accepted + 1]
-            return self._next()
+            del self._drafted[: verdict.accepted + 1]
+            return self._open_round()
         sends: list[OutgoingMessage] = []
-        if not alone:
-            sends = self._restart(start + verdict.accepted, (verdict.token,))
-        elif self._until:  # start-up tokens would come too late: the draft is told where to start when it is ready
-            sends, self._until = [OutgoingMessage("draft", Abort())], 0
-        self._goal = 0
-        return sends + self._next()
+        if not no_draft:
+            sends = self._restart_draft(start + verdict.accepted, (verdict.token,))
+        elif self._requested_length:  # start-up tokens would come too late: the draft gets its start when it is ready
+            sends, self._requested_length = [OutgoingMessage("draft", Abort())], 0
+        self._window_end = 0
+        return sends + self._open_round()
 
-    def _restart(self, keep: int, tokens: tuple[int, ...]) -> list[OutgoingMessage]:
+    def _restart_draft(self, keep: int, tokens: tuple[int, ...]) -> list[OutgoingMessage]:
         self._epoch += 1
-        self._ahead.clear()
-        self._until = 0
+        self._drafted.clear()
+        self._requested_length = 0
         return [OutgoingMessage("draft", Rollback(self._epoch, keep, tokens))]
 
-    def _next(self) -> list[OutgoingMessage]:
-        """Open the next round, unless the draft still owes a part of its window."""
-        if self._known < self._goal and not self._spent:
+    def _open_round(self) -> list[OutgoingMessage]:
+        """Open the next round, unless the draft's window is incomplete."""
+        if self._known_length < self._window_end and not self._draft_ended:
             return []
-        window = self._ahead[: self.settings.rows - 1]
-        if self._spent and len(window) == len(self._ahead):
-            window.pop()  # the last token is what the target's own is held against: nothing will come behind it
+        window = self._drafted[: self.settings.rows - 1]
+        if self._draft_ended and len(window) == len(self._drafted):
+            window.pop()  # the target's own token is compared with the last one: no token follows it
         self._round += 1
         self._open = True
         self._pending = len(window)
         self._mode = "post" if window else "pre"
         self._round_gamma = self.gamma.gamma
-        return [OutgoingMessage("target", Verify(self._round, len(self.emitted), tuple(window))), *self._extend()]
+        return [
+            OutgoingMessage("target", Verify(self._round, len(self.emitted), tuple(window))),
+            *self._request_window(),
+        ]
 
-    def _extend(self) -> list[OutgoingMessage]:
+    def _request_window(self) -> list[OutgoingMessage]:
         """Request a window of new tokens after the pending ones."""
-        if self._draft != "ready" or self._spent:
+        if self._draft != "ready" or self._draft_ended:
             return []
-        self._goal = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
-        return self._propose(self._goal)
+        self._window_end = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
+        return self._propose(self._window_end)
 
     def _propose(self, until: int) -> list[OutgoingMessage]:
-        if until == self._until:
+        if until == self._requested_length:
             return []
-        self._until = until
+        self._requested_length = until
         return [OutgoingMessage("draft", Propose(self._epoch, until))]
 
     @property
-    def _known(self) -> int:
-        """Length of the draft's text as far as it is known here."""
-        return len(self.emitted) + len(self._ahead)
+    def _known_length(self) -> int:
+        """Known length of the draft's text."""
+        return len(self.emitted) + len(self._drafted)
 
     @property
-    def _spent(self) -> bool:
-        """Whether the draft's text has reached an end."""
-        ended = bool(self._ahead) and self._ahead[-1] in self.settings.eos
-        return ended or self._known >= self.settings.max_new_tokens
+    def _draft_ended(self) -> bool:
+        """True if the draft's text has ended."""
+        ended = bool(self._drafted) and self._drafted[-1] in self.settings.eos
+        return ended or self._known_length >= self.settings.max_new_tokens

@@ -1,4 +1,4 @@
-"""The time of a plain decoding step, measured after a clip's text, for the estimate of the speed-up."""
+"""Timing of a plain decoding step after a clip's text, for the speed-up estimate."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from vidspec.events.trace import Trace
 
 __all__ = ["time_plain_step"]
 
-#: Steps before the timed ones, after which processor caches hold the target's weights; timed steps at least, at most.
+#: Untimed steps, after which processor caches hold the target's weights; fewest and most timed steps.
 UNTIMED, LEAST, MOST = 4, 8, 48
-#: Steps beyond the least end after so many seconds, and after this share of the time that the clip has taken.
+#: Timing ends after so many seconds, and after this share of the clip's time, but not before LEAST steps.
 SECONDS, SHARE = 0.06, 0.05
-#: The medians of the earlier and of the later half may differ by this factor; slower steps than so many medians, which
-#: are not plain decoding's own, are left out.
-APART, SPIKE = 1.1, 2.0
+#: Largest ratio between the medians of the earlier and the later half; steps slower than SPIKE medians, which plain
+#: decoding did not cause, are left out.
+MEDIAN_RATIO, SPIKE = 1.1, 2.0
 
 
 def time_plain_step(sequence: Sequence) -> Steps[float | None]:
-    """Return the mean seconds from token to token of plain decoding, the work on the host included.
+    """Return the mean seconds per token of plain decoding, host work included.
 
-    :func:`autoregressive` itself goes on after the text, on the clip's cache, or over its last entries where there is
-    no room after it; the clip's tokens, events and trace do not change.
+    :func:`autoregressive` continues after the text on the clip's cache, or over its last entries if there is no room
+    after it; the clip's tokens, events and trace do not change.
 
     Args:
         sequence: its text is complete, and it shares neither the models nor its cache with another.
 
     Returns:
-        None where the earlier steps take another time than the later ones, as on a machine that is busy with other
-        work, and where recurrent states leave no room for enough steps.
+        None if the earlier steps take another time than the later ones, as on a busy machine, or if recurrent states
+        leave no room for enough steps.
     """
     span, spent = sequence.target.span, sequence.trace.elapsed()
     if span.states is None:
@@ -56,6 +56,6 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     yield from autoregressive(plain)
     times = [after.elapsed - before.elapsed for before, after in pairwise(plain.rounds[UNTIMED:])]
     early, late = median(times[: len(times) // 2]), median(times[len(times) // 2 :])
-    if max(early, late) > APART * min(early, late):
+    if max(early, late) > MEDIAN_RATIO * min(early, late):
         return None
-    return fmean(one for one in times if one < SPIKE * max(early, late))
+    return fmean(seconds for seconds in times if seconds < SPIKE * max(early, late))

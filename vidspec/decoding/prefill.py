@@ -1,4 +1,4 @@
-"""Prompts read in turns, the target's and then the draft's, for the schedules that alternate between them."""
+"""Prefill in turns, the target's prompt and then the draft's, for the schedules that alternate between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GREEDY = Sampling(0.0, 1.0)
 
 
 def run_in_turns(sequence: Sequence) -> Steps[None]:
-    """The target reads, the draft reads, then the profile's schedule alternates between them."""
+    """Prefill the target, then the draft, then run the profile's schedule."""
     setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     prefix = yield from setup.read(sequence.job, trace)
     hit = setup.find_prefix(cache, prefix)
@@ -40,11 +40,11 @@ def run_in_turns(sequence: Sequence) -> Steps[None]:
     sequence.rng = torch.Generator().manual_seed(sequence.seed)
     drafter = None
     if setup.drafter is not None:
-        context = _context(sequence, prefix, kept, read, taps, description)
+        context = _draft_context(sequence, prefix, kept, read, taps, description)
         drafter = sequence.drafter = yield from setup.drafter.open(context)
         del context
     signals = attention_ranks(taps)
-    del taps, hit  # what was observed can be as large as the prompt
+    del taps, hit  # observations can be as large as the prompt
     tapped, history = drafter.tapped if drafter is not None else (), setup.history(prefix)
     probs = sequence.job.return_probs
     sequence.target = Target(
@@ -74,7 +74,7 @@ def run_in_turns(sequence: Sequence) -> Steps[None]:
         cache.add_text([read.span, *spans], sequence.token_ids)
 
 
-def _context(
+def _draft_context(
     sequence: Sequence,
     prefix: EmbeddedPrompt,
     kept: torch.Tensor,
@@ -83,7 +83,7 @@ def _context(
     description: str | None,
 ) -> DraftContext:
     setup = sequence.setup
-    # A window that depends on times must not decide which random numbers a token gets.
+    # A window size that depends on times must not decide which random numbers a token gets.
     draws = setup.drafter is not None and setup.drafter.draws and setup.profile.draft.gamma != "auto"
     return DraftContext(
         profile=setup.profile,
@@ -108,9 +108,9 @@ def _context(
 def _read_prompt(
     sequence: Sequence, prefix: EmbeddedPrompt, taps: Taps | None, hit: PrefixHit | None
 ) -> Steps[tuple[PrefillResult, str | None]]:
-    """The target's prompt, read, and the caption of an ensemble's context that wants one.
+    """Prefill the target; return the result and the caption for an ensemble's context, if one needs it.
 
-    The captioner needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
+    The captioner needs nothing from the target, and runs during its prefill if it can (TABED 6.2).
     """
     setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     description = cache.description if cache is not None else None
@@ -118,7 +118,7 @@ def _read_prompt(
     with ExitStack() as meanwhile:
         task: BackgroundTask[str] | None = None
         if captioner is not None and captioner.beside:
-            task = BackgroundTask(partial(_described, sequence, captioner))
+            task = BackgroundTask(partial(_caption_frames, sequence, captioner))
             meanwhile.enter_context(captioner.sharing())
         elif captioner is not None:
             with trace.span("caption", "draft"):
@@ -132,8 +132,8 @@ def _read_prompt(
     return read, description
 
 
-def _described(sequence: Sequence, captioner: ImageCaptioner) -> str:
-    """In another thread."""
+def _caption_frames(sequence: Sequence, captioner: ImageCaptioner) -> str:
+    """Return the captioner's text; runs in another thread."""
     use_one_core()
     begun = sequence.trace.elapsed()
     text = captioner(sequence.job.frames)

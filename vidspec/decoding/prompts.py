@@ -16,53 +16,54 @@ R = TypeVar("R", bound=CaptionRequest)
 
 
 class PromptQueue(Generic[R]):
-    """Requests that differ in their prompts, in the order in which they can be begun.
+    """Requests that differ in their prompts, in the order in which they can begin.
 
-    The first is alone until its prompts are read; then all others can be. If it fails before, the next one reads.
+    The first runs by itself until its prompts are read; then all others can begin. If it fails before, the next one
+    reads.
 
     Args:
-        requests: of the same clip, each with its question.
-        apart: begin each when the one before has ended.
+        requests: requests for the same clip, each with its question.
+        apart: True to begin each when the previous one has ended.
     """
 
     def __init__(self, requests: Sequence[R], *, apart: bool = False) -> None:
-        self._waiting, self._apart = deque(requests), apart
+        self._waiting, self._one_by_one = deque(requests), apart
         self._cache = PrefixCache()
         self._ready: deque[R] = deque()
-        self._begun: dict[int, PrefixCache] = {}  # of those whose prompts are not read, by question
+        self._unread_caches: dict[int, PrefixCache] = {}  # of requests whose prompts are not read, by question
         self._left = len(requests)
         self._release(1)
 
     @property
     def over(self) -> bool:
-        """Whether none is left to be begun."""
+        """True if every request has begun."""
         return not (self._ready or self._waiting)
 
     @property
     def done(self) -> bool:
-        """Whether all have ended."""
+        """True if all requests have ended."""
         return not self._left
 
     def take(self) -> R | None:
-        """The next that can be begun; None if there is none now."""
+        """Return the next request that can begin; None if there is none now."""
         if not self._ready:
             return None
         request = self._ready.popleft()
         assert request.question is not None and request.cache is not None
-        self._begun[request.question.index] = request.cache
+        self._unread_caches[request.question.index] = request.cache
         return request
 
     def read(self, index: int) -> None:
-        """One of them has read its prompts."""
-        if (cache := self._begun.pop(index, None)) is not None:
-            cache.end()  # what it went on from
+        """Note that a request has read its prompts."""
+        if (cache := self._unread_caches.pop(index, None)) is not None:
+            cache.end()  # release the cache it continued from
             self._cache = cache
-            self._release(0 if self._apart else len(self._waiting))
+            self._release(0 if self._one_by_one else len(self._waiting))
             if not self._waiting:
-                cache.seen = {}  # all that are to come have it already
+                cache.seen = {}  # all later requests have it already
 
     def ended(self) -> None:
-        """One of them is answered, or has failed."""
+        """Note that a request is answered or has failed."""
         self._left -= 1
         if not self._ready:
             self._release(1)
@@ -71,4 +72,4 @@ class PromptQueue(Generic[R]):
         for _ in range(min(count, len(self._waiting))):
             self._ready.append(replace(self._waiting.popleft(), cache=self._cache.fork()))
         if not self._waiting:
-            self._cache = PrefixCache()  # so that its caches end with the requests that go on from them
+            self._cache = PrefixCache()  # so that the caches end with the requests that continue from them

@@ -1,6 +1,6 @@
 """Messages of the two workers of the parallel schedule: token ids, kept indices, control.
 
-Plain values only: no torch, no clock, no thread. Each message is about one of the clips of a worker, which takes the
+Plain values only: no torch, no clock, no thread. Each message is about one clip of a worker, and a worker takes the
 messages about a clip in the order of submission. The target verifies a window with rows of one pass and answers once;
 the draft reads its messages between any two of its passes, so that none waits longer than one pass.
 
@@ -59,8 +59,8 @@ class Verify:
     """To the target: verify ``window``, the draft's tokens from position ``prefix`` on. Answer: ``VerifyResult``.
 
     The pass has ``len(window) + 1`` rows: the last emitted token, which the cache does not hold yet, and the window.
-    ``prefix`` is the number of emitted tokens; the worker must find its own text equally long, and afterwards keeps
-    the accepted part of the window (rollback) and takes its own token as the last emitted one (commit).
+    ``prefix`` is the number of emitted tokens. The worker checks that its own text is equally long, and afterwards
+    keeps the accepted part of the window (rollback) and takes its own token as the last emitted one (commit).
     """
 
     round: int
@@ -81,7 +81,7 @@ class PrefillDraft:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """To the draft, which has to read all visual tokens of the prompt: keep those in ``kept`` from now on.
+    """To the draft, after a ``PrefillDraft`` with all visual tokens: keep those in ``kept`` from now on.
 
     The text stays as it is.
     """
@@ -91,9 +91,9 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """To the draft: extend your text until it has ``until`` tokens, greedily. Answer: one ``Proposed`` per token.
+    """To the draft: extend the text greedily to ``until`` tokens. Answer: one ``Proposed`` per token.
 
-    A later one replaces it, and a smaller ``until`` stops the draft.
+    A later ``Propose`` replaces it, and a smaller ``until`` stops the draft.
     """
 
     epoch: int
@@ -102,8 +102,10 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """To the draft: stop; your text is its first ``keep`` tokens and then ``tokens``; what you propose from now on
-    belongs to ``epoch``."""
+    """To the draft: stop, and set the text to its first ``keep`` tokens and then ``tokens``.
+
+    Later proposals belong to ``epoch``.
+    """
 
     epoch: int
     keep: int
@@ -124,8 +126,10 @@ class KeptTokensMessage:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """From either: the prompt is read, in ``seconds``. ``token``: the target's own first token, the draft has none, and
-    ``probabilities`` as in :class:`VerifyResult`."""
+    """From either: the prompt is read, in ``seconds``.
+
+    ``token``: the target's first token, None from the draft. ``probabilities``: as in :class:`VerifyResult`.
+    """
 
     worker: WorkerName
     seconds: float
@@ -135,9 +139,9 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """From the target: the first ``accepted`` tokens of the window are accepted, and ``token`` is its own after them.
+    """From the target: the first ``accepted`` tokens of the window are accepted; ``token`` is its own after them.
 
-    ``seconds``: the time of the forward pass of ``rows`` rows. ``loosened``: accepted mismatches of a loose rule, by
+    ``seconds``: time of the forward pass over ``rows`` rows. ``loosened``: accepted mismatches of a loose rule, by
     index in the window. ``probabilities``: of these tokens and its own, if requested.
     """
 
@@ -152,7 +156,7 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """From the draft: its token for ``position``. ``seconds``: of its forward pass; 0 for the token of the prefill."""
+    """From the draft: its token at ``position``. ``seconds``: its forward pass; 0 for the token of the prefill."""
 
     epoch: int
     position: int

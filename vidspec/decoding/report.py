@@ -32,10 +32,10 @@ __all__ = ["report"]
 
 
 def report(sequence: Sequence, models: ModelsRecord) -> Caption:
-    """The record of a captioned clip.
+    """Return the record of a captioned clip.
 
     Args:
-        sequence: has emitted all its rounds.
+        sequence: a clip that has emitted all its rounds.
         models: the record's entry on the models.
     """
     setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.frames
@@ -70,7 +70,9 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
                 "visual_tokens": read.visual_tokens,
                 "visual_tokens_kept": len(read.kept),
                 "audio_tokens": read.audio_tokens,
-                "state_bytes": sum(one.model.decoder.state_bytes for one in (setup.target, setup.draft) if one),
+                "state_bytes": sum(
+                    engine.model.decoder.state_bytes for engine in (setup.target, setup.draft) if engine
+                ),
             },
         ),
         lengths=lengths(counters),
@@ -133,18 +135,18 @@ def _loose(setup: DecodingSetup, rounds: Iterable[Round]) -> LooseRecord:
     tokens: list[LooseTokenRecord] = []
     emitted = 0
     for step in rounds:
-        for one in step.loosened:
-            token = step.token_ids[one.at]
+        for loose in step.loosened:
+            token = step.token_ids[loose.at]
             tokens.append(
                 {
-                    "at": emitted + one.at,
-                    "wanted": one.wanted,
-                    "by": one.by,
-                    "relevance": one.relevance,
-                    "entropy": one.entropy,
+                    "at": emitted + loose.at,
+                    "wanted": loose.wanted,
+                    "by": loose.by,
+                    "relevance": loose.relevance,
+                    "entropy": loose.entropy,
                     "token": token,
                     "text": tokenizer.decode([token]),
-                    "wanted_text": tokenizer.decode([one.wanted]),
+                    "wanted_text": tokenizer.decode([loose.wanted]),
                 }
             )
         emitted += len(step.token_ids)
@@ -155,11 +157,11 @@ def _lossy(setup: DecodingSetup, read: Prefilled) -> LossyRecord | None:
     if not setup.profile.prunes_the_target:
         return None
     kept = list(read.kept_per_layer)
-    every = len(kept) * read.visual_tokens
+    all_tokens = len(kept) * read.visual_tokens
     return {
         "method": setup.profile.lossy.method,
         "kept": kept,
-        "retention": round(sum(kept) / every, 6) if every else None,
+        "retention": round(sum(kept) / all_tokens, 6) if all_tokens else None,
     }
 
 

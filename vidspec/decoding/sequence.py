@@ -1,4 +1,4 @@
-"""One clip from the moment its frames are read until its caption is written."""
+"""The state of one clip from its read frames to its caption."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScheduleFunction", "Sequence"]
 
-#: What is timed before a text begins.
+#: Trace spans that count as time to first token.
 READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
 
 
@@ -37,22 +37,22 @@ class Sequence(LoopClient):
 
     Args:
         job: frames and prompt.
-        trace: where everything is timed.
+        trace: times all work on the clip.
 
     Attributes:
         events: emitted by :meth:`emit` and not taken yet.
         setup: models and parts, from :meth:`attempt` on.
-        target, limits, rng: the target's side, where the text ends, and a CPU generator; from its prefill on.
+        target, limits, rng: the target's side, the stopping rules, and a CPU generator; from its prefill on.
         drafter, acceptance: None if the profile has none.
-        gamma: the draft window, or the most that ``window`` may choose.
-        window: chooses the draft window while the text is written; None for ``gamma``.
+        gamma: the draft window, or the largest that ``window`` may choose.
+        window: chooses the draft window during decoding; None for ``gamma``.
         prefilled, rounds, token_ids: emitted in this attempt.
-        text: of the rounds; None for token ids alone.
+        text: text of the rounds; None for token ids only.
         draft_forwards: passes of the draft, prefill excluded.
-        finished: when the last event was emitted, in seconds of the trace.
-        deadline: on ``time.monotonic``, when it is abandoned; None for never.
-        shared: whether it ever shared the models with other clips.
-        plain_step_s: seconds of a plain decoding step after its text; None where they were not timed.
+        finished: time of the last event, in seconds of the trace.
+        deadline: time of abandonment, on ``time.monotonic``; None for never.
+        shared: True if it ever shared the models with other clips.
+        plain_step_s: seconds of a plain decoding step after its text; None if not timed.
     """
 
     setup: DecodingSetup
@@ -79,7 +79,7 @@ class Sequence(LoopClient):
         self.plain_step_s: float | None = None
 
     def attempt(self, setup: DecodingSetup) -> None:
-        """Begin the text, or begin it anew with nothing emitted."""
+        """Begin the text, or begin it again with nothing emitted."""
         from vidspec.models.detokenizer import Detokenizer
 
         self.setup = setup
@@ -89,17 +89,17 @@ class Sequence(LoopClient):
 
     @cached_property
     def seed(self) -> int:
-        """Of the clip's own random numbers."""
+        """Seed of the clip's random numbers."""
         return self.job.seed(self.setup.profile.generate.seed)
 
     @property
     def kind(self) -> str:
-        """The schedule."""
+        """Kind of the schedule."""
         return self.setup.profile.schedule.kind
 
     @property
     def reading_s(self) -> float:
-        """Seconds from the clip's file to prompts that have been read."""
+        """Seconds from the clip's file to the end of prefill."""
         totals = self.trace.totals()
         spent = 0.0 if "decode_video" in totals else self.job.spent
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
@@ -107,17 +107,20 @@ class Sequence(LoopClient):
     def texts(
         self, token_ids: Items[int], rejected: Items[RejectedToken] = ()
     ) -> tuple[tuple[str, ...], tuple[RejectedToken, ...]]:
-        """Add the tokens of the next round to the text; what each adds, and ``rejected`` with what they would have
-        added."""
+        """Add the tokens of the next round to the text.
+
+        Returns:
+            The text that each token adds, and ``rejected`` with the text that those tokens would have added.
+        """
         if self.text is None:
             return (), tuple(rejected)
-        texts, instead = list[str](), list[RejectedToken]()
+        texts, previews = list[str](), list[RejectedToken]()
         for at, token in enumerate(token_ids):
-            for one in rejected:
-                if one.at == at:
-                    instead.append(RejectedToken(at, one.token, self.text.preview(one.token)))
+            for missed in rejected:
+                if missed.at == at:
+                    previews.append(RejectedToken(at, missed.token, self.text.preview(missed.token)))
             texts.append(self.text.add(token))
-        return tuple(texts), tuple(instead)
+        return tuple(texts), tuple(previews)
 
     def emit(self, event: Event) -> None:
         """Emit an event."""
@@ -131,17 +134,17 @@ class Sequence(LoopClient):
             event = replace(event, schedule=self.kind)
             self.prefilled = event
             if self.job.reread is not None:
-                _ = self.seed  # which follows from the frames
+                _ = self.seed  # computed from the frames, which are dropped now
             self.job = self.job.without_pixels()
         self.events.append(event)
 
     def emit_first(self) -> bool:
-        """Emit the round of the prefill's own token; whether the text ends there."""
+        """Emit the round of the prefill's token; return True if the text ends there."""
         token = self.target.first()
         texts, _ = self.texts([token])
         self.emit(Round((token,), ("target",), 0, 0, 0.0, texts=texts, probabilities=self.target.probabilities))
         return self.limits.is_finished([token])
 
 
-#: Writes the text of a sequence whose prompts have been read: one round per verification, or per plain step.
+#: Decodes a prefilled sequence: one round per verification, or per plain step.
 ScheduleFunction: TypeAlias = Callable[[Sequence], Steps[None]]

@@ -1,4 +1,4 @@
-"""Draft a window, verify it, commit: one after the other (all five papers' common ground)."""
+"""The sequential schedule: draft a window, verify it, commit (all five papers' common ground)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @schedules.register("sequential")
 def sequential(sequence: Sequence) -> Steps[None]:
-    """Emits one round per verification.
+    """Emit one round per verification.
 
-    A round without a draft is plain decoding's; the drafter reads its token before it drafts again. The window shrinks
-    at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped, ends the
-    text even in the middle of an accepted window.
+    A round without a draft is a plain decoding step; the drafter reads its token before it drafts again. The window
+    shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped,
+    ends the text even in the middle of an accepted window.
     """
     target, drafter, acceptance = sequence.target, sequence.drafter, sequence.acceptance
     trace, limits, window = sequence.trace, sequence.limits, sequence.window
     if drafter is None or acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
-    observes = drafter.learns or bool(drafter.tapped)  # of every pass
+    observes = drafter.learns or bool(drafter.tapped)  # needs every pass
     rests = window.rest if window is not None and not observes else drafter.rest
     begun = trace.now()
     over = sequence.emit_first()
     drafter.begin(sequence.token_ids[0])
-    unread = 0  # tokens that the drafter does not know
+    unread = 0  # emitted tokens that the drafter has not read
     while not over:
         if rests():
             over = yield from plain_round(sequence, begun)
@@ -64,7 +64,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
         trace.lap("rollback")
         if window is not None:
             window.update(len(draft.tokens), len(verdict.path))
-        texts, instead = sequence.texts(tokens, rejected(verdict, draft, len(tokens)))
+        texts, rejected_tokens = sequence.texts(tokens, rejected(verdict, draft, len(tokens)))
         sequence.emit(
             Round(
                 tuple(tokens),
@@ -77,25 +77,25 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 texts=texts,
                 weights=draft.weights,
                 gamma=gamma if window is not None else 0,
-                loosened=verdict.loosened and tuple(one for one in verdict.loosened if one.at < len(tokens)),
-                rejected=instead,
+                loosened=verdict.loosened and tuple(loose for loose in verdict.loosened if loose.at < len(tokens)),
+                rejected=rejected_tokens,
                 probabilities=target.probabilities[: len(tokens)],
             )
         )
 
 
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
-    """The origins of the first ``emitted`` tokens of a verified window."""
+    """Return the origins of the first ``emitted`` tokens of a verified window."""
     path, names = verdict.path, list[Origin](["draft"]) * len(verdict.path)
-    for one in verdict.loosened:
-        names[one.at] = "loose"
+    for loose in verdict.loosened:
+        names[loose.at] = "loose"
     followed = len(path) < len(draft.tokens) if draft.is_chain else draft.children(path[-1] if path else -1)
     names.append("target" if not draft.tokens else "correction" if followed else "bonus")
     return tuple(names[:emitted])
 
 
 def rejected(verdict: Verdict, draft: Draft, emitted: int) -> tuple[RejectedToken, ...]:
-    """The rejected drafted tokens at the positions of the first ``emitted`` tokens of a verified window."""
+    """Return the rejected drafted tokens at the positions of the first ``emitted`` tokens of a verified window."""
     path = verdict.path
     if draft.is_chain:
         at = len(path)

@@ -1,9 +1,9 @@
-"""Many clips through one captioner's models: admission, repetition for lack of memory, timeouts, and the load.
+"""Serving: many clips on one captioner's models, with admission, repetition after OOM, timeouts, and the load.
 
-All calls of a captioner share one loop. Whichever thread waits for its clips runs the next turn, for the clips of all
-threads: a call alone never changes threads, and calls at the same time share passes. A clip is admitted while its call
-has fewer than its limit and there is room for its keys and values. One that runs out of memory beside others is done
-again alone. Events are given to each call with the key of their clip.
+All calls of a captioner share one loop. Any thread that waits for its clips runs the next turn, for the clips of all
+threads: a single call never changes threads, and concurrent calls share passes. A clip is admitted while its call has
+fewer than its limit and there is room for its keys and values. A clip that runs out of memory alongside others is
+repeated by itself. Each call gets its events with the key of their clip.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Serving:
     """
 
     def __init__(self, synchronise: Callable[[], None]) -> None:
-        self.loop = Loop(passed=self._passed, synchronise=synchronise)
+        self.loop = Loop(on_pass=self._record_pass, synchronise=synchronise)
         self._calls: list[CaptionerCall] = []  # other threads only append
         self._flights: dict[Hashable, tuple[CaptionerCall, Sequence]] = {}
-        self._staged: deque[Sequence] = deque()  # admitted; their first steps are due
+        self._staged: deque[Sequence] = deque()  # admitted, not begun in the loop
         self._claims: dict[Hashable, Items[MemoryClaim]] = {}  # of clips whose prompts have not been read
         self._keys = count()
-        self._ended = False
+        self._closed = False
 
     def run(
         self,
@@ -69,7 +69,7 @@ class Serving:
         trace: Trace | None = None,
         result_only: bool = False,
     ) -> ServingEvents:
-        """One call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`CaptionerCall`."""
+        """Run one call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`CaptionerCall`."""
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         call = CaptionerCall(captioner, arrivals, batch, wake or WakeEvent(), trace, result_only)
@@ -85,11 +85,11 @@ class Serving:
                 over = arrivals.over
                 call.take()
                 unfinished = call.unfinished
-                if call.news:  # another thread's turn has brought it meanwhile, perhaps the last
+                if call.news:  # from another thread's turn, perhaps the last
                     continue
                 if unfinished:
                     self._advance(call)
-                elif self._ended:
+                elif self._closed:
                     raise ClosedError
                 elif over:
                     yield None, self._load(call)
@@ -107,24 +107,24 @@ class Serving:
             collections.close()
 
     def close(self) -> None:
-        """End all calls, those of other threads with an error, as soon as the turn that is running has ended."""
+        """End all calls, those of other threads with an error, as soon as the running turn has ended."""
         self.loop.wake.set()
         exclusive.acquire(None, (self,))
         try:
-            self._ended = True
+            self._closed = True
             for call in list(self._calls):
-                self._give_up(call, ClosedError())
+                self._abandon_clips(call, ClosedError())
         finally:
             exclusive.release((self,))
 
     def _advance(self, call: CaptionerCall) -> None:
         """Run a turn, or wait until another thread's turn has brought news of this call.
 
-        A call that wants its result alone runs turns until it has it: others are woken by news of theirs alone.
+        A ``result_only`` call runs turns until it has its result: other threads are woken only by their own news.
         """
         needed = self, *call.models
         if not exclusive.acquire(self, needed, unless=lambda: True):
-            self.loop.wake.set()  # where it waits for messages
+            self.loop.wake.set()  # in case the running turn waits for messages
             if not exclusive.acquire(self, needed, unless=lambda: bool(call.news)):
                 return
         try:
@@ -134,23 +134,23 @@ class Serving:
                     break
                 if any(other.news for other in self._calls):
                     exclusive.notify()
-        except BaseException as error:  # Ctrl-C, or a bug: how far the clips of other calls have come is unknown
+        except BaseException as error:  # Ctrl-C, or a bug: the state of other calls' clips is unknown
             self._repeat_others(call, error)
             raise
         finally:
             self._drop_closed()
             exclusive.release(needed)
-        if any(one.closed for one in self._calls):  # since then
+        if any(one.closed for one in self._calls):  # closed in the meantime
             self._drop_unless_running()
 
     def _turn(self, call: CaptionerCall) -> None:
         """Admit a clip, or run a pass for the clips of all calls."""
         self._drop_closed()
-        if self._ended:
-            self._give_up(call, ClosedError())
+        if self._closed:
+            self._abandon_clips(call, ClosedError())
             return
         if self._admit():
-            return  # its first event is given before anything is computed
+            return  # deliver its first event before any work
         while self._staged:
             sequence = self._staged.popleft()
             self.loop.begin(sequence)
@@ -158,17 +158,17 @@ class Serving:
         call.halve_threads()
         for client in self.loop.turn(1.0):
             self._deliver(self._flights[client.key][1])
-        self._end_late()
-        self._report()
+        self._end_timed_out()
+        self._report_load()
 
     def _admit(self) -> bool:
         """Admit the next clip; False if there is none, or no room for it. Calls take turns."""
         calls = [call for call in self._calls if call.again] or [call for call in self._calls if call.waiting]
         for call in calls:
             if call.again:
-                if self._flights:  # alone, and no other clip overtakes it
+                if self._flights:  # it runs by itself, and no other clip overtakes it
                     return False
-                gc.collect()  # what the error of the first attempt still refers to, its keys and values among it
+                gc.collect()  # objects that the first attempt's error refers to, its keys and values among them
                 self._start(call, call.again)
                 return True
             if len(call.sequences) >= call.limit:
@@ -194,7 +194,7 @@ class Serving:
         return has_room([*chain(*self._claims.values()), *call.needs(request)])
 
     def _start(self, call: CaptionerCall, requests: deque[CaptionRequest]) -> None:
-        """Begin the first of a call's requests; it is in flight before it is taken away from them."""
+        """Begin the first of a call's requests; it is in flight before it is removed from them."""
         garbage.collect_if_due(busy=bool(self._flights))
         request = requests[0]
         trace, call.trace = call.trace or Trace(synchroniser(*call.captioner.devices)), None
@@ -210,20 +210,20 @@ class Serving:
         self._flights[sequence.key] = call, sequence
         call.sequences[sequence.key] = sequence
         requests.popleft()
-        for _, one in self._flights.values():
-            one.shared |= len(self._flights) > 1
+        for _, flight in self._flights.values():
+            flight.shared |= len(self._flights) > 1
         self._staged.append(sequence)
         self._deliver(sequence)
 
     def _deliver(self, sequence: Sequence) -> None:
-        """Give a call the events that its clip has emitted, and its error."""
+        """Pass a clip's emitted events, and its error, to its call."""
         call, key = self._flights[sequence.key][0], sequence.job.key
         while sequence.events:
             event = sequence.events.popleft()
             if isinstance(event, Round):
                 call.accepted += event.accepted
             elif isinstance(event, Prefilled):
-                self._claims.pop(sequence.key, None)  # what it takes now is allocated
+                self._claims.pop(sequence.key, None)  # its memory is allocated now
             if not call.result_only or isinstance(event, Finished):
                 call.news.append((key, event))
         if not sequence.over:
@@ -235,26 +235,26 @@ class Serving:
                 call.news.append((key, Restarted(error.message)))
         elif error is not None:
             call.news.append((key, error))
-        self._forget(sequence)
+        self._remove(sequence)
 
-    def _forget(self, sequence: Sequence) -> None:
-        """Abandon a clip if it has not ended."""
+    def _remove(self, sequence: Sequence) -> None:
+        """Remove a clip, and abandon it if it has not ended."""
         call, _ = self._flights.pop(sequence.key)
         self._claims.pop(sequence.key, None)
         if sequence in self._staged:
             self._staged.remove(sequence)
         self.loop.drop(sequence.key)
-        del call.sequences[sequence.key]  # last: its call may be told that nothing of it is in flight
+        del call.sequences[sequence.key]  # last: its call may then see that nothing of it is in flight
 
-    def _end_late(self) -> None:
+    def _end_timed_out(self) -> None:
         now = time.monotonic()
-        for call, one in list(self._flights.values()):
-            if one.deadline is not None and now > one.deadline:
-                late = f"{one.job.path}: not captioned within {one.job.timeout:g} s"
-                call.news.append((one.job.key, GenerationError(late, kind="timeout", hint="raise --timeout")))
-                self._forget(one)
+        for call, sequence in list(self._flights.values()):
+            if sequence.deadline is not None and now > sequence.deadline:
+                message = f"{sequence.job.path}: not captioned within {sequence.job.timeout:g} s"
+                call.news.append((sequence.job.key, GenerationError(message, kind="timeout", hint="raise --timeout")))
+                self._remove(sequence)
 
-    def _report(self) -> None:
+    def _report_load(self) -> None:
         now = time.monotonic()
         for call in list(self._calls):
             if call.sequences and not call.result_only and now - call.reported > EVERY:
@@ -268,7 +268,7 @@ class Serving:
                 call.news.append((None, self._load(call)))
 
     def _load(self, call: CaptionerCall) -> LoopLoad:
-        """The number of clips, and the size of the last pass."""
+        """Return the number of clips and the size of the last pass."""
         slab = call.slab
         return LoopLoad(
             clips=len(self.loop),
@@ -283,7 +283,7 @@ class Serving:
             reading=call.reading_s / max(time.monotonic() - call.begun, 1e-9),
         )
 
-    def _passed(self, passing: PassRecord) -> None:
+    def _record_pass(self, passing: PassRecord) -> None:
         calls = [call for call in self._calls if call.sequences]
         if not passing.prompts:
             rows = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
@@ -296,7 +296,7 @@ class Serving:
                 call.passes, call.last = call.passes + 1, passing
 
     def _drop_unless_running(self) -> None:
-        """Abandon the clips of closed calls now, or leave it to the thread that runs a turn; never waits."""
+        """Abandon the clips of closed calls now, or leave it to the thread that runs a turn; never wait."""
         if exclusive.try_acquire((self,)):
             try:
                 self._drop_closed()
@@ -306,10 +306,10 @@ class Serving:
     def _drop_closed(self) -> None:
         for call in [call for call in self._calls if call.closed]:
             self._calls.remove(call)
-            self._give_up(call)
+            self._abandon_clips(call)
 
-    def _give_up(self, call: CaptionerCall, error: Exception | None = None) -> None:
-        """Abandon a call's clips; with an error, as what ends each."""
+    def _abandon_clips(self, call: CaptionerCall, error: Exception | None = None) -> None:
+        """Abandon a call's clips; with an error, end each of them with it."""
         keys = [sequence.job.key for sequence in call.sequences.values()]
         keys += [request.key for request in (*call.waiting, *call.again)]
         if error is not None:
@@ -317,7 +317,7 @@ class Serving:
         call.waiting.clear()
         call.again.clear()
         for sequence in list(call.sequences.values()):
-            self._forget(sequence)
+            self._remove(sequence)
 
     def _repeat_others(self, call: CaptionerCall, error: BaseException) -> None:
         why = f"a pass was interrupted: {type(error).__name__}"
@@ -326,4 +326,4 @@ class Serving:
                 other.again.append(sequence.job)
                 if not other.result_only:
                     other.news.append((sequence.job.key, Restarted(why)))
-                self._forget(sequence)
+                self._remove(sequence)

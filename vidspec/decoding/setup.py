@@ -58,14 +58,14 @@ class DecodingSetup:
     Attributes:
         profile: the settings.
         target, draft: the models' engines; the draft is None if the target or another process drafts, or no model.
-        head: the engine of a head over the target's states, if one drafts.
+        head: engine of a head over the target's states, if one drafts.
         describe: captions a frame for an ensemble's context of that kind.
-        sampling: how tokens are chosen.
-        acceptance, drafter, pruner: None where the profile has none.
-        schedule: writes the text with them.
+        sampling: sampling parameters.
+        acceptance, drafter, pruner: None if the profile has none.
+        schedule: decodes a prefilled sequence with them.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens of a draft window.
-        pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and has the
+        pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and keeps the
             cost of passes for drafters.
         slot: the draft's process, for the parallel schedule only.
     """
@@ -95,11 +95,11 @@ class DecodingSetup:
         head: Head | None = None,
         slot: DraftProcessSlot | None = None,
     ) -> DecodingSetup:
-        """Find the parts a profile names.
+        """Build the parts a profile names.
 
         Raises:
             ModelError: it drafts with a head, and there is none.
-            ProfileError: the target keeps states, and a part cannot go back to them.
+            ProfileError: the target keeps states, and a part cannot roll them back.
         """
         if target.decoder.cached is not None:
             _check_states(profile, target.name)
@@ -151,7 +151,7 @@ class DecodingSetup:
             pruner,
             cast("ScheduleFunction", schedules.get(profile.schedule.kind)),
             frozenset(needs),
-            _window(profile),
+            _max_window(profile),
             WindowController() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
@@ -159,9 +159,9 @@ class DecodingSetup:
 
     @cached_property
     def self_draft(self) -> Engine[VideoLanguageModel] | None:
-        """The engine of a target that drafts for itself, with its weights as the profile wants them for that.
+        """Engine of a target that drafts for itself, with weights in the profile's draft precision.
 
-        None where another drafts, or the target in a process of its own.
+        None if another model drafts, or the target in a process of its own.
         """
         if not self.profile.drafts_with_the_target or self.profile.concurrent:
             return None
@@ -172,59 +172,59 @@ class DecodingSetup:
 
     @property
     def lossless(self) -> bool:
-        """Whether the text is the target's own."""
+        """True if the text is the target's own."""
         return self.profile.lossless
 
     @property
     def limits(self) -> StoppingRules:
-        """Where the text ends."""
+        """Stopping rules of the text."""
         generate, model = self.profile.generate, self.target.model
         stopped = StopStrings(model.tokenizer, generate.stop).has_stop if generate.stop else None
         return StoppingRules(generate.max_new_tokens, model.eos, generate.stop_loops, stopped)
 
     @property
     def room(self) -> int:
-        """Cache entries needed behind a prompt: every row of the last window may be written before the text is cut."""
+        """Cache entries needed after a prompt: every row of the last window may be written before the text is cut."""
         return self.profile.generate.max_new_tokens + self.window + 1
 
     @property
     def late(self) -> bool:
-        """Whether a draft beside the target's prefill reads the whole video and has its cache pruned afterwards.
+        """True if a draft that reads during the target's prefill reads the whole video and prunes its cache afterwards.
 
-        States of recurrent blocks cannot be pruned, nor positions be compacted that were rotated into the keys.
+        States of recurrent blocks cannot be pruned, and positions that were rotated into the keys cannot be compacted.
         """
         prune, pruner = self.profile.prune, self.pruner
         if pruner is None or self.profile.schedule.prefill == "sequential":
             return False
         if prune.when is not None:
             return prune.when == "late"
-        able = prune.positions == "original" and self.target.model.decoder.cached is None
-        return able and not pruner.needs.isdisjoint(("attention", "visual_attention"))
+        prunable = prune.positions == "original" and self.target.model.decoder.cached is None
+        return prunable and not pruner.needs.isdisjoint(("attention", "visual_attention"))
 
     def history(self, prefix: EmbeddedPrompt) -> PenaltyHistory | None:
-        """The history of a clip behind its prompt, for penalties; None where the profile has none."""
+        """Return the history of a clip after its prompt, for penalties; None if the profile has none."""
         return make_history(self.profile.generate.penalties, prefix.token_ids)
 
     def read(self, request: CaptionRequest, trace: Trace) -> Steps[EmbeddedPrompt]:
-        """The target's prompt.
+        """Build and check the target's prompt.
 
         Raises:
-            GenerationError: prompt and text would be longer than the model was made for.
+            GenerationError: prompt and text would exceed the model's context length.
         """
         prefix = yield from encode_prompt(self.target.model, request, trace, "target")
         self.check(request.path, prefix.length)
         return prefix
 
     def check(self, path: str, prompt: int) -> None:
-        """Refuse a prompt of so many tokens, or of more, that model or memory cannot take with the text behind it.
+        """Reject a prompt of at least ``prompt`` tokens that, with the text after it, exceeds the model or memory.
 
-        Tokens count, also where a family numbers many of them with few positions (M-RoPE).
+        Tokens count, even if a family numbers many of them with few positions (M-RoPE).
 
         Raises:
             GenerationError: of kind ``context`` or ``memory``.
         """
         model, tokens = self.target.model, self.profile.generate.max_new_tokens
-        limit, free = _context(model), free_memory(model.device)
+        limit, free = _context_length(model), free_memory(model.device)
         if limit is not None and prompt + tokens > limit:
             raise GenerationError(
                 f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
@@ -241,10 +241,10 @@ class DecodingSetup:
             )
 
     def find_prefix(self, cache: PrefixCache | None, prefix: EmbeddedPrompt) -> PrefixHit | None:
-        """The cached part of the target's prompt from earlier turns of a dialogue; None if all of it is read again.
+        """Return the cached part of the target's prompt from earlier turns of a dialogue; None to read all of it again.
 
-        All is read again if a drafter or a pruner that has not chosen yet needs signals of the target's prefill, or if
-        the target itself is pruned.
+        The cached prefix is not reused if a drafter, or a pruner that has not chosen yet, needs signals of the target's
+        prefill, or if the target itself is pruned.
         """
         if cache is None or self.target.alone:
             return None
@@ -254,23 +254,24 @@ class DecodingSetup:
         if isinstance(self.acceptance, GroundedRule) and cache.states is None:
             return None
         hit = cache.find(self.target.model, prefix)
-        whole = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
-        return hit if whole else None
+        video_cached = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
+        return hit if video_cached else None
 
     def prefill(
         self, prefix: EmbeddedPrompt, taps: Taps | None, cache: PrefixCache | None = None, hit: PrefixHit | None = None
     ) -> Steps[PrefillResult]:
-        """The target's passes over its prompt; states that the acceptance rule needs are kept.
+        """Prefill the target's prompt, with the visual states that the acceptance rule needs.
 
         Args:
             prefix: the prompt.
             taps: observers of the passes.
-            cache: of a dialogue: keeps the sequence for later turns.
+            cache: cache of a dialogue: keeps the sequence for later turns.
             hit: the cached part.
         """
         states = isinstance(self.acceptance, GroundedRule)
         if self.target.alone:
-            return (yield Encode(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
+            call = partial(self.target.prefill, prefix, self.room, taps, states=states)
+            return (yield Encode(call))  # type: ignore[no-any-return]
         read = yield PrefillPrompt(self.target, prefix, self.room, taps, states=states and hit is None, cached=hit)
         if cache is not None:
             cache.read(self.target.model, prefix, read.span, hit)
@@ -288,7 +289,7 @@ class DecodingSetup:
         cache: PrefixCache | None = None,
         hit: PrefixHit | None = None,
     ) -> torch.Tensor:
-        """Indices of the visual tokens the drafter may see; timed in the lane of the model that chooses them.
+        """Return the indices of the visual tokens the drafter may see; timed in the lane of the model that chooses.
 
         In a dialogue they stay those of the turn that read the video, until it is read again (``hit`` is None).
         """
@@ -314,15 +315,15 @@ def prefilled(
     kept_per_layer: tuple[int, ...] = (),
     signals: tuple[tuple[str, bytes], ...] = (),
 ) -> Prefilled:
-    """The event of two prompts that have been read."""
+    """Return the event of two prefilled prompts."""
     grid, cells = token_places(prefix.visual)
     drafts = profile.draft.kind != "none"
     return Prefilled(
         prompt_tokens=prefix.length,
         visual_tokens=len(prefix.visual),
         kept=tuple(kept.tolist()),
-        kept_per_frame=_per_frame(prefix, kept) if drafts else (),
-        tokens_per_frame=_per_frame(prefix, torch.arange(len(prefix.visual))) if drafts else (),
+        kept_per_frame=_tokens_per_frame(prefix, kept) if drafts else (),
+        tokens_per_frame=_tokens_per_frame(prefix, torch.arange(len(prefix.visual))) if drafts else (),
         elapsed=elapsed,
         grid=grid,
         cells=cells,
@@ -350,7 +351,7 @@ def _acceptance(profile: Profile, target: VideoLanguageModel, sampling: Sampling
     return cast(AcceptanceRule, rule)
 
 
-def _window(profile: Profile) -> int:
+def _max_window(profile: Profile) -> int:
     draft = profile.draft
     if draft.kind == "none":
         return 0
@@ -361,19 +362,19 @@ def _window(profile: Profile) -> int:
     return ROWS if draft.gamma == "auto" or draft.topology == "adaptive" else draft.gamma
 
 
-def _context(model: VideoLanguageModel) -> int | None:
-    """Context length of the language model, if its config has one."""
+def _context_length(model: VideoLanguageModel) -> int | None:
+    """Return the context length of the language model, if its config has one."""
     config = getattr(getattr(model, "language", None), "config", None)
     limit: int | None = getattr(config, "max_position_embeddings", None)
     return limit
 
 
-def _per_frame(prefix: EmbeddedPrompt, kept: torch.Tensor) -> tuple[int, ...]:
+def _tokens_per_frame(prefix: EmbeddedPrompt, kept: torch.Tensor) -> tuple[int, ...]:
     frame = prefix.visual.frame.cpu()[kept.cpu()]
     return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())
 
 
-#: What states of recurrent blocks cannot do: key, why, the nearest valid choice, and whether a profile does it.
+#: Limits of recurrent states: key, why, the nearest valid choice, and a test whether a profile exceeds them.
 STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
     (
         "draft.topology: tree or adaptive",
@@ -414,9 +415,7 @@ def _drafts(profile: Profile) -> bool:
 
 
 def _check_states(profile: Profile, target: str) -> None:
-    """Refuse profiles that a target with recurrent blocks does not support: its states roll back a bounded way."""
-    for key, reason, instead, broken in STATES:
-        if broken(profile):
-            raise ProfileError(
-                f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {instead}"
-            )
+    """Reject profiles that a target with recurrent blocks does not support: the rollback of its states is bounded."""
+    for key, reason, choice, exceeds in STATES:
+        if exceeds(profile):
+            raise ProfileError(f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {choice}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Target"]
 
-#: What plain decoding verifies.
+#: The empty draft of plain decoding.
 NOTHING = Draft((), ())
 
 
@@ -29,12 +29,12 @@ class Target:
 
     Args:
         engine: the target model.
-        prefill: the prompt it has read.
-        sampling: how its own tokens are chosen.
+        prefill: result of the prompt's prefill.
+        sampling: sampling parameters of its own tokens.
         rng: CPU generator.
         tapped: blocks whose inputs in verification passes a drafter reads.
-        return_probs: whether to keep its probabilities of the tokens.
-        history: of penalties, its text so far; it grows with the text. None without penalties.
+        return_probs: True to keep its probabilities of the tokens.
+        history: its text so far for penalties; grows with the text. None without penalties.
 
     Attributes:
         probabilities: its own, after penalties and before temperature and top-p, of the last tokens; empty without
@@ -60,42 +60,42 @@ class Target:
         self.span = prefill.span
         self.history = history
         self._draft = NOTHING
-        self._judged: torch.Tensor | None = None  # logits of the last pass
-        self._last = -1
+        self._logits: torch.Tensor | None = None  # logits of the last pass
+        self._last_token = -1
         self._base = self.span.length
 
     def first(self) -> int:
-        """The token of the prefill's last logits."""
+        """Choose the first token, from the prefill's last logits."""
         logits = self.prefill.logits[None]
         processor = self.history.changes_for_paths([()]) if self.history is not None else None
         (read,) = read_back_tokens(
-            [Rows(self.span, draw=self._draw(NOTHING), processor=processor)], [PassResult(logits, logits)]
+            [Rows(self.span, draw=self._draw_rule(NOTHING), processor=processor)], [PassResult(logits, logits)]
         )
-        self._judged = read.logits if self.return_probs else None
-        self._emitted((), read.chosen[0])
-        return self._last
+        self._logits = read.logits if self.return_probs else None
+        self._record_emitted((), read.chosen[0])
+        return self._last_token
 
     def step(self) -> Steps[int]:
-        """One token of plain decoding."""
+        """Decode one token plainly."""
         passed = yield from self.verify(NOTHING)
         self.commit((), passed.chosen[0])
-        return self._last
+        return self._last_token
 
     def verify(self, draft: Draft) -> Steps[PassResult]:
-        """One pass over the last emitted token and a window after it: row 0, then a row for each drafted token."""
+        """Run one pass over the last emitted token and a window after it: row 0, then a row per drafted token."""
         self._base, self._draft = self.span.length, draft
-        tokens = [self._last, *draft.tokens]
+        tokens = [self._last_token, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
         processor = self.history.changes_for_paths([(), *draft.paths]) if self.history is not None else None
-        draw = self._draw(draft)
+        draw = self._draw_rule(draft)
         rows = Rows(self.span, tokens, parents, tapped=self.tapped, draw=draw, processor=processor)
         (passed,) = yield Forward(self.engine, [rows])
         if self.return_probs:
-            self._judged = passed.logits
+            self._logits = passed.logits
         return passed  # type: ignore[no-any-return]
 
-    def _draw(self, draft: Draft) -> DrawRule | None:
-        """How the tokens behind a window are drawn: of nodes at one depth, of which one is emitted, by one number."""
+    def _draw_rule(self, draft: Draft) -> DrawRule | None:
+        """Return the rule for drawing tokens after a window: nodes at one depth share a number, as one is emitted."""
         if not self.sampling.temperature:
             return None
         ahead = self._uniforms.ahead(1 + max(draft.depths, default=0))
@@ -110,16 +110,16 @@ class Target:
             self.span.rollback(self._base + 1 + len(path))
         else:
             self.span.gather(self._base + 1, path)
-        self._emitted(path, token)
+        self._record_emitted(path, token)
 
-    def _emitted(self, path: Sequence[int], token: int) -> None:
-        self._last = token
+    def _record_emitted(self, path: Sequence[int], token: int) -> None:
+        self._last_token = token
         self._uniforms.emitted(len(path) + 1)
-        if self.history is None and self._judged is None:
+        if self.history is None and self._logits is None:
             return
         ids = [*[self._draft.tokens[node] for node in path], token]
         if self.history is not None:
             self.history.add(ids)
-        if self._judged is not None:
-            shares = self._judged[[0, *(node + 1 for node in path)]].float().softmax(-1)
-            self.probabilities, self._judged = tuple(shares[range(len(ids)), ids].tolist()), None
+        if self._logits is not None:
+            shares = self._logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
+            self.probabilities, self._logits = tuple(shares[range(len(ids)), ids].tolist()), None

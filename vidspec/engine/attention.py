@@ -1,10 +1,9 @@
-"""Attention of the rows of a pass, for each sequence over its own keys; grouped queries without repeated keys.
+"""Attention of a pass: each sequence's rows attend to that sequence's keys. Grouped queries, no repeated keys.
 
-A stretch of a prompt sees what its sequence holds and, of itself, what came before (causally); so does a window; a node
-of a tree sees the committed entries, its ancestors and itself. No mask over a whole prompt is ever made: rows that need
-one are split into what all of them see and the few entries of the pass itself, and the two halves are merged by their
-log-sum-exp. On a CPU, where one kernel call costs as much as the attention of a short window, such a window gets a
-mask over its own keys instead.
+Rows of a prompt stretch or a window are causal: they see all earlier entries of their sequence. A tree node sees the
+committed entries, its ancestors and itself. No mask over a whole prompt is built. Rows that need one are split into the
+entries all of them see and the few entries of the pass itself; the halves are merged by log-sum-exp. On a CPU one
+kernel call costs as much as the attention of a short window, so such a window gets a mask over its own keys instead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vidspec.engine.taps import Taps
 
 __all__ = ["AttentionWindow", "PassAttention", "attend", "merged_attention", "split_count"]
 
-#: Rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
+#: Most rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
 
 
@@ -36,15 +35,15 @@ def attend(
     mask: torch.Tensor | None = None,
     window: AttentionWindow | None = None,
 ) -> torch.Tensor:
-    """Attention of the last n entries of a sequence to all of it.
+    """Return the attention of the last n entries of a sequence to the whole sequence.
 
     Args:
         query: (n, heads, d) rotated.
-        key, value: (1, kv_heads, length, d), the n rows' own included; each serves heads / kv_heads query heads.
-        scaling: of the scores.
-        sees: (n, m) bool, for rows of a tree which of the last m entries each sees; they are causal if None.
-        mask: (1, 1, groups * n, length) additive, which says the same for a CPU's kernel.
-        window: how far back rows see, where that is less than the sequence is long.
+        key, value: (1, kv_heads, length, d), including the n rows' own; each serves heads / kv_heads query heads.
+        scaling: factor of the scores.
+        sees: (n, m) bool, for tree rows: which of the last m entries each row sees; causal if None.
+        mask: (1, 1, groups * n, length) additive mask equal to ``sees``, for the CPU kernel.
+        window: sliding window, where it is shorter than the sequence.
 
     Returns:
         (n, heads * d).
@@ -57,13 +56,13 @@ def attend(
         size = None if window is None else window.size
         return flash.causal_attention(kernel, query, key, value, scaling, size).reshape(rows, heads * width)
     if window is not None and (length > window.size or window.runs is not None):
-        return _in_window(query, key, value, scaling, sees, window)
+        return _sliding_attention(query, key, value, scaling, sees, window)
     if rows == 1 and sees is None:
-        # The heads of a group are rows over the same keys.
+        # The heads of a group become rows over the same keys.
         out = F.scaled_dot_product_attention(query.view(1, kv_heads, groups, width), key, value, scale=scaling)
         return out.reshape(1, heads * width)
     if rows == length and sees is None:
-        return _causal(query, key, value, scaling).reshape(rows, heads * width)
+        return _causal_attention(query, key, value, scaling).reshape(rows, heads * width)
     packed = query.view(rows, kv_heads, groups, width).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * rows, width)
     if mask is not None:
         out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scaling)
@@ -73,7 +72,7 @@ def attend(
     return out.view(kv_heads, groups, rows, width).permute(2, 0, 1, 3).reshape(rows, heads * width)
 
 
-def _in_window(
+def _sliding_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -81,47 +80,47 @@ def _in_window(
     sees: torch.Tensor | None,
     window: AttentionWindow,
 ) -> torch.Tensor:
-    """Sliding attention, some rows at a time over the keys in their sight."""
+    """Return sliding-window attention, a block of rows at a time over the keys in its range."""
     rows, heads, width = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     before = length - len(window.own)
     places = torch.cat([torch.arange(before, device=key.device), window.own.to(key.device)])
     outs = []
     for start in range(0, rows, _MASKED):
-        some = query[start : start + _MASKED]
+        block = query[start : start + _MASKED]
         own = window.rows[start : start + _MASKED].to(key.device)
         first = max(0, min(before, int(own.min()) - window.size + 1))
-        last = before + start + len(some) if sees is None and window.runs is None else length
+        last = before + start + len(block) if sees is None and window.runs is None else length
         near = places[first:last]
         visible = own[:, None] >= near
         if window.runs is not None:
             runs = window.runs.to(key.device)
-            some_runs = runs[start : start + _MASKED, None]
-            visible[:, before - first :] |= (some_runs == runs) & (some_runs >= 0)
+            block_runs = runs[start : start + _MASKED, None]
+            visible[:, before - first :] |= (block_runs == runs) & (block_runs >= 0)
         if sees is not None:
             visible[:, before - first :] = sees[start : start + _MASKED]
         visible &= own[:, None] - near < window.size
-        packed = some.view(len(some), kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
+        packed = block.view(len(block), kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
         mask = visible.repeat(heads // kv_heads, 1)
-        sight = key[:, :, first:last], value[:, :, first:last]
-        out = F.scaled_dot_product_attention(packed, *sight, mask, scale=scaling)
-        outs.append(out.view(kv_heads, -1, len(some), width).permute(2, 0, 1, 3).reshape(len(some), heads * width))
+        keys_values = key[:, :, first:last], value[:, :, first:last]
+        out = F.scaled_dot_product_attention(packed, *keys_values, mask, scale=scaling)
+        outs.append(out.view(kv_heads, -1, len(block), width).permute(2, 0, 1, 3).reshape(len(block), heads * width))
     return torch.cat(outs)
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-    """A whole prompt, (n, heads, d), without n x n numbers in memory."""
+def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Return the causal attention of a whole prompt, (n, heads, d), without n x n numbers in memory."""
     groups = query.shape[1] // key.shape[1]
-    every = query.transpose(0, 1)[None]
+    batched = query.transpose(0, 1)[None]
     if groups == 1 or flash.is_supported(query):
-        out = F.scaled_dot_product_attention(every, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+        out = F.scaled_dot_product_attention(batched, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         return out[0].transpose(0, 1)
-    # Kernels without grouped queries (of CPUs, of CUDA for float32 and on old GPUs) repeat the keys: call them for one
-    # member of all groups.
+    # Kernels without grouped queries (CPU; CUDA in float32 or on old GPUs) repeat the keys: call them once per group
+    # member.
     out = torch.empty_like(query)
     for member in range(groups):
         out[:, member::groups] = F.scaled_dot_product_attention(
-            every[:, member::groups], key, value, is_causal=True, scale=scaling
+            batched[:, member::groups], key, value, is_causal=True, scale=scaling
         )[0].transpose(0, 1)
     return out
 
@@ -135,22 +134,22 @@ def merged_attention(
     sees: torch.Tensor | None,
     rows: int,
 ) -> torch.Tensor:
-    """Attention to the entries all rows see, merged with that to the last ``own`` by log-sum-exp.
+    """Merge attention to the entries all rows see with attention to the last ``own`` entries, by log-sum-exp.
 
     Args:
-        query: (1, kv_heads, groups * rows, d), the rows of each member of a group together.
+        query: (1, kv_heads, groups * rows, d), the rows of each group member together.
         key, value: (1, kv_heads, length, d).
-        scaling: of the scores.
-        own: entries at the end that rows see in part.
-        sees: (rows, own) bool; the rows are the last and causal if None.
-        rows: of the pass.
+        scaling: factor of the scores.
+        own: number of last entries that rows see in part.
+        sees: (rows, own) bool; if None the rows are the last entries and causal.
+        rows: number of rows.
 
     Returns:
         (1, kv_heads, groups * rows, d).
     """
     before = key.shape[2] - own
     if sees is None and rows > _MASKED:
-        late, late_weight = _causal_stretch(query, key[:, :, before:], value[:, :, before:], scaling, rows)
+        late, late_weight = _causal_chunk(query, key[:, :, before:], value[:, :, before:], scaling, rows)
     else:
         visible = torch.ones(rows, own, dtype=torch.bool, device=key.device).tril_() if sees is None else sees
         scores = (query.float() @ key[:, :, before:].float().transpose(2, 3)) * scaling
@@ -160,36 +159,38 @@ def merged_attention(
         late = ((scores - late_weight[..., None]).exp() @ value[:, :, before:].float()).to(query.dtype)
     if not before:
         return late
-    early, early_weight = _with_weight(query, key[:, :, :before], value[:, :, :before], scaling)
+    early, early_weight = _attention_with_lse(query, key[:, :, :before], value[:, :, :before], scaling)
     share = (early_weight.float() - late_weight.float()).sigmoid()[..., None]
     return torch.lerp(late.float(), early.float(), share).to(query.dtype)
 
 
-def _causal_stretch(
+def _causal_chunk(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A chunk of a prompt over itself, and the log-sum-exp of its scores."""
+    """Return the attention of a prompt chunk to itself and the log-sum-exp of its scores."""
     members = query.view(*query.shape[:2], -1, rows, query.shape[-1]).unbind(2)
-    outs, weights = zip(*(_with_weight(member, key, value, scaling, causal=True) for member in members), strict=True)
+    outs, weights = zip(
+        *(_attention_with_lse(member, key, value, scaling, causal=True) for member in members), strict=True
+    )
     return torch.cat(outs, 2), torch.cat(weights, 2)
 
 
-def _with_weight(
+def _attention_with_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (1, kv_heads, n, d) and the log-sum-exp of its scores (1, kv_heads, n), by the kernel of the device."""
+    """Return attention (1, kv_heads, n, d) and log-sum-exp of scores (1, kv_heads, n), by the device's kernel."""
     if query.device.type == "cpu":
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = operator(query, key, value, 0.0, causal, scale=scaling)
         return out, weight
     if flash.is_supported(query):
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
-        return found[0], found[1]
+        result = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
+        return result[0], result[1]
     if query.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        result = torch.ops.aten._scaled_dot_product_efficient_attention(
             query, key, value, None, True, 0.0, causal, scale=scaling
         )
-        return found[0], found[1][..., : query.shape[2]]  # padded to the kernel's block
+        return result[0], result[1][..., : query.shape[2]]  # padded to the kernel's block
     scores = (query.float() @ key.float().transpose(2, 3)) * scaling
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
@@ -199,10 +200,10 @@ def _with_weight(
 
 @dataclass(frozen=True)
 class AttentionWindow:
-    """Sliding attention: rows see ``size`` places back, their own among them. Places are counted in the cache.
+    """Sliding-window attention: a row sees the last ``size`` cache places, its own included.
 
-    ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries, all others being in order.
-    ``runs`` (n,): rows of one of these numbers see each other in both directions, -1 being none.
+    ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries; all earlier entries are in
+    order. ``runs`` (n,) numbers runs of rows that see each other in both directions; -1 for none.
     """
 
     size: int
@@ -227,14 +228,14 @@ class _SequenceRows:
 
 
 class PassAttention:
-    """Attention of one pass: where each sequence's keys and values go, and what its rows see.
+    """Attention of one pass: writes each sequence's keys and values and attends.
 
     Args:
         batch: the rows of each sequence.
-        scaling: of the scores.
-        windows: of each layer how many places its rows see; None for layers that see everything.
-        cached: the layers that attend, in order; None where all do.
-        mutual: whether visual tokens next to each other see each other in layers with such a limit.
+        scaling: factor of the scores.
+        windows: sliding window of each layer; None for layers that see everything.
+        cached: the layers that attend, in order; None if all do.
+        mutual: True if adjacent visual tokens see each other in sliding-window layers.
     """
 
     def __init__(
@@ -246,8 +247,8 @@ class PassAttention:
         mutual: bool = False,
     ) -> None:
         self.batch, self.scaling, self._windows = batch, scaling, windows
-        self._at = None if cached is None else {layer: at for at, layer in enumerate(cached)}
-        self._parts: list[_SequenceRows] = []
+        self._cache_layers = None if cached is None else {layer: at for at, layer in enumerate(cached)}
+        self._sequences: list[_SequenceRows] = []
         self._sizes = [len(rows) for rows in batch]
         for rows, count in zip(batch, self._sizes, strict=True):
             keys, values = rows.span.entries_to_read(count)
@@ -259,16 +260,16 @@ class PassAttention:
                 and 1 < count <= _MASKED
                 and (count < keys[0].shape[2] or sees is not None)
             ):
-                mask = _mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
-            places = None if windows is None else _places(rows, count)
-            runs = _runs(rows) if mutual and rows.prompt is not None else None
-            self._parts.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
+                mask = _additive_mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
+            places = None if windows is None else _row_places(rows, count)
+            runs = _visual_runs(rows) if mutual and rows.prompt is not None else None
+            self._sequences.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
     def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        """Keep the rows' keys and values and attend.
+        """Store the rows' keys and values and attend.
 
         Args:
-            layer: whose they are.
+            layer: index of the layer.
             query: (R, heads, d) rotated.
             entries: (R, 2, kv_heads, d), rotated keys and values.
 
@@ -276,13 +277,15 @@ class PassAttention:
             (R, heads * d).
         """
         entries = entries.permute(1, 2, 0, 3)
-        if len(self._parts) == 1:
-            return self._part(self._parts[0], layer, query, entries)
-        split = zip(self._parts, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
-        return torch.cat([self._part(part, layer, own, new) for part, own, new in split])
+        if len(self._sequences) == 1:
+            return self._attend_sequence(self._sequences[0], layer, query, entries)
+        split = zip(self._sequences, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
+        return torch.cat([self._attend_sequence(part, layer, own, new) for part, own, new in split])
 
-    def _part(self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        at = layer if self._at is None else self._at[layer]
+    def _attend_sequence(
+        self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        at = layer if self._cache_layers is None else self._cache_layers[layer]
         part.writes[at].copy_(entries)
         keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
@@ -296,8 +299,8 @@ class PassAttention:
         return attend(query, keys, values, self.scaling, sees=part.sees, mask=mask, window=window)
 
 
-def _runs(rows: Rows) -> torch.Tensor:
-    """(n,) of a prompt's stretch: by number the runs of visual tokens, -1 for text."""
+def _visual_runs(rows: Rows) -> torch.Tensor:
+    """Return (n,) run numbers of the visual tokens in a prompt stretch, -1 for text."""
     prompt, (start, end) = rows.prompt, rows.stretch
     assert prompt is not None
     index = prompt.visual.index.cpu()
@@ -307,18 +310,18 @@ def _runs(rows: Rows) -> torch.Tensor:
     return torch.where(shown > 0, begins.cumsum(0), -1)
 
 
-def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places of the rows, and of the last entries, which the rows are among."""
+def _row_places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of the rows and of the last entries, which include the rows."""
     start = rows.span.length
     if rows.parents is None:
         places = torch.arange(start, start + count)
         return places, places
-    every = torch.tensor(rows.depths) + start + count - len(rows.parents)
-    return every[len(every) - count :], every
+    places_of_nodes = torch.tensor(rows.depths) + start + count - len(rows.parents)
+    return places_of_nodes[len(places_of_nodes) - count :], places_of_nodes
 
 
-def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """(rows, length) additive."""
+def _additive_mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return an additive mask (rows, length)."""
     visible = torch.ones(rows, rows, dtype=torch.bool).tril_() if sees is None else sees
     mask = torch.zeros(rows, length, dtype=dtype)
     mask[:, length - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
@@ -326,14 +329,14 @@ def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype)
 
 
 def split_count(kv_heads: int, tiles: int, processors: int) -> int:
-    """Into how many parts the attention of a layer splits each sequence's keys, a power of two from 8 to 64.
+    """Return the number of splits of each sequence's keys in a layer, a power of two from 8 to 64.
 
-    Enough that every processor has two programs, of which there is one for each KV head, tile of rows and part. More
-    parts cost memory and time to merge: with many rows they would outweigh the keys.
+    Enough for two programs per processor; there is one program per KV head, tile of rows and split. More splits cost
+    memory and time to merge: with many rows they would outweigh the keys.
 
     Args:
-        kv_heads: of the layer.
-        tiles: of rows that load the same keys, at least so many.
+        kv_heads: KV heads of the layer.
+        tiles: lower bound of the tiles of rows that load the same keys.
         processors: streaming multiprocessors of the device.
     """
     needed = -(-2 * processors // (kv_heads * tiles))

@@ -1,4 +1,4 @@
-"""What the host needs to know of a pass: the tokens of all its rows, computed together and read back at once."""
+"""Tokens and finiteness of all rows of a pass, computed together and read back in one copy."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ __all__ = ["read_back_tokens"]
 
 @torch.inference_mode()
 def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
-    """The same results with the tokens that their rows choose, and whether their logits are finite.
+    """Return the results with the tokens their rows choose and whether their logits are finite.
 
-    One argmax, one draw and one top-k for all sequences, then one copy to the host, which is the only one that waits
-    for the pass. Nothing is read of a pass without logits.
+    One argmax, one draw and one top-k for all sequences, then one copy to the host, the only one that waits for the
+    pass. A pass without logits reads nothing back.
 
     Args:
         batch: the rows of each sequence.
-        passed: of each the result, with ``logits`` and ``hidden`` on one device.
+        passed: the result of each, with ``logits`` and ``hidden`` on one device.
     """
-    counts = [one.logits.shape[0] for one in passed]
-    some = [one.logits for one, count in zip(passed, counts, strict=True) if count]
-    if not some:
+    counts = [result.logits.shape[0] for result in passed]
+    nonempty = [result.logits for result, count in zip(passed, counts, strict=True) if count]
+    if not nonempty:
         return list(passed)
-    logits = torch.cat(some) if len(some) > 1 else some[0]
-    # A row's sum is finite if all its logits are; a processor may exclude tokens by infinite ones.
-    whole = logits.sum(-1, dtype=torch.float32)
+    logits = torch.cat(nonempty) if len(nonempty) > 1 else nonempty[0]
+    # A row's sum is finite if all its logits are. Summed before processors, which may exclude tokens by infinities.
+    row_sums = logits.sum(-1, dtype=torch.float32)
     if any([rows.processor is not None for rows in batch]):
         passed = [
-            one if rows.processor is None else one._replace(logits=rows.processor(one.logits))
-            for rows, one in zip(batch, passed, strict=True)
+            result if rows.processor is None else result._replace(logits=rows.processor(result.logits))
+            for rows, result in zip(batch, passed, strict=True)
         ]
-        logits = torch.cat([one.logits for one in passed if len(one.logits)])
+        logits = torch.cat([result.logits for result in passed if len(result.logits)])
     likeliest = logits.argmax(-1)
-    drawn, probs_of = _drawn(batch, counts, logits, likeliest)
+    drawn, probs_of = _draw_tokens(batch, counts, logits, likeliest)
     # Token ids are exact in float32 up to 2^24.
-    columns = [whole[None], likeliest[None], drawn[None]]
+    columns = [row_sums[None], likeliest[None], drawn[None]]
     if width := min(max(rows.top for rows in batch), logits.shape[1]):
         index = logits.topk(width).indices
         columns += [index.t(), logits.float().softmax(-1).gather(1, index).t()]
@@ -48,43 +48,43 @@ def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> lis
     tokens = [list(map(int, column)) for column in numbers[: 2 + width]]
     best = list(zip(zip(*tokens[2:], strict=True), zip(*numbers[2 + width :], strict=True), strict=True))
     finite = math.isfinite(sum(sums))
-    found, start = list[PassResult](), 0
-    for rows, one, count in zip(batch, passed, counts, strict=True):
+    results, start = list[PassResult](), 0
+    for rows, result, count in zip(batch, passed, counts, strict=True):
         part = slice(start, start + count)
         top = [(ids[: rows.top], probs[: rows.top]) for ids, probs in best[part]] if rows.top else ()
         sound = finite or all(map(math.isfinite, sums[part]))
         choices = tokens[0][part], tokens[1][part], top, probs_of.get(start)
-        found.append(PassResult(one.logits, one.hidden, one.tapped, sound, *choices))
+        results.append(PassResult(result.logits, result.hidden, result.tapped, sound, *choices))
         start += count
-    return found
+    return results
 
 
-def _drawn(
+def _draw_tokens(
     batch: Sequence[Rows], counts: Sequence[int], logits: torch.Tensor, likeliest: torch.Tensor
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """The token that each row chooses, and by the first row of each sequence that draws the distributions."""
+    """Return the token each row chooses, and the distributions of sequences that draw, keyed by their first row."""
     kinds: dict[Sampling, list[tuple[int, int, Rows, DrawRule]]] = {}
     start = 0
     for rows, count in zip(batch, counts, strict=True):
         if rows.draw is not None:
             kinds.setdefault(rows.draw.sampling, []).append((start, start + count, rows, rows.draw))
         start += count
-    found: dict[int, torch.Tensor] = {}
+    distributions: dict[int, torch.Tensor] = {}
     chosen = likeliest.clone() if kinds else likeliest
     for sampling, drawing in kinds.items():
         places = [place for _, end, _, draw in drawing for place in range(end - len(draw.uniforms), end)]
         index = torch.tensor(places, device=logits.device)
         probs = sampling.distribution(logits if len(places) == len(logits) else logits[index])
-        uniforms, behind, tokens, drafted = list[float](), list[int](), list[int](), list[torch.Tensor]()
+        uniforms, drafted_rows, tokens, drafted = list[float](), list[int](), list[int](), list[torch.Tensor]()
         for begin, _, rows, draw in drawing:
             first, count = len(uniforms), len(draw.uniforms)
             uniforms += draw.uniforms
-            found[begin] = probs[first : first + count]
+            distributions[begin] = probs[first : first + count]
             if draw.drafted is not None:
-                behind += range(first, first + count - 1)
+                drafted_rows += range(first, first + count - 1)
                 tokens += rows.token_ids[1 - count :]
                 drafted.append(draw.drafted)
-        rows_of = torch.tensor(behind, device=logits.device), torch.tensor(tokens, device=logits.device)
-        every = torch.cat([one.to(logits.device) for one in drafted]) if drafted else None
-        chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, probs), *rows_of, every))
-    return chosen, found
+        rows_of = torch.tensor(drafted_rows, device=logits.device), torch.tensor(tokens, device=logits.device)
+        all_drafted = torch.cat([part.to(logits.device) for part in drafted]) if drafted else None
+        chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, probs), *rows_of, all_drafted))
+    return chosen, distributions

@@ -1,4 +1,4 @@
-"""The contract of what runs a language model's blocks."""
+"""The decoder protocol: the interface of a language model's blocks."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ __all__ = [
     "with_own_slab",
 ]
 
-#: Cosines and sines of a pass, as the decoder that made them takes them; a pair for each kind of block.
+#: Cosines and sines of a pass, in the layout of the decoder that made them; a pair for each kind of block.
 RotaryTables = tuple[torch.Tensor, ...]
-#: Keeps a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.PassAttention`.
+#: Stores a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.PassAttention`.
 AttendFunction = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Decoder(Protocol):
-    """The blocks of one language model, and the slab of its sequences.
+    """The blocks of one language model and the slab of its sequences.
 
     Attributes:
         name: ``fused`` or ``stock``.
-        why: why it is this one, in a few words.
+        why: reason for this decoder, in a few words.
         depth: number of blocks.
-        scaling: of attention scores.
-        axes: of rotary positions: 1, or 3 under M-RoPE.
-        windows: of each block how many places back its rows see; None where all blocks see everything.
-        mutual: whether visual tokens next to each other see each other, both ways, in blocks with such a limit.
-        prunable: whether rows of a prompt can be dropped between two blocks.
-        cached: the blocks that keep keys and values, in order, where others keep a state; None where all do.
-        state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
-        packed_bytes: of weights that are held packed or as codes, beside the model's parameters.
-        only_bytes: of those that are no second copies.
-        numbers: in the weights of its blocks' linear layers, experts left out.
-        graphs: its passes of few tokens as a GPU replays them; None where it cannot.
-        eager: why a GPU would not replay them; None if it does.
+        scaling: factor of attention scores.
+        axes: axes of rotary positions: 1, or 3 under M-RoPE.
+        windows: sliding window of each block, in places; None if all blocks see everything.
+        mutual: True if adjacent visual tokens see each other, both ways, in sliding-window blocks.
+        prunable: True if rows of a prompt can be dropped between two blocks.
+        cached: the blocks with keys and values, in order, where others keep a state; None if all have them.
+        state_bytes: most bytes of a sequence's states in the other blocks, in addition to its keys and values.
+        packed_bytes: bytes of weights held packed or as codes, in addition to the model's parameters.
+        only_bytes: the part of ``packed_bytes`` that is not a second copy.
+        numbers: weights in the blocks' linear layers, experts left out.
+        graphs: replayed passes of few tokens on a GPU; None if it cannot replay them.
+        eager: reason why a GPU does not replay passes; None if it does.
     """
 
     name: str
@@ -76,23 +76,23 @@ class Decoder(Protocol):
     def scaling(self) -> float: ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """(R, hidden) of token ids (R,)."""
+        """Return embeddings (R, hidden) of token ids (R,)."""
         ...
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """Of positions (axes, R)."""
+        """Return the rotary tables of positions (axes, R)."""
         ...
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        """What enters the next block, (R, hidden), of what enters this one."""
+        """Return the output of one block, (R, hidden), for its input ``rows``."""
         ...
 
     def norm(self, rows: torch.Tensor) -> torch.Tensor:
-        """The final norm."""
+        """Apply the final norm."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(R, heads of the vocabulary) behind the final norm."""
+        """Return logits (R, heads of the vocabulary) of states after the final norm."""
         ...
 
 
@@ -100,10 +100,10 @@ D = TypeVar("D", bound=Decoder)
 
 
 class LanguageModel(Protocol):
-    """All that the engine needs to know of a model.
+    """The engine's view of a model.
 
     Attributes:
-        vocabulary: logits are sliced to it.
+        vocabulary: number of logits to keep.
     """
 
     vocabulary: int
@@ -116,9 +116,9 @@ class LanguageModel(Protocol):
 
 
 def with_own_slab(decoder: D) -> D:
-    """The same blocks and weights with a slab of its own, for passes in another thread than those of ``decoder``.
+    """Return the same blocks and weights with a slab of their own, for passes in a thread other than ``decoder``'s.
 
-    On a GPU its passes are not replayed: what is captured writes to tensors of its own.
+    On a GPU its passes are not replayed: captured passes write to tensors of their own.
     """
     other = copy.copy(decoder)
     vars(other).pop("slab", None)
@@ -127,12 +127,12 @@ def with_own_slab(decoder: D) -> D:
 
 
 def mrope_axes(count: int, sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
-    """(count,) the axis whose position each rotary frequency takes under M-RoPE.
+    """Return (count,) the position axis of each rotary frequency under M-RoPE.
 
     Args:
-        count: of frequencies, half as many as a head is wide.
-        sections: frequencies of each axis (time, height, width), as a config's ``mrope_section`` has them.
-        interleaved: in turns (Qwen3-VL), or in blocks (Qwen2-VL, Qwen2.5-VL).
+        count: number of frequencies, half the width of a head.
+        sections: frequencies of each axis (time, height, width), as in a config's ``mrope_section``.
+        interleaved: True for alternating axes (Qwen3-VL), False for blocks (Qwen2-VL, Qwen2.5-VL).
     """
     axis = torch.zeros(count, dtype=torch.long)
     start = sections[0]
@@ -146,7 +146,7 @@ def mrope_axes(count: int, sections: Sequence[int], *, interleaved: bool) -> tor
 
 
 def sliding_windows(config: Any) -> tuple[int | None, ...] | None:
-    """:attr:`Decoder.windows` of a language model's config."""
+    """Return :attr:`Decoder.windows` of a language model's config."""
     size, depth = getattr(config, "sliding_window", None), int(config.num_hidden_layers)
     if size is None or getattr(config, "use_sliding_window", True) is False:
         return None

@@ -19,19 +19,19 @@ def decoder_of(
     budget: int | None = None,
     wanted: WeightFormat = None,
 ) -> FusedDecoder | StockDecoder:
-    """The decoder of a stock language model.
+    """Return the decoder of a stock language model.
 
     Args:
         language: ``language_model`` of a stock model.
         head: its ``lm_head``.
-        kind: ``fused`` wherever it covers the model, else ``stock``, is ``auto``.
+        kind: ``auto`` is ``fused`` wherever it supports the model, else ``stock``.
         packed: see :func:`~vidspec.engine.matrix.choose_packing`.
         budget: bytes of its slab.
         wanted: codes in place of its weights, see :func:`~vidspec.engine.layouts.choose_layout`; ``auto`` for large
             ones of the fused decoder.
 
     Raises:
-        ValueError: ``fused`` does not cover the model, or its weights cannot be quantised; says why.
+        ValueError: ``fused`` does not support the model, or its weights cannot be quantised.
     """
     stock = StockDecoder
     if language.config.model_type == "gemma4_text":

@@ -29,15 +29,15 @@ __all__ = [
     "use_one_core",
 ]
 
-#: Of free memory that the keys and values of all sequences may take; a pass needs some too.
+#: Share of free memory for the keys and values of all sequences; a pass needs some too.
 _SHARE = 0.9
 
 
-_BESIDE = threading.local()
+_THREAD = threading.local()
 
 
 def default_device_type() -> str:
-    """The kind of device that ``auto`` means: the first of CUDA, which ROCm counts as, XPU and MPS, else the CPU."""
+    """Return the device type that ``auto`` means: the first of CUDA (ROCm included), XPU and MPS, else the CPU."""
     kinds: dict[str, Callable[[], bool]] = {
         "cuda": torch.cuda.is_available,
         "xpu": torch.xpu.is_available,
@@ -48,18 +48,18 @@ def default_device_type() -> str:
 
 @cache
 def replay_refusal(device: torch.device) -> str | None:
-    """Why captured passes are not replayed on a GPU under ROCm, by a trial with a small one; None with CUDA."""
+    """Return why passes are not replayed on a ROCm GPU, tested with a small graph; None with CUDA."""
     if torch.version.hip is None:
         return None
     try:
         with torch.cuda.device(device):
-            given, graph = torch.zeros(8, device=device), torch.cuda.CUDAGraph()
+            source, graph = torch.zeros(8, device=device), torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                made = given + 1
-            given.fill_(2)
+                result = source + 1
+            source.fill_(2)
             graph.replay()
             torch.cuda.synchronize(device)
-            same = bool((made == 3).all())
+            same = bool((result == 3).all())
     except RuntimeError as error:
         return f"ROCm captures no pass here: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     return None if same else "ROCm replays a captured pass with other results"
@@ -67,10 +67,10 @@ def replay_refusal(device: torch.device) -> str | None:
 
 @contextmanager
 def use_half_the_cores() -> Iterator[None]:
-    """Torch's work in this thread takes half of the cores it had, and others the rest.
+    """Limit torch in this thread to half of its cores, leaving the rest to others.
 
-    OpenMP's threads wait for each other all the time: where there are more of them than cores they wait for long, and
-    one thread fewer does more. (Two threads beside one that looks at clips, on two cores: a tenth of the speed of one.)
+    OpenMP threads busy-wait for each other: with more threads than cores, one thread fewer does more. (Two threads
+    next to a vision thread, on two cores: a tenth of the speed of one.)
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // 2))
@@ -81,12 +81,12 @@ def use_half_the_cores() -> Iterator[None]:
 
 
 class CoreSharing:
-    """Torch's work in the calling thread takes fewer cores while a context of this object is open.
+    """Reduces torch's cores in the calling thread while a context of this object is open.
 
-    Contexts of several clips may overlap in any order; all are entered and left by one thread.
+    Contexts of several clips may overlap in any order; one thread enters and exits them all.
 
     Args:
-        left: of the threads there are, how many it takes meanwhile.
+        left: threads to use meanwhile, given the current number.
     """
 
     def __init__(self, left: Callable[[int], int]) -> None:
@@ -107,16 +107,16 @@ class CoreSharing:
 
 
 def use_one_core() -> None:
-    """Torch's work in this thread takes one core of the processor: another thread's passes have the others."""
-    if not hasattr(_BESIDE, "told"):
-        _BESIDE.told = True
+    """Limit torch in this thread to one core; another thread's passes have the others."""
+    if not hasattr(_THREAD, "limited"):
+        _THREAD.limited = True
         torch.set_num_threads(1)  # of this thread; OpenMP counts by calling thread
 
 
 def synchroniser(*devices: torch.device) -> Callable[[], None]:
-    """A function that waits until all work is done that the calling thread's streams have queued on these devices.
+    """Return a function that waits for all work that the calling thread's streams have queued on these devices.
 
-    Work that other threads queue on streams of their own is not waited for. On a CPU nothing is ever queued.
+    It does not wait for work that other threads queue on their own streams. A CPU never queues work.
     """
     queues = [device for device in dict.fromkeys(devices) if device.type in ("cuda", "xpu", "mps")]
 
@@ -133,17 +133,17 @@ def synchroniser(*devices: torch.device) -> Callable[[], None]:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on ``device``; None if unknown."""
+    """Return the bytes that can still be allocated on ``device``; None if unknown."""
     if device.type == "xpu":
         return int(torch.xpu.mem_get_info(device)[0])
     if device.type != "cuda":
         return memory.available_memory()
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch, not in use
     return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 def driver_problem() -> str | None:
-    """Why torch, built for GPUs, uses none of those that the driver's own tool lists; None if nothing is wrong."""
+    """Return why torch, built for GPUs, uses none of those that the driver's tool lists; None if nothing is wrong."""
     if torch.version.cuda is None or torch.cuda.is_available() or (tool := shutil.which("nvidia-smi")) is None:
         return None
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):  # hidden on purpose
@@ -160,7 +160,7 @@ def driver_problem() -> str | None:
 
 
 def peak_bytes() -> int | None:
-    """Peak bytes allocated by torch on a GPU since the previous call; None without a GPU."""
+    """Return the peak bytes torch allocated on a GPU since the previous call; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     peak = torch.cuda.max_memory_allocated()
@@ -169,32 +169,32 @@ def peak_bytes() -> int | None:
 
 
 def slab_budget(layers: Mapping[torch.device, int]) -> int | None:
-    """Bytes that all layers' keys and values may take by what is free on GPUs now; None without one.
+    """Return the bytes that all layers' keys and values may take, by the free memory of GPUs; None without one.
 
     Args:
-        layers: how many are on each device.
+        layers: number of layers on each device.
     """
-    whole = sum(layers.values())
+    depth = sum(layers.values())
     on_gpus = {device: count for device, count in layers.items() if device.type in ("cuda", "xpu")}
-    found = [(free_memory(device) or 0) * whole // count for device, count in on_gpus.items()]
-    return int(_SHARE * min(found)) if found else None
+    budgets = [(free_memory(device) or 0) * depth // count for device, count in on_gpus.items()]
+    return int(_SHARE * min(budgets)) if budgets else None
 
 
 @contextmanager
 def memory_for(what: str, hint: str) -> Iterator[None]:
-    """Turn running out of memory into an error of one line.
+    """Turn running out of memory into a one-line error.
 
     Args:
-        what: needs the memory, such as ``NAME: its fused blocks``.
-        hint: what is left to do about it.
+        what: consumer of the memory, such as ``NAME: its fused blocks``.
+        hint: remedy for the user.
 
     Raises:
-        DeviceError: memory does not suffice.
+        DeviceError: out of memory.
     """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # Torch's allocator of main memory has no exception of its own.
+        # Torch's CPU allocator has no exception of its own.
         if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
             raise
         raise DeviceError(f"{what}: memory does not suffice", hint=hint, kind="memory") from error

@@ -1,9 +1,9 @@
-"""Exclusive use of models: one thread at a time computes with a model. No torch, no models: any objects.
+"""Exclusive use of models: one thread at a time computes with a model. Works on any objects, without torch.
 
 A pass writes to the slab of its model and to buffers that passes share, so two threads never run passes of one model at
-the same time. A thread takes all models that it needs at once and holds them for one turn, so threads cannot wait for
-each other in a circle. Groups of threads (the calls of one captioner) get their turns in the order of waiting; within a
-group any thread may go on, as a turn serves all of its calls.
+the same time. A thread takes all models that it needs at once and holds them for one turn, so there is no deadlock.
+Groups of threads (the calls of one captioner) get their turns in the order of waiting; within a group any thread may
+proceed, as one turn serves all of its calls.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ __all__ = ["acquire", "has_other_group", "notify", "release", "try_acquire"]
 
 
 class Waiter(NamedTuple):
-    """A thread that wants models, and the group that it works for."""
+    """A thread waiting for models, and its group."""
 
     thread: threading.Thread
     group: object
     models: Sequence[object]
 
 
-#: Of a re-entrant lock: garbage collection may close a generator, which releases its models, in the middle of a call.
+#: Has a re-entrant lock: garbage collection may close a generator, which releases its models, in the middle of a call.
 _changed = threading.Condition()
 _owners: dict[object, threading.Thread] = {}
 _waiters: list[Waiter] = []
-#: Models that another thread was computing with when this process was forked; that thread does not exist here.
+#: Models that another thread was using when this process was forked; that thread does not exist here.
 _unusable: WeakSet[object] = WeakSet()
 
 
 def acquire(group: object, models: Sequence[object], unless: Callable[[], bool] = lambda: False) -> bool:
-    """Take the models as soon as no other thread uses any of them and no other group waits longer.
+    """Take the models once no other thread uses any of them and no other group has waited longer.
 
     Args:
-        group: for which the thread works.
-        models: at least one; those that the calling thread has already are no obstacle.
-        unless: ends the waiting; called again whenever models are released.
+        group: the group the thread works for.
+        models: at least one; models that the calling thread already holds do not block.
+        unless: cancels the wait; called again whenever models are released.
 
     Returns:
-        False without the models if ``unless()``.
+        True with the models, False without them if ``unless()``.
 
     Raises:
-        GenerationError: they were in use in another thread when this process was forked.
+        GenerationError: another thread was using them when this process was forked.
     """
     mine = Waiter(threading.current_thread(), group, models)
     with _changed:
@@ -68,7 +68,7 @@ def acquire(group: object, models: Sequence[object], unless: Callable[[], bool] 
 
 
 def try_acquire(models: Sequence[object]) -> bool:
-    """Take the models if no thread uses any of them, the calling one included; for something short."""
+    """Take the models if no thread uses any of them, the calling one included; for short work."""
     with _changed:
         if any(model in _owners for model in models):
             return False
@@ -78,7 +78,7 @@ def try_acquire(models: Sequence[object]) -> bool:
 
 
 def release(models: Sequence[object]) -> None:
-    """Give models back, and wake all threads that wait."""
+    """Release models and wake all waiting threads."""
     with _changed:
         for model in models:
             _owners.pop(model, None)
@@ -86,22 +86,24 @@ def release(models: Sequence[object]) -> None:
 
 
 def notify() -> None:
-    """Have all threads that wait ask again whether they still want models."""
+    """Make all waiting threads check again whether they still want models."""
     with _changed:
         _changed.notify_all()
 
 
 def has_other_group(group: object, models: Sequence[object]) -> bool:
-    """Whether a thread of another group waits for any of these models."""
+    """Return True if a thread of another group waits for any of these models."""
     with _changed:
-        return any(one.group is not group and not set(one.models).isdisjoint(models) for one in _waiters)
+        return any(waiter.group is not group and not set(waiter.models).isdisjoint(models) for waiter in _waiters)
 
 
 def _is_free(mine: Waiter) -> bool:
     if any(_owners.get(model, mine.thread) is not mine.thread for model in mine.models):
         return False
     earlier = _waiters[: _waiters.index(mine)]
-    return not any(one.group is not mine.group and not set(one.models).isdisjoint(mine.models) for one in earlier)
+    return not any(
+        waiter.group is not mine.group and not set(waiter.models).isdisjoint(mine.models) for waiter in earlier
+    )
 
 
 def _check_fork(models: Sequence[object]) -> None:

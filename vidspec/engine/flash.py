@@ -1,4 +1,4 @@
-"""flash-attn's kernel for prompts on a GPU, where the package is installed (the extra ``flash-attn``)."""
+"""flash-attn's kernel for prompts on a GPU, if the package is installed (the extra ``flash-attn``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 __all__ = ["Varlen", "causal_attention", "is_supported", "load_flash_attention"]
 
-#: From which on the mask of fewer queries than keys is as here, and torch 2.6 and later are supported.
+#: First version that masks fewer queries than keys as here and supports torch 2.6 and later.
 _VERSION = (2, 8)
 
 
 class Varlen(Protocol):
-    """``flash_attn_varlen_func``, as far as it is used; a causal mask is aligned with the last query and key."""
+    """The part of ``flash_attn_varlen_func`` in use; a causal mask is aligned with the last query and key."""
 
     def __call__(
         self,
@@ -35,7 +35,7 @@ class Varlen(Protocol):
 
 @cache
 def load_flash_attention() -> Varlen | None:
-    """The kernel; None where the package is missing, too old, or built for another torch."""
+    """Return the kernel; None if the package is missing, too old, or built for another torch."""
     try:
         if tuple(map(int, version("flash-attn").split(".")[:2])) < _VERSION:
             return None
@@ -46,7 +46,7 @@ def load_flash_attention() -> Varlen | None:
 
 
 def is_supported(query: torch.Tensor) -> bool:
-    """Whether flash kernels, torch's and the package's, take it: on CUDA from 8.0 on, half precision, d <= 256."""
+    """Return True if the flash kernels of torch and the package take it: CUDA from 8.0, half precision, d <= 256."""
     half = query.is_cuda and query.dtype is not torch.float32 and query.shape[-1] <= 256
     return half and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
@@ -54,14 +54,14 @@ def is_supported(query: torch.Tensor) -> bool:
 def causal_attention(
     kernel: Varlen, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, size: int | None
 ) -> torch.Tensor:
-    """Causal attention of the last n entries of a sequence to all of it, or to ``size`` places; no keys are copied.
+    """Return causal attention of the last n entries of a sequence to all of it, or to ``size`` places; copies no keys.
 
     Args:
-        kernel: as :func:`load_flash_attention` gives it.
+        kernel: from :func:`load_flash_attention`.
         query: (n, heads, d).
         key, value: (1, kv_heads, length, d).
-        scaling: of the scores.
-        size: places that a row sees, its own among them; None for all.
+        scaling: factor of the scores.
+        size: places that a row sees, its own included; None for all.
 
     Returns:
         (n, heads, d).

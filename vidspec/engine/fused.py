@@ -1,7 +1,7 @@
-"""A dense decoder of our own for Qwen2, Qwen3, Llama and Mistral language models: few kernels for few rows.
+"""Our dense decoder for Qwen2, Qwen3, Llama and Mistral language models: few kernels for few rows.
 
-Queries, keys and values are one product, gate and up another; residuals are added by the products. It takes the stock
-modules' weights over: their parameters become views of its matrices, so they go on to give the same results.
+Queries, keys and values are one product, gate and up another; residuals are added by the products. It takes over the
+stock modules' weights: their parameters become views of its matrices, so the modules keep giving the same results.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
 
-#: Model types of language models whose blocks are these.
+#: Model types of language models with these blocks.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
-#: Rotary frequencies that do not depend on the length of the text.
+#: Types of rotary frequencies that do not depend on the length of the text.
 _STATIC = ("default", "linear", "llama3", "yarn")
 
 
 def unsupported_reason(language: Any, head: Any) -> str | None:
-    """Why a language model cannot be fused; None if it can."""
+    """Return why a language model cannot be fused; None if it can."""
     config = language.config
     kind = str(config.model_type)
     if kind not in FAMILIES:
@@ -58,7 +58,7 @@ def unsupported_reason(language: Any, head: Any) -> str | None:
 
 
 def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Query, key and value; output; gate and up; down."""
+    """Return the linear layers of a block: query, key and value; output; gate and up; down."""
     attention, mlp = block.self_attn, block.mlp
     return (
         [attention.q_proj, attention.k_proj, attention.v_proj],
@@ -69,7 +69,7 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def packed_copy_bytes(language: Any, head: Any) -> int:
-    """Bytes of the packed copies beside large weights, where weights are packed: of float32 ones."""
+    """Return the bytes of the packed copies of large weights, if weights are packed: of float32 ones."""
     if head.weight.dtype is not torch.float32:
         return 0
     parts = [part for block in language.layers for part in _linears(block)] + [[head]]
@@ -80,8 +80,8 @@ def packed_copy_bytes(language: Any, head: Any) -> int:
 class _Norm:
     """Root-mean-square norm over the last axis.
 
-    A CPU's ``F.rms_norm`` is five operations and two copies; here it is rows / sqrt(sum x^2 + n eps), times weight and
-    sqrt(n).
+    On a CPU ``F.rms_norm`` takes five operations and two copies; here it is rows / sqrt(sum x^2 + n eps), times weight
+    and sqrt(n).
     """
 
     def __init__(self, module: Any) -> None:
@@ -90,13 +90,13 @@ class _Norm:
         if self.weight.device.type == "cpu" and self.weight.dtype is torch.float32:
             count = self.weight.numel()
             self._scaled = self.weight.detach() * count**0.5
-            self._least = torch.tensor((count * self.eps) ** 0.5)
+            self._min_length = torch.tensor((count * self.eps) ** 0.5)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
             return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return torch.div(rows, torch.hypot(length, self._least)).mul_(self._scaled)
+        return torch.div(rows, torch.hypot(length, self._min_length)).mul_(self._scaled)
 
 
 class _Block:
@@ -108,16 +108,16 @@ class _Block:
         )
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
-        self.of_heads: tuple[_Norm, _Norm] | None = None
+        self.head_norms: tuple[_Norm, _Norm] | None = None
         if getattr(attention, "q_norm", None) is not None:
-            self.of_heads = _Norm(attention.q_norm), _Norm(attention.k_norm)
+            self.head_norms = _Norm(attention.q_norm), _Norm(attention.k_norm)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
     def quantised_copy(self, copied: Callable[[Matrix], Matrix]) -> _Block:
-        """With copies of the matrices; the norms are the same."""
+        """Return the block with copies of its matrices and the same norms."""
         other = copy.copy(self)
         other.qkv, other.out, other.gate_up, other.down = map(copied, self.matrices)
         return other
@@ -127,11 +127,11 @@ class FusedDecoder:
     """The blocks of a stock language model, fused.
 
     Args:
-        language: ``language_model`` of a stock model that :func:`unsupported_reason` finds nothing against.
+        language: ``language_model`` of a stock model without :func:`unsupported_reason`.
         head: its ``lm_head``.
         packed: see :func:`~vidspec.engine.matrix.choose_packing`.
         budget: bytes of the slab.
-        wanted: codes in the place of the weights, see :func:`~vidspec.engine.layouts.choose_layout`.
+        wanted: codes in place of the weights, see :func:`~vidspec.engine.layouts.choose_layout`.
     """
 
     name = "fused"
@@ -156,7 +156,7 @@ class FusedDecoder:
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
-        self.depth, self._inner = len(language.layers), int(config.intermediate_size)
+        self.depth, self._mlp_width = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
         packs = weight.device.type == "cpu" and choose_packing(packed_copy_bytes(language, head), packed, weight.dtype)
         self.blocks = [_Block(block, packs, wanted) for block in language.layers]
@@ -184,7 +184,7 @@ class FusedDecoder:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised_copy(self, precision: Precision) -> FusedDecoder:
-        """The same over the same slab with copies of the matrices as codes; those of such codes are the same."""
+        """Return a decoder over the same slab with quantised copies of the matrices; those of such codes are shared."""
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
@@ -207,7 +207,7 @@ class FusedDecoder:
         return F.embedding(ids, self.embedding)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """(R, 1, d) each; of the sines the first half is negative, see :meth:`_turned`."""
+        """Return cosines and sines, (R, 1, d) each; the first half of the sines is negative, see :meth:`_turn`."""
         of_each = positions[0, :, None] if self.axes == 1 else positions[self._axis].t()
         angles = of_each * self._frequencies
         cosine, sine = angles.cos(), angles.sin()
@@ -221,17 +221,17 @@ class FusedDecoder:
         count = rows.shape[0]
         states = block.qkv(block.before_attention(rows)).view(count, self.heads + 2 * kv, self.width)
         into = turning = states[:, : self.heads + kv]
-        if block.of_heads is not None:
-            queries, keys = block.of_heads
+        if block.head_norms is not None:
+            queries, keys = block.head_norms
             turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
-        self._turn(turning, rotation, into)
+        self._rotate(turning, rotation, into)
         entries = states[:, self.heads :].view(count, 2, kv, self.width)
         rows = block.out.add(rows, attention(index, states[:, : self.heads], entries))
-        gate, up = block.gate_up(block.before_mlp(rows)).split(self._inner, 1)
+        gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
         return block.down.add(rows, F.silu(gate).mul_(up))
 
     @staticmethod
-    def _turn(states: torch.Tensor, rotation: RotaryTables, into: torch.Tensor) -> None:
+    def _rotate(states: torch.Tensor, rotation: RotaryTables, into: torch.Tensor) -> None:
         """Rotate (R, n, d): halves swapped, times the signed sine, plus the rest times the cosine."""
         cosine, sine = rotation
         torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, -1), sine, out=into)
@@ -241,12 +241,12 @@ class FusedDecoder:
 
 
 def _frequencies(rotary: Any, config: Any, width: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(d,) angles per position, the first half negative; (d,) the axis whose position each takes; number of axes."""
+    """Return (d,) angles per position, the first half negative; (d,) position axis of each; number of axes."""
     inverse = rotary.inv_freq.float()
     signed = torch.cat([-inverse, inverse])
     sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
     if sections is None:
         return signed, torch.zeros(width, dtype=torch.long, device=signed.device), 1
-    # Qwen3-VL's stock blocks interleave whatever the config says, those before it never do.
+    # Qwen3-VL's stock blocks interleave whatever the config says, earlier models never do.
     axis = mrope_axes(width // 2, sections, interleaved=str(config.model_type).startswith("qwen3"))
     return signed, torch.cat([axis, axis]).to(signed.device), 3

@@ -1,4 +1,4 @@
-"""Gemma 4's stock blocks behind the engine's door: two kinds of them, shared caches, an input for each block."""
+"""Gemma 4's stock blocks as a decoder: two kinds of blocks, shared caches, an input for each block."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _PassKeysValues(UserDict[str, tuple[torch.Tensor, ...]]):
 
 
 class Gemma4Decoder(StockDecoder):
-    """Blocks that slide and blocks that see everything have heads of their own; the last blocks keep nothing.
+    """Decoder of Gemma 4: sliding and full-attention blocks with different heads; the last blocks store no keys.
 
-    They attend to what the last block of their kind before them keeps, so the slab has no layers for them. Where the
-    model has them, each token brings an input for every block beside its embedding; a visual token brings that of the
-    padding token, as in the library. Of the larger models the tokens of a frame see each other in blocks that slide.
+    Those attend to the entries of the last storing block of their kind, so the slab has no layers for them. Models with
+    per-layer inputs get one for every block of each token, in addition to its embedding; a visual token takes that of
+    the padding token, as in transformers. In the larger models the tokens of a frame see each other in sliding blocks.
     """
 
     prunable = False
@@ -48,7 +48,7 @@ class Gemma4Decoder(StockDecoder):
         self.mutual = config.use_bidirectional_attention == "vision"
         self.kinds: Sequence[str] = config.layer_types
         self.kept = self.depth - int(config.num_kv_shared_layers)
-        #: Of each block the one whose keys and values it attends to.
+        #: Block whose keys and values each block attends to.
         self.sources = [
             block if block < self.kept else max(i for i in range(self.kept) if self.kinds[i] == self.kinds[block])
             for block in range(self.depth)
@@ -94,7 +94,7 @@ class Gemma4Decoder(StockDecoder):
             if part.prompt is None:
                 parts.append(torch.tensor(part.token_ids, dtype=torch.long, device=rows.device))
                 continue
-            prompt: Any = part.prompt  # a whole one, with its ids
+            prompt: Any = part.prompt  # the adapter's full prompt, with its ids
             ids = prompt.token_ids.clone()
             ids[prompt.visual.index] = language.config.pad_token_id
             parts.append(ids[slice(*part.stretch)])

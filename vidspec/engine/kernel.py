@@ -1,8 +1,8 @@
 """Attention of few rows over the slab as two Triton kernels: keys are split over the device, the parts merged.
 
-Everything that tells sequences apart is read on the device, a row of numbers for each row of the pass, so a launch
-does not depend on lengths and can be captured in a graph. Needs Triton; ``vidspec.engine.graphs`` asks before it
-imports this.
+All that differs between sequences is read on the device, a column of numbers for each row of the pass, so a launch does
+not depend on lengths and can be captured in a graph. Needs Triton; ``vidspec.engine.graphs`` checks before it imports
+this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vidspec.engine.attention import split_count
 
 __all__ = ["split_attention"]
 
-#: Of the queries that share the keys they load, and of the keys loaded at a time: what fits into a small GPU's SM too.
+#: Bytes of the queries that share loaded keys, and of the keys loaded at a time; fits into a small GPU's SM too.
 _BYTES = 2**14
 _LOG2_E = 1.4426950408889634
 
@@ -23,17 +23,17 @@ _LOG2_E = 1.4426950408889634
 def split_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """Attention of R rows of any number of sequences, each row over its own sequence.
+    """Return the attention of R rows of any number of sequences, each row over its own sequence.
 
     Args:
-        query: (R, heads, d) rotated; d is a power of two from 16 on, heads and d are dense.
+        query: (R, heads, d) rotated; d is a power of two, at least 16; heads and d are dense.
         keys, values: (kv_heads, capacity, d) of one layer of one slab, entries dense, the rows' own included.
-        places: (6, R) int64, dense: of each row's sequence how many entries all its rows see, and how many it has; its
-            first entry in the slab; its first row in the pass, the others following; then of the row as bits which of
-            the entries behind those that all see it sees, of at most 64; and by how many entries of its sequence the
-            keys are split. As long as that number stays, a row's result is the same to the bit alone and among others
-            of its sequence, in passes of as many rows.
-        scaling: of the scores.
+        places: (6, R) int64, dense. For each row: entries that all rows of its sequence see; entries of its sequence;
+            its first entry in the slab; its first row in the pass, the others following; the later entries that this
+            row sees, as bits, at most 64; entries of its sequence by which the keys are split. While the last number
+            stays, a row's result is bit-identical by itself and among other rows of its sequence, in passes with
+            equally many rows.
+        scaling: factor of the scores.
 
     Returns:
         (R, heads * d).
@@ -78,7 +78,7 @@ def _part(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One stretch of a sequence's keys, one KV head, up to TOGETHER rows; (member of the group, row) are the tile."""
+    """Attend to one stretch of a sequence's keys: one KV head, up to TOGETHER rows; a tile is (group member, row)."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(places + 3 * rows + row)
     if (row - first) % TOGETHER == 0:  # the others are in an earlier row's tile
@@ -93,7 +93,7 @@ def _part(  # type: ignore[no-untyped-def]
         rotated = tl.load(
             query + mine[:, None] * query_stride + head[:, None] * WIDTH + inner[None], mask=is_row[:, None], other=0.0
         )
-        # The text that follows is a quarter as long, or the last split has more to do.
+        # Leave room for text a quarter as long as the prompt, or the last split has more to do.
         first_length = tl.load(places + 5 * rows + row).to(tl.int32)
         share = tl.cdiv(tl.cdiv(first_length * 5 // 4, SPLITS), BLOCK) * BLOCK
         end = length
@@ -130,7 +130,7 @@ def _part(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(parts, weights, out, HEADS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The stretches of one row and head by the log-sum-exp of their scores."""
+    """Merge the stretches of one row and head by the log-sum-exp of their scores."""
     place = tl.program_id(0) * HEADS + tl.program_id(1)
     split, inner = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
     weight = tl.load(weights + place * SPLITS + split)

@@ -1,4 +1,4 @@
-"""Which layout a weight gets, by its dtype, size and device and by what it is for; and layers that are laid out so."""
+"""The layout of a weight, by its dtype, size, device and use; linear layers in such layouts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "unquantisable_reason",
 ]
 
-#: Of weights: codes of so many bits; the dtype they were loaded in (None); or ``auto``, of a draft's: eight bits where
-#: that makes passes cheaper.
+#: Format of weights: codes of so many bits; the dtype they were loaded in (None); or ``auto``, for a draft's weights:
+#: eight bits if that makes passes cheaper.
 WeightFormat: TypeAlias = Precision | Literal["auto"] | None
 Layout = Literal["plain", "packed copy", "packed", "int8", "int4"]
 
@@ -46,15 +46,15 @@ def choose_layout(
     packed: bool = False,
     shared: bool = False,
 ) -> Layout:
-    """The layout of a weight.
+    """Return the layout of a weight.
 
     Args:
-        numbers: in it.
-        dtype: that it was loaded in.
+        numbers: size of the weight.
+        dtype: dtype it was loaded in.
         device: ``cpu``, ``cuda``, ...
         wanted: codes instead of that dtype.
-        packed: whether large weights on a CPU are packed, see :func:`~vidspec.engine.matrix.choose_packing`.
-        shared: whether another module has the weight too, which then stays as it is.
+        packed: True to pack large weights on a CPU, see :func:`~vidspec.engine.matrix.choose_packing`.
+        shared: True if another module uses the weight too; it then stays as it is.
     """
     large = device == "cpu" and numbers >= LARGE
     if wanted == "auto":
@@ -69,14 +69,14 @@ def choose_layout(
 def build_matrix(
     layers: Sequence[nn.Linear], wanted: WeightFormat = None, *, packed: bool = False, shared: bool = False
 ) -> Matrix:
-    """Layers' weights side by side in the layout that is theirs; see :func:`choose_layout`.
+    """Join the weights of layers into one matrix in their layout, see :func:`choose_layout`.
 
     Args:
-        layers: plain linear layers of one input width, dtype and device; all with a bias or none. Where the layout is
-            another than theirs, and the weight not shared, their parameters are emptied. A layer whose weight is
-            empty has :class:`~vidspec.engine.quantise_weight.StoredCodes` of a checkpoint as its ``codes``, which stay.
+        layers: plain linear layers with the same input width, dtype and device; all with a bias or none. If the layout
+            changes and the weight is not shared, their parameters are emptied. A layer with an empty weight has
+            :class:`~vidspec.engine.quantised.StoredCodes` of a checkpoint as its ``codes``, which stay.
     """
-    if (stored := _stored(layers)) is not None:
+    if (stored := _stored_matrix(layers)) is not None:
         return stored
     numbers, weight = sum(layer.weight.numel() for layer in layers), layers[0].weight
     kind = choose_layout(numbers, weight.dtype, weight.device.type, wanted, packed=packed, shared=shared)
@@ -86,26 +86,26 @@ def build_matrix(
         return MatrixWithPackedCopy(layers, shared=shared)
     if kind == "packed":
         return PackedMatrix(layers)
-    made = quantise_weight(*join_weights(layers), kind)
+    matrix = quantise_weight(*join_weights(layers), kind)
     if not shared:
         release_weights(layers)
-    return made
+    return matrix
 
 
-def _stored(layers: Sequence[nn.Linear]) -> Matrix | None:
-    """The matrix of layers that all keep codes, with as many groups; else they get plain weights."""
-    found = [vars(layer).pop("codes", None) for layer in layers]
-    codes = [one for one in found if isinstance(one, StoredCodes)]
-    if len(codes) == len(layers) and len({(one.packed.dtype, one.scales.shape[1]) for one in codes}) == 1:
-        return StoredCodes.joined(codes, join_weights(layers)[1], layers[0].weight.device)
-    for layer, one in zip(layers, found, strict=True):
-        if one is not None:
-            layer.weight.data = one.dense.to(layer.weight)
+def _stored_matrix(layers: Sequence[nn.Linear]) -> Matrix | None:
+    """Return the matrix of layers that all hold codes with equally many groups; else give them plain weights."""
+    popped = [vars(layer).pop("codes", None) for layer in layers]
+    codes = [stored for stored in popped if isinstance(stored, StoredCodes)]
+    if len(codes) == len(layers) and len({(stored.packed.dtype, stored.scales.shape[1]) for stored in codes}) == 1:
+        return StoredCodes.join(codes, join_weights(layers)[1], layers[0].weight.device)
+    for layer, stored in zip(layers, popped, strict=True):
+        if stored is not None:
+            layer.weight.data = stored.dense.to(layer.weight)
     return None
 
 
 class QuantisedLinear(nn.Module):
-    """In place of a linear layer of a stock module.
+    """Replaces a linear layer of a stock module.
 
     Args:
         matrix: its weight and bias.
@@ -117,25 +117,25 @@ class QuantisedLinear(nn.Module):
         self.out_features, self.in_features = matrix.shape
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out)."""
+        """Map (..., in) to (..., out)."""
         return self.matrix(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)
 
 
 class _StoredLinear(QuantisedLinear):
-    """Of codes that a checkpoint has; a copy of the model for drafting has the same."""
+    """Linear layer over a checkpoint's codes; a copy of the model for drafting shares them."""
 
 
 def unquantisable_reason(modules: Iterable[nn.Module]) -> str | None:
-    """Why the linear layers of blocks cannot be quantised; None if they can."""
-    every = [part for module in modules for part in module.modules()]
-    if any("forward" in vars(part) for part in every):
+    """Return why the linear layers of blocks cannot be quantised; None if they can."""
+    parts = [part for module in modules for part in module.modules()]
+    if any("forward" in vars(part) for part in parts):
         return "its layers are split over devices"
-    free = any(type(part) in (nn.Linear, _StoredLinear) for part in every)
+    free = any(type(part) in (nn.Linear, _StoredLinear) for part in parts)
     return None if free else "its linear layers are quantised or adapted"
 
 
 def quantised_copy(module: nn.Module, precision: Precision) -> nn.Module:
-    """A copy of a module with plain linear layers quantised; all else, parameters and buffers, is the module's own."""
+    """Return a copy of a module with plain linear layers quantised; other parameters and buffers are shared."""
     if type(module) is nn.Linear:
         return QuantisedLinear(quantise_weight(*join_weights([module]), precision))
     other = copy.copy(module)
@@ -146,7 +146,7 @@ def quantised_copy(module: nn.Module, precision: Precision) -> nn.Module:
 
 
 def quantise_linears(module: nn.Module, precision: Precision | None) -> None:
-    """Quantise the plain linear layers inside a module, whose weights are let go of; None those with codes alone."""
+    """Quantise the plain linear layers inside a module and release their weights; None: only layers with codes."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if "codes" in vars(child):
@@ -156,6 +156,6 @@ def quantise_linears(module: nn.Module, precision: Precision | None) -> None:
 
 
 def quantised_linears(modules: Iterable[nn.Module]) -> int:
-    """Bytes of the weights of quantised layers inside modules."""
-    every = (part for module in modules for part in module.modules())
-    return sum(part.matrix.nbytes for part in every if isinstance(part, QuantisedLinear))
+    """Return the bytes of the weights of quantised layers inside modules."""
+    parts = (part for module in modules for part in module.modules())
+    return sum(part.matrix.nbytes for part in parts if isinstance(part, QuantisedLinear))

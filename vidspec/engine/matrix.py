@@ -1,7 +1,7 @@
-"""The weight of one or several linear layers as one matrix, in the layout that suits the rows decoding multiplies with.
+"""The weight of one or several linear layers as one matrix, in the layout that suits the row counts of decoding.
 
-In float32 on a CPU ``F.linear`` lays a weight out anew at every call of two rows or more. Two ways around it, by the
-size of the weight; one thread of an AVX-512 CPU, microseconds of ``F.linear`` / (in, out) / packed by oneDNN:
+In float32 on a CPU ``F.linear`` repacks a weight at every call with two rows or more. Two ways around it, by the size
+of the weight; one thread of an AVX-512 CPU, microseconds of ``F.linear`` / (in, out) / packed by oneDNN:
 
 =============  ====================  ====================  ====================  ====================
 out x in       1 row                 2                     6                     11
@@ -13,9 +13,9 @@ out x in       1 row                 2                     6                    
 18944 x 3584   16983 / 16469 / 19762 18259 / 26892 / 20905 39595 / 40034 / 21004 75719 / 50019 / 26199
 =============  ====================  ====================  ====================  ====================
 
-So small weights are stored as (in, out), the only copy there is; large ones stay as they are and get a packed copy,
-which passes of two rows and more use. In bfloat16 the packed weight is faster at one row too, and the only copy. Which
-layout and which copy a call takes is a rule, not a measurement: the same pass always rounds alike.
+So small weights are stored as (in, out), the only copy; large ones stay as they are and get a packed copy for passes of
+two rows or more. In bfloat16 the packed weight is faster at one row too, and is the only copy. The layout and the copy
+that a call uses follow from a rule, not from a measurement: the same pass always rounds alike.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ __all__ = [
     "release_weights",
 ]
 
-#: Numbers in a weight from which on a packed copy pays, and below which it is stored as (in, out).
+#: Smallest weight, in numbers, for which a packed copy pays; smaller ones are stored as (in, out).
 LARGE = 2**20
-#: oneDNN takes longer for two or three rows than for so many; they are filled up.
+#: oneDNN takes longer for two or three rows than for this many; they are padded.
 _QUICK = 4
-#: Machines that the table above speaks for; others pack when told to.
+#: Machines of the table above; others pack only on request.
 X86 = ("x86_64", "amd64")
 
 
 class Matrix(ABC):
-    """One matrix for linear layers that read the same rows: their outputs side by side.
+    """One matrix for linear layers that read the same rows: their outputs are concatenated.
 
     Attributes:
         shape: (out, in).
         bias: (out,), or None.
-        nbytes: of what it holds beside the parameters of the layers.
-        second: whether that is a second copy of them.
+        nbytes: bytes held in addition to the layers' parameters.
+        second: True if those are a second copy.
     """
 
     shape: tuple[int, int]
@@ -68,31 +68,31 @@ class Matrix(ABC):
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """(R, in) to (R, out), in the dtype of the rows; each row's result is its own where the matrix is quantised."""
+        """Map (R, in) to (R, out), in the dtype of the rows; quantised matrices compute each row independently."""
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``residual`` (R, out) plus the product."""
+        """Return ``residual`` (R, out) plus the product."""
         return self(rows).add_(residual)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """(out, in) the weight as numbers: the products with unit vectors, some at a time."""
-        whole = torch.empty(self.shape, dtype=dtype, device=device)
+        """Return the weight (out, in) as numbers: products with unit vectors, a block at a time."""
+        weight = torch.empty(self.shape, dtype=dtype, device=device)
         for start in range(0, self.shape[1], 1024):
             end = min(start + 1024, self.shape[1])
             units = torch.zeros(end - start, self.shape[1], dtype=dtype, device=device)
             units[:, start:end].fill_diagonal_(1)
-            whole[:, start:end] = (self(units) if self.bias is None else self(units) - self.bias).t()
-        return whole
+            weight[:, start:end] = (self(units) if self.bias is None else self(units) - self.bias).t()
+        return weight
 
 
 class PlainMatrix(Matrix):
-    """In the layers' dtype; their parameters become views of it, so nothing is held twice and the layers still work.
+    """Weight in the layers' dtype; their parameters become views of it, so nothing is stored twice.
 
     Small float32 weights on a CPU are stored as (in, out).
 
     Args:
-        layers: plain linear layers of one input width, dtype and device; all with a bias or none.
-        shared: whether another module has the weight too, which then stays as it is.
+        layers: plain linear layers with the same input width, dtype and device; all with a bias or none.
+        shared: True if another module uses the weight too; it then stays as it is.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
@@ -109,24 +109,24 @@ class PlainMatrix(Matrix):
                     layer.bias.data = self.bias[start:end]
                 start = end
             self.weight, self.shape = weight, (weight.shape[0], weight.shape[1])
-            self.flipped = weight.t()  # (in, out)
+            self.transposed = weight.t()  # (in, out)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.bias is None:
-            return torch.mm(rows, self.flipped)
-        return torch.addmm(self.bias, rows, self.flipped)
+            return torch.mm(rows, self.transposed)
+        return torch.addmm(self.bias, rows, self.transposed)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if self.bias is not None:
             residual = residual + self.bias
-        return torch.addmm(residual, rows, self.flipped)
+        return torch.addmm(residual, rows, self.transposed)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.weight.to(device, dtype)
 
 
 class MatrixWithPackedCopy(PlainMatrix):
-    """With a second copy, packed by oneDNN, for passes of two rows and more: large float32 weights on a CPU."""
+    """Weight with a second copy, packed by oneDNN, for passes of two rows or more: large float32 weights on a CPU."""
 
     second = True
 
@@ -135,17 +135,17 @@ class MatrixWithPackedCopy(PlainMatrix):
         self._packed, self.nbytes = torch.ops.mkldnn._reorder_linear_weight(self.weight), self.weight.nbytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return _by_packed(rows, self._packed, self.bias) if rows.shape[0] > 1 else super().__call__(rows)
+        return _packed_product(rows, self._packed, self.bias) if rows.shape[0] > 1 else super().__call__(rows)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
 
 
 class PackedMatrix(Matrix):
-    """Packed by oneDNN, the only copy: the layers' parameters are emptied. Large bfloat16 weights on a CPU.
+    """Weight packed by oneDNN, the only copy: the layers' parameters are emptied. Large bfloat16 weights on a CPU.
 
     Args:
-        layers: as :class:`PlainMatrix` takes them.
+        layers: see :class:`PlainMatrix`.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -156,11 +156,11 @@ class PackedMatrix(Matrix):
             release_weights(layers)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return _by_packed(rows, self._packed, self.bias)
+        return _packed_product(rows, self._packed, self.bias)
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(out, in) weight and (out,) bias of layers side by side; of one layer its own."""
+    """Return the concatenated weight (out, in) and bias (out,) of layers; a single layer's own tensors."""
     if len(layers) == 1:
         return layers[0].weight.data, None if layers[0].bias is None else layers[0].bias.data
     weight = torch.cat([layer.weight.data for layer in layers])
@@ -168,12 +168,12 @@ def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tenso
 
 
 def release_weights(layers: Sequence[nn.Linear]) -> None:
-    """Let go of the weights of layers that a matrix has in another layout; they do not work any more."""
+    """Release the weights of layers that a matrix holds in another layout; the layers no longer work."""
     for layer in layers:
         layer.weight.data = layer.weight.new_empty(0)
 
 
-def _by_packed(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     count = len(rows)
     filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, packed, bias, "none", [], "")
@@ -181,13 +181,13 @@ def _by_packed(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
 
 
 def choose_packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = torch.float32) -> bool:
-    """Whether large weights on a CPU are packed.
+    """Return True if large weights on a CPU are packed.
 
     Args:
-        copies: bytes that second copies would take.
-        wanted: ``"auto"`` on an x86 CPU where the copies take at most half the memory that is free (one that cannot be
-            told counts as enough); ``True`` wherever this build of torch can.
-        dtype: of the weights: float32, or bfloat16 on a CPU that computes in it.
+        copies: bytes of the second copies.
+        wanted: ``"auto"``: on an x86 CPU if the copies take at most half of the free memory (unknown counts as
+            enough); ``True``: wherever this build of torch can.
+        dtype: dtype of the weights: float32, or bfloat16 on a CPU that computes in it.
     """
     operators = torch.ops.mkldnn
     if not wanted or not torch.backends.mkldnn.is_available() or not hasattr(operators, "_reorder_linear_weight"):

@@ -1,4 +1,4 @@
-"""Penalties on tokens that a text would repeat: changes of logits, those of each row by the text before it."""
+"""Penalties on repeated tokens: logits processors that depend on the text before each row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Penalties", "PenaltyHistory", "make_history"]
 
 @dataclass(frozen=True)
 class Penalties:
-    """Which tokens are penalised, applied in this order to logits in float32.
+    """Penalties on tokens, applied in this order to logits in float32.
 
     Attributes:
-        repetition_penalty: of tokens in prompt and text, positive logits are divided by it and negative ones are
+        repetition_penalty: for tokens in prompt and text, positive logits are divided by it and negative ones
             multiplied (``RepetitionPenaltyLogitsProcessor`` of transformers); 1 for none.
-        presence_penalty: is subtracted, once, from the logit of each token in the text, the prompt left out (OpenAI,
-            vLLM); 0 for none.
-        no_repeat_ngram: length of the runs of tokens of which none may occur twice in prompt and text
+        presence_penalty: subtracted once from the logit of each token in the text, the prompt left out (OpenAI, vLLM);
+            0 for none.
+        no_repeat_ngram: length of token runs that may not occur twice in prompt and text
             (``NoRepeatNGramLogitsProcessor``); 0 for any.
     """
 
@@ -34,23 +34,23 @@ class Penalties:
 
 
 class PenaltyHistory:
-    """The token ids of one clip so far, and the penalties on those that follow.
+    """Token ids of one clip so far, and the penalties on the next ones.
 
     Args:
         penalties: at least one.
-        prompt: ids of the whole prompt, those that stand for visual tokens among them, as transformers counts them.
+        prompt: ids of the whole prompt, placeholders of visual tokens included, as transformers counts them.
     """
 
     def __init__(self, penalties: Penalties, prompt: Sequence[int]) -> None:
         self.penalties = penalties
         self._ids: list[int] = []
         self._known: set[int] = set()
-        self._following: dict[tuple[int, ...], set[int]] = {}  # last tokens of n-grams by all before them
+        self._following: dict[tuple[int, ...], set[int]] = {}  # last tokens of n-grams by the tokens before them
         self.add(prompt)
         self._prompt = len(prompt)
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that were emitted."""
+        """Append emitted tokens."""
         start, size = len(self._ids), self.penalties.no_repeat_ngram
         self._ids += token_ids
         self._known.update(token_ids)
@@ -59,16 +59,16 @@ class PenaltyHistory:
             self._following.setdefault(tuple(before), set()).add(token)
 
     def changes_for_paths(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
-        """The change of the last ``len(paths)`` rows of a pass.
+        """Return the processor of the last ``len(paths)`` rows of a pass.
 
         Args:
-            paths: of each of these rows the drafted tokens between the emitted text and what it chooses.
-            tokens: (V,) the id of each logit, where it is not its index.
+            paths: for each of these rows the drafted tokens between the emitted text and the token it chooses.
+            tokens: (V,) the token id of each logit, if it is not its index.
         """
-        return partial(self._changed, paths, tokens)
+        return partial(self._apply, paths, tokens)
 
     def changes_for_unread(self, unread: Sequence[int]) -> Processor:
-        """The change of rows of ``unread``, the last emitted tokens, each by the text up to its token."""
+        """Return the processor of rows of ``unread``, the last emitted tokens, each with the text up to its token."""
         if len(unread) == 1:
             return self.changes_for_paths([()])
         ids = self._ids[: len(self._ids) - len(unread)]
@@ -76,24 +76,22 @@ class PenaltyHistory:
         earlier.add(ids[self._prompt :])
         return earlier.changes_for_paths([unread[: row + 1] for row in range(len(unread))])
 
-    def _changed(
-        self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor
-    ) -> torch.Tensor:
+    def _apply(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
         penalties = self.penalties
         changed = logits.to(torch.float32, copy=True)
         rows = changed[len(changed) - len(paths) :]
         if (factor := penalties.repetition_penalty) != 1:
-            seen = _marked(rows, self._known, paths, tokens)
+            seen = _token_mask(rows, self._known, paths, tokens)
             rows.copy_(torch.where(seen, torch.where(rows < 0, rows * factor, rows / factor), rows))
         if penalties.presence_penalty:
             text = set(self._ids[self._prompt :])
-            rows.sub_(_marked(rows, text, paths, tokens) * penalties.presence_penalty)
+            rows.sub_(_token_mask(rows, text, paths, tokens) * penalties.presence_penalty)
         if penalties.no_repeat_ngram:
-            rows.masked_fill_(_marked(rows, (), list(map(self._completing, paths)), tokens), -torch.inf)
+            rows.masked_fill_(_token_mask(rows, (), list(map(self._completing_tokens, paths)), tokens), -torch.inf)
         return changed
 
-    def _completing(self, path: Sequence[int]) -> Collection[int]:
-        """Tokens that would end a second occurrence of an n-gram behind this text and ``path``."""
+    def _completing_tokens(self, path: Sequence[int]) -> Collection[int]:
+        """Return the tokens that would complete a second occurrence of an n-gram after this text and ``path``."""
         before = self.penalties.no_repeat_ngram - 1
         near = [*self._ids[max(0, len(self._ids) - before) :], *path]
         last = near[len(near) - before :] if len(near) >= before else None
@@ -102,14 +100,14 @@ class PenaltyHistory:
 
 
 def make_history(penalties: Mapping[str, float], prompt: torch.Tensor) -> PenaltyHistory | None:
-    """The history of a clip behind its prompt's ids (L,); None without penalties."""
+    """Return the history of a clip after its prompt's ids (L,); None without penalties."""
     return PenaltyHistory(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
 
 
-def _marked(
+def _token_mask(
     rows: torch.Tensor, common: Collection[int], each: Sequence[Collection[int]], tokens: torch.Tensor | None
 ) -> torch.Tensor:
-    """(n, V) bool: the logits of ids that are ``common`` to all rows, and of those of ``each`` row."""
+    """Return (n, V) bool: True at ids ``common`` to all rows and at those of ``each`` row."""
     width = rows.shape[1] if tokens is None else int(tokens.max()) + 1
     marked = torch.zeros(len(rows), width, dtype=torch.bool, device=rows.device)
     marked[:, torch.tensor([token for token in common if token < width], dtype=torch.long, device=rows.device)] = True

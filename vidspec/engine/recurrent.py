@@ -1,10 +1,10 @@
-"""Layers that keep a state where others keep keys and values (Gated DeltaNet), and how a sequence's states go back.
+"""Recurrent layers, which keep a state instead of keys and values (Gated DeltaNet), and the rollback of states.
 
-A state cannot be cut like a cache: to forget rows one needs the state as it was before them. So a sequence keeps a few
-states of its past (marks) and, of the rows since the oldest, what entered the convolution and the gates. Going back to
-a place takes the mark at or before it and runs the recurrence, not the layers, over the rows between. A window's rows
-go through it together, as a triangular system, so that states depend on where windows end by rounding alone; a
-prompt's are made in chunks by the stock modules' own function.
+A state cannot be cut like a cache: forgetting rows needs the state from before them. So a sequence keeps a few past
+states (marks) and, for the rows since the oldest mark, the inputs of the convolution and the gates. Rollback to a place
+takes the last mark at or before it and runs the recurrence, not the layers, over the rows between. The rows of a window
+are computed together, as a triangular system, so that states depend on window boundaries by rounding alone; a prompt's
+states are computed in chunks by the stock modules' own function.
 
 Source: Gated Delta Networks (Yang, Kautz and Hatamizadeh, 2024), eq. 10; the rows of a window as in Qwen3.5.
 """
@@ -23,29 +23,29 @@ from vidspec.engine.rows import Rows
 
 __all__ = ["REACH", "RecurrentStates", "delta_rule", "linear_attention", "max_state_bytes"]
 
-#: How many rows a sequence can go back at most; windows are shorter.
+#: Most rows that a sequence can roll back; windows are shorter.
 REACH = 64
-#: States of the last so many rows are kept where passes ended, of older ones one of so many.
+#: Marks of the last ``NEAR`` rows are kept at each end of a pass, of older rows one in ``SPACING``.
 NEAR, SPACING = 8, 32
-#: What a layer keeps of a sequence at most: marks, and rows while a pass of up to :data:`REACH` adds to them.
+#: Most marks and rows that a layer keeps of a sequence; rows while a pass of up to :data:`REACH` adds to them.
 MARKS, ROWS = NEAR + 2 * (REACH // SPACING + 1), 3 * REACH
 
 
 @dataclass
 class RecurrentLayerState:
-    """One layer of one sequence.
+    """State of one layer in one sequence.
 
     Attributes:
-        inputs: (k - 1 + n, channels) what enters the convolution of width k: of the rows since the oldest mark, and of
-            those before that it reaches back to.
+        inputs: (k - 1 + n, channels) inputs of the convolution of width k: those of the rows since the oldest mark, and
+            the k - 1 before them.
         gates: (n, 2, heads) log decay and beta of the rows.
     """
 
     inputs: torch.Tensor
     gates: torch.Tensor
-    #: Place, and the state before the row at that place: (heads, d_k, d_v) float32.
+    #: Place, and the state before the row at that place, (heads, d_k, d_v) float32.
     marks: list[tuple[int, torch.Tensor]]
-    #: The layer before the last stretch of a prompt, from where a pass that failed behind it is run again.
+    #: The layer before the last stretch of a prompt, from which a failed pass over it is run again.
     before: RecurrentLayerState | None = None
 
 
@@ -56,12 +56,12 @@ class RecurrentStates:
     layers: dict[int, RecurrentLayerState] = field(default_factory=dict)
 
     def copy(self) -> RecurrentStates:
-        """Those of another sequence that begins alike; numbers are shared until they change."""
+        """Return the states for a sequence with the same beginning; tensors are shared until they change."""
         return RecurrentStates({index: replace(layer, marks=list(layer.marks)) for index, layer in self.layers.items()})
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
+        """Bytes of all states."""
         return sum(
             tensor.nbytes
             for layer in self.layers.values()
@@ -70,11 +70,11 @@ class RecurrentStates:
 
 
 def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
-    """What the states of one sequence take at most, however long it is.
+    """Return the most bytes that the states of one sequence take, however long it is.
 
     Args:
-        config: of a language model, some of whose ``layer_types`` may be ``linear_attention``.
-        dtype: of the model.
+        config: config of a language model, some of whose ``layer_types`` may be ``linear_attention``.
+        dtype: dtype of the model.
     """
     layers = list(getattr(config, "layer_types", None) or ()).count("linear_attention")
     if not layers:
@@ -87,19 +87,19 @@ def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor:
-    """What a stock Gated DeltaNet module gives for rows of several sequences, whose states go on.
+    """Return the output of a stock Gated DeltaNet module for rows of several sequences, and update their states.
 
     Args:
         module: the stock module.
         index: its block.
-        rows: (R, hidden) normed, those of each sequence together.
-        batch: what each sequence adds, R rows in all.
+        rows: (R, hidden) normed, the rows of each sequence together.
+        batch: the rows of each sequence, R in all.
 
     Returns:
-        (R, hidden) to be added to the residual.
+        (R, hidden) to add to the residual.
 
     Raises:
-        IndexError: a sequence went back further than its states reach.
+        IndexError: a sequence was rolled back further than its states reach.
     """
     mixed, z = module.in_proj_qkv(rows), module.in_proj_z(rows)
     beta = module.in_proj_b(rows).sigmoid()
@@ -107,13 +107,13 @@ def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequenc
     gates = torch.stack([decay, beta.float()], 1)
     sizes = [len(part) for part in batch]
     parts = zip(batch, mixed.split(sizes), gates.split(sizes), strict=True)
-    out = torch.cat([_sequence(module, index, *part) for part in parts]).to(rows.dtype)
+    out = torch.cat([_sequence_output(module, index, *part) for part in parts]).to(rows.dtype)
     normed = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
     return module.out_proj(normed.reshape(len(rows), -1))  # type: ignore[no-any-return]
 
 
-def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """(n, heads * d_v) of one sequence's rows."""
+def _sequence_output(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Return (n, heads * d_v) for the rows of one sequence."""
     if part.parents is not None:
         raise ValueError("a recurrent layer has one past: no trees")
     if part.span.states is None:
@@ -126,46 +126,46 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
     layer = layers[index]
     if layer.before is not None and layer.before.marks[0][0] == length < layer.marks[0][0]:
         layer = layers[index] = layer.before
-    state = _back(module, layer, length)
+    state = _rollback_state(module, layer, length)
     if part.prompt is not None:
-        layer = layers[index] = _begun(module, layer, length, state)
+        layer = layers[index] = _layer_at(module, layer, length, state)
     start, back = layer.marks[0][0], module.conv_kernel_size - 1
     layer.inputs = torch.cat([layer.inputs[: back + length - start], mixed])
     layer.gates = torch.cat([layer.gates[: length - start], gates])
-    query, key, value = _convolved(module, layer.inputs[-len(mixed) - back :])
+    query, key, value = _convolve(module, layer.inputs[-len(mixed) - back :])
     if part.prompt is None:
         out, state = delta_rule(query, key, value, gates, state)
     else:
-        out, state = _chunked(module, query, key, value, gates, state)
+        out, state = _chunked_delta_rule(module, query, key, value, gates, state)
     layer.marks.append((length + len(mixed), state))
-    _forget(layer, back, read=part.prompt is not None)
+    _drop_marks(layer, back, read=part.prompt is not None)
     return out.reshape(len(mixed), -1)
 
 
-def _begun(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
-    """A layer of a sequence that has ``length`` rows, and nothing of how it came there but in ``before``."""
+def _layer_at(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
+    """Return a layer with ``length`` rows and no history but ``before``."""
     back = module.conv_kernel_size - 1
     end = back + length - layer.marks[0][0]
     inputs, gates, marks = layer.inputs[end - back : end].clone(), layer.gates[:0].clone(), [(length, state)]
     return RecurrentLayerState(inputs, gates, list(marks), RecurrentLayerState(inputs, gates, marks))
 
 
-def _back(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
-    """The state before the row at ``length``; marks behind it are dropped."""
+def _rollback_state(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
+    """Return the state before the row at ``length``; later marks are dropped."""
     while layer.marks[-1][0] > length:
         layer.marks.pop()
         if not layer.marks:
             raise IndexError(f"a sequence with recurrent layers cannot go back by more than {REACH} rows")
     (place, state), (start, _), back = layer.marks[-1], layer.marks[0], module.conv_kernel_size - 1
     if place < length:
-        query, key, value = _convolved(module, layer.inputs[place - start : back + length - start])
+        query, key, value = _convolve(module, layer.inputs[place - start : back + length - start])
         _, state = delta_rule(query, key, value, layer.gates[place - start : length - start], state)
         layer.marks.append((length, state))
     return state
 
 
-def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
-    """Drop marks that are not needed, and rows before the oldest; after a prompt (``read``) all but the last."""
+def _drop_marks(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
+    """Drop unneeded marks, and the rows before the oldest; after a prompt (``read``) all marks but the last."""
     marks = layer.marks
     length, oldest = marks[-1][0], marks[0][0]
     if read:
@@ -181,28 +181,28 @@ def _forget(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
     layer.inputs, layer.gates = layer.inputs[gone:].clone(), layer.gates[gone:].clone()
 
 
-def _convolved(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Float32 queries and keys (n, heads, d_k), normed, and values (n, heads, d_v), of inputs (k - 1 + n, channels)."""
+def _convolve(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Convolve inputs (k - 1 + n, channels): normed queries, keys (n, heads, d_k), values (n, heads, d_v); float32."""
     weight = module.conv1d.weight
     mixed = F.silu(F.conv1d(inputs.T[None].to(weight.dtype), weight, module.conv1d.bias, groups=len(weight)))[0].T
     query, key, value = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
     query, key = (part.reshape(len(mixed), -1, module.head_k_dim).float() for part in (query, key))
     shared = module.num_v_heads // module.num_k_heads
-    query, key = (_unit(part).repeat_interleave(shared, 1) for part in (query, key))
+    query, key = (_normalise(part).repeat_interleave(shared, 1) for part in (query, key))
     return query, key, value.reshape(len(mixed), -1, module.head_v_dim).float()
 
 
-def _unit(rows: torch.Tensor) -> torch.Tensor:
+def _normalise(rows: torch.Tensor) -> torch.Tensor:
     return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
 
 
 def delta_rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gates: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
+    """Apply the gated delta rule: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
 
-    All rows at once, in as many operators for one row as for many. With D_ts the product of the decays a behind row s
-    up to row t, the changes u = beta (v - S^T k) of all rows are the solution of a triangular system,
+    All rows at once, with as many operators for one row as for many. Let D_ts be the product of the decays a after row
+    s up to row t. The changes u = beta (v - S^T k) of all rows solve a triangular system,
     u_t + beta_t sum_{s<t} D_ts (k_t k_s) u_s = beta_t (v_t - D_t0 S_0^T k_t), and the states are
     S_t = D_t0 S_0 + sum_{s<=t} D_ts k_s u_s^T.
 
@@ -213,20 +213,20 @@ def delta_rule(
         state: (heads, d_k, d_v).
 
     Returns:
-        (n, heads, d_v), and the state behind the last row.
+        (n, heads, d_v), and the state after the last row.
     """
     query, key, value = (part.transpose(0, 1) for part in (query / query.shape[-1] ** 0.5, key, value))
     logs, beta = gates[:, 0].cumsum(0).t(), gates[:, 1].t()[..., None]
     decays, left = logs.exp()[..., None], (logs[:, :, None] - logs[:, None]).exp().tril()
-    system = key @ key.mT * left * beta  # above whose diagonal of ones are zeros
-    wanted = beta * (value - decays * (key @ state))
-    changes = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    system = key @ key.mT * left * beta  # strictly lower part; the solver assumes the unit diagonal
+    right_side = beta * (value - decays * (key @ state))
+    changes = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
     out = decays * (query @ state) + (query @ key.mT * left) @ changes
     state = decays[:, -1:] * state + (key * left[:, -1, :, None]).mT @ changes
     return out.transpose(0, 1), state
 
 
-def _chunked(
+def _chunked_delta_rule(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -234,9 +234,9 @@ def _chunked(
     gates: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`delta_rule`, many rows at a time, by the stock function."""
+    """Apply :func:`delta_rule` to many rows at a time, by the stock function."""
     rule = sys.modules[type(module).__module__].torch_chunk_gated_delta_rule
-    one = [part[None] for part in (query, key, value)]
+    batched = [part[None] for part in (query, key, value)]
     decay, beta = gates[None, :, 0], gates[None, :, 1]
-    out, after = rule(*one, g=decay, beta=beta, initial_state=state[None], output_final_state=True)
+    out, after = rule(*batched, g=decay, beta=beta, initial_state=state[None], output_final_state=True)
     return out[0], after[0]

@@ -1,4 +1,4 @@
-"""Engine requests, as a clip's decoding yields them: passes of a model, work beside them, messages of another worker.
+"""Engine requests, as a clip's decoding yields them: passes of a model, other device work, messages of another worker.
 
 A part of a decoding (a drafter, a schedule) is a generator that yields requests and is sent their answers. The answers
 come from the loop (:mod:`vidspec.decoding.loop`), which packs the rows of many clips, or from
@@ -36,15 +36,15 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The worker that a request is for.
+#: Worker of a request.
 ModelLane: TypeAlias = Literal["target", "draft"]
 
 
-class _Request:
-    """The base of all requests, of which the loop looks at the class of each in every turn.
+class _BaseRequest:
+    """Base of all requests; the loop dispatches on the class in every turn.
 
     Attributes:
-        lane: the worker that it is for.
+        lane: worker of the request.
         seconds: total time of its passes; set with the answer.
         answer: set by the loop.
     """
@@ -58,18 +58,18 @@ class _Request:
         raise NotImplementedError
 
 
-class Forward(_Request):
+class Forward(_BaseRequest):
     """Rows of one sequence, or of several, in one pass; the answer is a ``PassResult`` for each.
 
     Args:
-        engine: the model's.
+        engine: the model's engine.
         rows: the rows of each sequence.
-        lane: the worker that it is for.
-        grows: whether a tree grows with it.
+        lane: worker of the request.
+        grows: True if a tree grows with it.
     """
 
-    #: Whether its rows can be split over several passes.
-    divisible = False
+    #: True if its rows can be split over several passes.
+    splittable = False
 
     def __init__(
         self, engine: Engine, rows: Sequence[Rows], lane: ModelLane = "target", *, grows: bool = False
@@ -77,14 +77,14 @@ class Forward(_Request):
         self.engine, self.rows, self.lane, self.grows = engine, rows, lane, grows
 
     def parts(self, limit: int) -> Sequence[Rows]:
-        """Its rows in the next pass, which may have ``limit`` rows of a prompt."""
+        """Return its rows for the next pass, which may have ``limit`` rows of a prompt."""
         return self.rows
 
     def add_result(self, passed: Sequence[PassResult]) -> bool:
-        """Take the result of a pass; returns whether the request is answered.
+        """Take the result of a pass; return True once the request is answered.
 
         Raises:
-            ModelError: logits that are not finite.
+            ModelError: some logits are not finite.
         """
         self.engine.check(passed)
         self.answer = list(passed)
@@ -96,17 +96,17 @@ class Forward(_Request):
 
 
 class Chain(Forward):
-    """Reads tokens and continues them greedily, one pass for each new token; the answer is the ``gamma`` new token ids.
+    """Greedy continuation of tokens, one pass for each new token; the answer is the ``gamma`` new token ids.
 
     ``token_ids`` and ``gamma`` are the remaining work, as passes may be run one by one.
 
     Args:
-        engine: the model's.
+        engine: the model's engine.
         span: the sequence; it grows by all tokens but the last.
-        token_ids: at least one.
+        token_ids: tokens to read, at least one.
         gamma: tokens to add, at least one.
-        lane: the worker that it is for.
-        history: of penalties on the new tokens; with it each pass is read back before the next.
+        lane: worker of the request.
+        history: penalties on the new tokens; with it each pass is read back before the next.
         path: tokens between its text and the first new one.
     """
 
@@ -139,16 +139,16 @@ class Chain(Forward):
 
 
 class PrefillPrompt(Forward):
-    """A prompt into a new sequence, in as many passes as it takes; the answer is a ``Prefill``.
+    """Prefill of a prompt into a new sequence, in as many passes as it takes; the answer is a ``PrefillResult``.
 
     Args:
-        engine: the model's.
+        engine: the model's engine.
         prompt: embeddings and positions.
-        room: further entries the sequence must be able to take: max_new_tokens and one window.
+        room: further entries that the sequence must hold: max_new_tokens and one window.
         taps: observers of the passes.
-        states: whether to keep the last states of the N visual tokens.
-        lane: the worker that it is for.
-        cached: a sequence that begins with as many rows of the prompt, which are not read again.
+        states: True to keep the last states of the N visual tokens.
+        lane: worker of the request.
+        cached: a sequence and the number of its first rows that equal the prompt's; they are not read again.
     """
 
     divisible = True
@@ -175,8 +175,8 @@ class PrefillPrompt(Forward):
         return self.answer is not None
 
 
-class Encode(_Request):
-    """Device work other than a pass, such as a chunk of a vision tower; the answer is the value of ``call``."""
+class Encode(_BaseRequest):
+    """Device work other than a pass, such as a chunk of a vision tower; the answer is the result of ``call``."""
 
     def __init__(self, call: Callable[[], object], lane: ModelLane = "target") -> None:
         self.call, self.lane = call, lane
@@ -186,21 +186,21 @@ class Encode(_Request):
 
 
 class Mailbox(Protocol):
-    """Where messages of another worker arrive.
+    """Incoming messages of another worker.
 
     Attributes:
-        wake: set with each message; a loop that waits for messages puts its own in its place.
+        wake: set with each message; a loop that waits for messages replaces it with its own.
     """
 
     wake: WakeEvent
 
     def take(self) -> list[Any]:
-        """The messages that have arrived, in order; never waits."""
+        """Return the messages that have arrived, in order; never wait."""
         ...
 
 
-class Receive(_Request):
-    """The answer is the list of messages in ``mailbox``, empty if none arrives within ``timeout`` seconds."""
+class Receive(_BaseRequest):
+    """Wait for messages; the answer is the list in ``mailbox``, empty if none arrives within ``timeout`` seconds."""
 
     def __init__(self, mailbox: Mailbox, timeout: float, lane: ModelLane = "target") -> None:
         self.mailbox, self.timeout, self.lane = mailbox, timeout, lane
@@ -212,7 +212,7 @@ class Receive(_Request):
         self.answer = messages
 
 
-#: All requests that a decoding may yield; ``Chain`` and ``PrefillPrompt`` are kinds of ``Forward``.
+#: Any request of a decoding; ``Chain`` and ``PrefillPrompt`` are kinds of ``Forward``.
 EngineRequest: TypeAlias = Forward | Encode | Receive
 
 #: A part of a decoding: yields requests, is sent their answers, and returns a T.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PassResult", "PrefillResult", "Processor", "Prompt", "PromptVisualTokens", "Rows"]
 
-#: Logits (n, V) of the rows of one sequence to those from which their tokens are chosen.
+#: Maps logits (n, V) of the rows of one sequence to those from which tokens are chosen.
 Processor: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
@@ -58,17 +58,17 @@ class Rows:
     Attributes:
         span: the sequence; it grows by the rows.
         token_ids: n tokens: one, a window, or nodes of a tree. Empty for a stretch of a prompt.
-        parents: of a tree, for each of its m nodes in cache order the index of its parent, -1 for children of the last
+        parents: for a tree: for each of its m nodes in cache order the index of its parent, -1 for children of the last
             committed entry; parents come before their children. The tokens are the last n nodes, the m - n before them
             are in the cache already. None for a chain.
         prompt: the prompt of ``stretch``.
         stretch: first row of the prompt and the one after the last; they must be the next rows of the sequence.
         taps: observers of a prompt's rows.
-        states: whether to return the hidden states of all rows, also of a prompt.
+        states: True to return the hidden states of all rows, also of a prompt.
         tapped: blocks whose inputs are returned; the number of blocks stands for the input of the final norm.
-        draw: how the last tokens are drawn; None for the likeliest ones.
-        top: how many of the likeliest tokens of each row are returned with their probabilities.
-        processor: changes the logits before anything is chosen by them; None for no change.
+        draw: rule for drawing the last tokens; None for the likeliest ones.
+        top: number of likeliest tokens of each row to return with their probabilities.
+        processor: applied to the logits before any token is chosen; None for no change.
     """
 
     span: KVSpan
@@ -88,12 +88,12 @@ class Rows:
 
     @property
     def is_prompt_end(self) -> bool:
-        """Whether these are the last rows of a prompt."""
+        """True if these are the last rows of a prompt."""
         return self.prompt is None or self.stretch[1] == self.prompt.length
 
     @cached_property
     def depths(self) -> list[int]:
-        """For each node the number of tokens of the tree before it on its path."""
+        """Number of tree tokens before each node on its path."""
         depths: list[int] = []
         for node, parent in enumerate(self.parents or ()):
             if not -1 <= parent < node:
@@ -103,7 +103,7 @@ class Rows:
 
     @property
     def entry_offsets(self) -> Sequence[int]:
-        """For each token the number of entries of its sequence before it on its path."""
+        """Number of entries of the sequence before each token on its path."""
         length = self.span.length
         if self.parents is None:
             return range(length, length + len(self.token_ids))
@@ -111,7 +111,7 @@ class Rows:
         return [length - read + depth for depth in self.depths[read:]]
 
     def ancestor_mask(self) -> torch.Tensor:
-        """(n, m) bool: the nodes of its tree that each token attends to, its ancestors and itself."""
+        """Return (n, m) bool: the tree nodes that each token attends to, its ancestors and itself."""
         import torch
 
         parents = self.parents or ()
@@ -126,17 +126,17 @@ class PassResult(NamedTuple):
     """The result of a pass for one sequence.
 
     Attributes:
-        logits: (n, vocabulary) of n tokens, as ``Rows.processor`` leaves them; of a prompt's stretch (1, vocabulary)
-            after its last row if the prompt ends with it, else (0, vocabulary).
-        hidden: after the final norm, (n, hidden); of a prompt without ``states`` as many rows as ``logits``.
-        tapped: (n, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated in their order; None if there are
-            none.
-        finite: whether all logits were finite numbers before a processor changed them.
-        likeliest: n token ids, of each row the one with the highest logit.
+        logits: (n, vocabulary) for n tokens, after ``Rows.processor``; for a prompt's stretch (1, vocabulary) after its
+            last row if the prompt ends with it, else (0, vocabulary).
+        hidden: after the final norm, (n, hidden); for a prompt without ``states`` as many rows as ``logits``.
+        tapped: (n, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated in their order; None without
+            tapped blocks.
+        finite: True if all logits were finite before the processor.
+        likeliest: n token ids, the argmax of each row.
         chosen: n token ids, drawn for each row by :func:`~vidspec.engine.sampling.choose_tokens`; without
             ``Rows.draw`` the likeliest.
-        top: of each row ``Rows.top`` token ids, the likeliest first, and their probabilities.
-        probs: (rows that draw, vocabulary) the distributions that they drew from; None without ``Rows.draw``.
+        top: for each row ``Rows.top`` token ids, the likeliest first, and their probabilities.
+        probs: (drawn rows, vocabulary) the distributions they were drawn from; None without ``Rows.draw``.
     """
 
     logits: torch.Tensor
@@ -149,7 +149,7 @@ class PassResult(NamedTuple):
     probs: torch.Tensor | None = None
 
     def row(self, at: int) -> PassResult:
-        """One row's logits, states and tokens."""
+        """Return one row's logits, states and tokens."""
         part = slice(at, at + 1)
         return PassResult(
             self.logits[part], self.hidden[part], likeliest=self.likeliest[part], chosen=self.chosen[part]
@@ -157,13 +157,13 @@ class PassResult(NamedTuple):
 
 
 class PrefillResult(NamedTuple):
-    """A prompt that has been read.
+    """The result of a prefill.
 
     Attributes:
         span: the sequence, which holds the prompt.
         logits: (vocabulary,) after the prompt.
-        visual_states: (N, hidden) the last states after the final norm at the visual positions, each of length 1, in
-            the model's dtype; None unless requested.
+        visual_states: (N, hidden) last states after the final norm at the visual positions, each of length 1, in the
+            model's dtype; None unless requested.
     """
 
     span: KVSpan

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, or by temperature and top-p; and the random numbers of a text."""
+"""Token selection from logits: greedy, or by temperature and top-p; the random numbers of a text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_toke
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; ``temperature`` 0 is greedy and ignores the rest. ``top_k`` 0 is all tokens."""
+    """Sampling parameters; ``temperature`` 0 is greedy and ignores the rest. ``top_k`` 0 is all tokens."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -24,7 +24,7 @@ class Sampling:
         return self.temperature == 0
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities (n, V) float32 of logits (n, V): temperature first, then :meth:`nucleus`.
+        """Return probabilities (n, V) float32 of logits (n, V): temperature first, then :meth:`nucleus`.
 
         Greedy sampling gives one-hot rows.
         """
@@ -34,8 +34,10 @@ class Sampling:
         return self.nucleus((scores / self.temperature).softmax(-1))
 
     def nucleus(self, probs: torch.Tensor) -> torch.Tensor:
-        """Probabilities (n, V) cut to the ``top_k`` highest, of these to the smallest sets that reach ``top_p``, and of
-        these to those of at least ``min_p`` times the highest; renormalised. The order is that of transformers.
+        """Cut and renormalise probabilities (n, V), in the order of transformers.
+
+        Keep the ``top_k`` highest, of these the smallest set that reaches ``top_p``, and of these the tokens with at
+        least ``min_p`` times the highest probability.
         """
         if self.top_k or self.top_p < 1:
             ordered, index = probs.sort(dim=-1, descending=True, stable=True)
@@ -56,13 +58,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DrawRule:
-    """How tokens are drawn after the last n rows of a sequence in a pass.
+    """Rule for drawing the tokens after the last n rows of a sequence in a pass.
 
     Attributes:
         sampling: not greedy.
         uniforms: n numbers in [0, 1), one for each of these rows.
-        drafted: (n - 1, V) the distributions that the tokens of all but the first of these rows were drawn from; None
-            if they were not drawn.
+        drafted: (n - 1, V) draft distributions of the tokens of all but the first of these rows; None if they were not
+            drawn.
     """
 
     sampling: Sampling
@@ -71,37 +73,37 @@ class DrawRule:
 
 
 class UniformNumbers:
-    """The random numbers of one text, one for each of its tokens, wherever windows end.
+    """Random numbers of one text, one for each of its tokens, independent of window boundaries.
 
     Args:
-        rng: on the CPU, so that seeds mean the same on all devices.
+        rng: CPU generator, so that seeds mean the same on all devices.
     """
 
-    #: So many are taken from the generator at a time, whatever is asked for.
+    #: Numbers taken from the generator at a time, whatever the request.
     _BLOCK = 32
 
     def __init__(self, rng: torch.Generator) -> None:
         self._rng = rng
-        self._ahead: list[float] = []
+        self._numbers: list[float] = []
 
     def ahead(self, count: int) -> list[float]:
-        """Those of the next ``count`` tokens."""
-        while len(self._ahead) < count:
-            self._ahead += torch.rand(self._BLOCK, dtype=torch.float64, generator=self._rng).tolist()
-        return self._ahead[:count]
+        """Return the numbers of the next ``count`` tokens."""
+        while len(self._numbers) < count:
+            self._numbers += torch.rand(self._BLOCK, dtype=torch.float64, generator=self._rng).tolist()
+        return self._numbers[:count]
 
     def emitted(self, count: int) -> None:
-        """So many tokens were emitted."""
-        del self._ahead[:count]
+        """Drop the numbers of ``count`` emitted tokens."""
+        del self._numbers[:count]
 
 
 def draw_token(probs: torch.Tensor, rng: torch.Generator) -> int:
-    """One index drawn from probabilities (V,); ``rng`` lives on the CPU so that seeds mean the same on all devices."""
-    return int(_inverse(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
+    """Draw one index from probabilities (V,); ``rng`` is a CPU generator so that seeds mean the same on all devices."""
+    return int(_invert_cdf(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
 
 
 def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
-    """Uniform numbers on the device of probabilities, in the dtype of sums over a vocabulary."""
+    """Return uniform numbers on the device of probabilities, in the dtype of sums over a vocabulary."""
     dtype = torch.float32 if probs.device.type == "mps" else torch.float64
     return torch.tensor(uniforms, dtype=dtype, device=probs.device)
 
@@ -109,37 +111,37 @@ def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
 def choose_tokens(
     probs: torch.Tensor, uniforms: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, drafted: torch.Tensor | None
 ) -> torch.Tensor:
-    """The token that each row chooses, (n,): a draw, or where a token was drawn ahead of it, that token or another.
+    """Return the token that each row chooses, (n,): a draw, or for rows with a drafted token that token or another.
 
-    Token x ~ q is chosen with probability min(1, p(x) / q(x)), else one from norm(max(0, p - q)) (Leviathan et al.
-    2023; Chen et al. 2023). One number u decides both: given that u is at least the ratio r, (u - r) / (1 - r) is
-    uniform again.
+    Token x ~ q is accepted with probability min(1, p(x) / q(x)), else the row draws from norm(max(0, p - q)) (Leviathan
+    et al. 2023; Chen et al. 2023). One number u decides both: given that u is at least the ratio r, (u - r) / (1 - r)
+    is again uniform.
 
     Args:
         probs: (n, V) p of each row.
-        uniforms: (n,) in [0, 1), of :func:`on_device`.
-        rows: (m,) rows that a drafted token follows.
+        uniforms: (n,) in [0, 1), from :func:`on_device`.
+        rows: (m,) rows followed by a drafted token.
         tokens: (m,) these tokens.
-        drafted: (m, V) their q; None for none.
+        drafted: (m, V) their q; None if there are none.
     """
-    chosen = _inverse(probs, uniforms)
+    chosen = _invert_cdf(probs, uniforms)
     if drafted is None:
         return chosen
     p, q, u = probs[rows], drafted.to(probs), uniforms[rows]
     ratio = (p.gather(1, tokens[:, None]) / q.gather(1, tokens[:, None]))[:, 0].to(u).clamp_(max=1.0)
     left = (p - q).clamp_(min=0)
-    # Rounding can leave nothing of a residual that should be tiny; p itself is then the same distribution.
+    # Rounding can empty a residual that should be tiny; p itself is then the same distribution.
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
-    again = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
-    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, _inverse(left, again)))
+    rescaled = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
+    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, _invert_cdf(left, rescaled)))
 
 
-def _inverse(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """(n,) by the inverse of the cumulated probabilities (n, V), which need not sum to 1.
+def _invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Sample (n,) by inverting the cumulated probabilities (n, V), which need not sum to 1.
 
-    Summed in float64, in which the order of a device's sums does not show.
+    Summed in float64, in which a device's order of summation has no effect.
     """
     sums = probs.cumsum(-1, dtype=uniforms.dtype)
-    last = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))  # what lies behind has no probability
-    wanted = torch.minimum(uniforms[:, None] * sums[:, -1:], last)
-    return torch.searchsorted(sums, wanted, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)
+    last = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))  # later tokens have no probability
+    targets = torch.minimum(uniforms[:, None] * sums[:, -1:], last)
+    return torch.searchsorted(sums, targets, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences of one model: one slab, a contiguous span of it for each sequence."""
+"""The KV cache of one model: one slab with a contiguous span for each sequence."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["KVSpan", "LayerTensors", "Slab"]
 
-#: Entries by which a slab on a device grows at least, and by which factor: each growth copies what is in use, voids all
-#: captured passes, and a new size for every clip would scatter the device's memory.
+#: Fewest entries by which a slab on a device grows, and the factor: each growth copies the entries in use and
+#: invalidates all captured passes, and a new size for every clip would fragment the device's memory.
 _STEP, _GROWTH = 1024, 1.5
 
-#: Of each layer the keys, or the values, that rows of a pass read: (1, kv_heads, length, d).
+#: Keys, or values, of each layer that rows of a pass read: (1, kv_heads, length, d).
 LayerTensors = Sequence[torch.Tensor]
 
 
 class Slab:
-    """Keys and values of each layer, of shape (kv_heads, capacity, d); heads and d may differ from layer to layer.
+    """Keys and values of each layer, (kv_heads, capacity, d); heads and d may differ between layers.
 
-    It grows when no gap is long enough, by copying the entries in use; sequences are not affected. Entries not in use
-    have no meaning and are overwritten.
+    It grows when no gap is long enough, by copying the entries in use; sequences are not affected. Unused entries are
+    undefined and get overwritten.
 
     Args:
         heads: KV heads of every layer, or of each.
-        width: d, numbers of a key and of a value; of every layer, or of each.
-        dtype: of both.
-        devices: of each layer.
-        budget: bytes that all layers may take together; if None by what is free on a GPU, and no limit on a CPU.
+        width: d, the size of a key and of a value, of every layer, or of each.
+        dtype: dtype of keys and values.
+        devices: device of each layer.
+        budget: bytes of all layers together; if None by the free memory of a GPU, and no limit on a CPU.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Slab:
     ) -> None:
         self.dtype = dtype
         self.budget = slab_budget(Counter(devices)) if budget is None else budget
-        each = [[one] * len(devices) if isinstance(one, int) else one for one in (heads, width)]
+        each = [[sizes] * len(devices) if isinstance(sizes, int) else sizes for sizes in (heads, width)]
         self._places = [(*place, len(list(run))) for place, run in groupby(zip(devices, *each, strict=True))]
         self.capacity = 0
-        self._blocks = self._allocated(0)
+        self._blocks = self._allocate_blocks(0)
         self._used: dict[int, int] = {}  # start -> end of each span
-        self._lock = threading.RLock()  # a span that is forgotten is freed by whichever thread collects it
+        self._lock = threading.RLock()  # a forgotten span is freed by whichever thread collects it
         #: Number of times the entries moved, which invalidates passes captured with their addresses.
         self.version = 0
-        #: Called before they move, so that nothing holds the old ones any more; by who holds some.
-        self.moving: dict[object, Callable[[], None]] = {}
+        #: Callbacks before the entries move, so that nothing holds the old ones; by their holder.
+        self.before_move: dict[object, Callable[[], None]] = {}
 
     def __len__(self) -> int:
-        """Layers."""
+        """Return the number of layers."""
         return sum(count for *_, count in self._places)
 
     @property
@@ -76,17 +76,17 @@ class Slab:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are allocated."""
+        """Bytes allocated."""
         return self.capacity * self.entry_bytes
 
     @property
     def shares(self) -> dict[torch.device, float]:
-        """What part of an entry is on which device."""
-        found: dict[torch.device, float] = {}
+        """Share of an entry on each device."""
+        shares: dict[torch.device, float] = {}
         for device, heads, width, count in self._places:
             numbers = 2 * count * heads * width * self.dtype.itemsize
-            found[device] = found.get(device, 0.0) + numbers / self.entry_bytes
-        return found
+            shares[device] = shares.get(device, 0.0) + numbers / self.entry_bytes
+        return shares
 
     @property
     def used(self) -> int:
@@ -95,31 +95,31 @@ class Slab:
             return sum(end - start for start, end in self._used.items())
 
     def open(self, room: int, offset: int = 0) -> KVSpan:
-        """An empty sequence.
+        """Open an empty sequence.
 
         Args:
             room: the most entries it will ever have: prompt, max_new_tokens and one window.
-            offset: what to add to an entry's index for its rotary position.
+            offset: added to an entry's index for its rotary position.
 
         Raises:
-            GenerationError: that is beyond the budget.
+            GenerationError: that exceeds the budget.
         """
         span = KVSpan(self, room, offset)
         self.allocate(span)
         return span
 
     def allocate(self, span: KVSpan) -> None:
-        """Assign entries to a new sequence, until it is freed or deleted."""
+        """Assign entries to a new sequence until it is freed or deleted."""
         with self._lock:
-            span.start = self._gap(span.room)
+            span.start = self._first_gap(span.room)
             if span.start + span.room > self.capacity:
                 self._grow(span.start, span.start + span.room)
             self._used[span.start] = span.start + span.room
         span.free = weakref.finalize(span, self._release, span.start)
         span.free.atexit = False
 
-    def _gap(self, room: int) -> int:
-        """First entry of a new span: in the first gap that is long enough, else after all others."""
+    def _first_gap(self, room: int) -> int:
+        """Return the first entry of a new span: in the first gap that is long enough, else after all others."""
         end = 0
         for start in sorted(self._used):
             if start - end >= room:
@@ -128,15 +128,15 @@ class Slab:
         return end
 
     def growth_bytes(self, room: int) -> int:
-        """Bytes by which the slab would grow for a sequence of so many entries."""
+        """Return the bytes by which the slab would grow for a sequence of ``room`` entries."""
         with self._lock:
-            end = self._gap(room) + room
+            end = self._first_gap(room) + room
         if end <= self.capacity:
             return 0
         return (end if self._used else end - self.capacity) * self.entry_bytes  # what is in use is copied
 
     def reserve(self, entries: int) -> None:
-        """Have room for so many entries in all if the memory is there; without effect on a CPU."""
+        """Grow to ``entries`` entries in all if there is memory; no effect on a CPU."""
         with self._lock, suppress(GenerationError, torch.OutOfMemoryError):
             if entries > self.capacity and self._on_device:
                 self._grow(max(self._used.values(), default=0), entries)
@@ -157,24 +157,24 @@ class Slab:
                     hint="fewer --frames or clips at once",
                     kind="memory",
                 )
-        for let_go in self.moving.values():
-            let_go()
+        for callback in self.before_move.values():
+            callback()
         old = self._blocks
-        if not self._used:  # the new one may take the old one's memory
-            self._blocks, self.capacity = self._allocated(0), 0
+        if not self._used:  # the new slab may take the old one's memory
+            self._blocks, self.capacity = self._allocate_blocks(0), 0
             old = self._blocks
         try:
-            blocks = self._allocated(capacity)
+            blocks = self._allocate_blocks(capacity)
         except torch.OutOfMemoryError:
-            blocks, capacity = self._allocated(wanted), wanted
+            blocks, capacity = self._allocate_blocks(wanted), wanted
         for new, block in zip(blocks, old, strict=False):
             new[..., :used, :] = block[..., :used, :]
         self._blocks, self.capacity = blocks, capacity
         self.version += 1
 
     @torch.inference_mode()
-    def _allocated(self, capacity: int) -> list[torch.Tensor]:
-        rows = capacity + 1  # the last is nobody's: padding of a pass is written there
+    def _allocate_blocks(self, capacity: int) -> list[torch.Tensor]:
+        rows = capacity + 1  # the last is the scratch entry: padding of a pass is written there
         return [
             torch.empty(count, 2, heads, rows, width, dtype=self.dtype, device=device)
             for device, heads, width, count in self._places
@@ -185,15 +185,15 @@ class Slab:
             self._used.pop(start, None)
 
     def layers(self, start: int, end: int) -> list[torch.Tensor]:
-        """Entries of every layer: (2, kv_heads, end - start, d), keys first."""
+        """Return the entries of every layer: (2, kv_heads, end - start, d), keys first."""
         return [layer for block in self._blocks for layer in block[..., start:end, :].unbind(0)]
 
     def keys(self, start: int, end: int) -> list[torch.Tensor]:
-        """Keys of every layer: (1, kv_heads, end - start, d)."""
+        """Return the keys of every layer: (1, kv_heads, end - start, d)."""
         return [layer for block in self._blocks for layer in block[:, 0, None, :, start:end].unbind(0)]
 
     def values(self, start: int, end: int) -> list[torch.Tensor]:
-        """Values of every layer: (1, kv_heads, end - start, d)."""
+        """Return the values of every layer: (1, kv_heads, end - start, d)."""
         return [layer for block in self._blocks for layer in block[:, 1, None, :, start:end].unbind(0)]
 
 
@@ -204,15 +204,15 @@ class KVSpan:
     next tokens.
 
     Attributes:
-        slab: the slab it is a part of.
+        slab: slab of the span.
         start: its first entry.
-        room: the most entries.
+        room: most entries.
         length: entries in use.
         offset: the rotary position of the entry at index i, prompt excluded, is ``i + offset``: kept visual tokens
             keep their positions, so a pruned prompt is shorter than the position that follows it.
         free: releases the entries; so does deleting the span.
-        states: of recurrent layers; None if there are none.
-        source: the sequence whose entries these are, see :meth:`follower`; None of one with entries of its own.
+        states: states of recurrent layers; None if there are none.
+        source: the sequence that owns the entries, see :meth:`make_follower`; None for a sequence with its own.
         split: entries in its first replayed pass, by which its keys are split over a device; 0 before it.
     """
 
@@ -226,8 +226,10 @@ class KVSpan:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
 
     def make_follower(self) -> KVSpan:
-        """A sequence over the same entries with a length of its own: its rows are written behind this sequence's, which
-        overwrites them when it goes on. It follows with :meth:`follow`, and neither rolls back nor gathers.
+        """Return a sequence over the same entries with a length of its own.
+
+        Its rows are written after this sequence's, which overwrites them when it continues. Call :meth:`is_follower`
+        to update its length; neither sequence may roll back or gather.
 
         Raises:
             ValueError: recurrent layers have states, which a second sequence would change.
@@ -239,18 +241,18 @@ class KVSpan:
         return other
 
     def is_follower(self) -> bool:
-        """Whether this is a follower; its length is the followed sequence's then."""
+        """Return True for a follower, after setting its length to that of the followed sequence."""
         if self.source is not None:
             self.length = self.source.length
         return self.source is not None
 
     def check_room(self, rows: int) -> None:
-        """Raises IndexError if there is no room for so many more."""
+        """Raise IndexError if there is no room for ``rows`` more entries."""
         if self.length + rows > self.room:
             raise IndexError(f"a sequence of {self.room} entries cannot take {self.length + rows}")
 
     def entries_to_write(self, rows: int) -> list[torch.Tensor]:
-        """Of every layer the next ``rows`` entries: (2, kv_heads, rows, d).
+        """Return the next ``rows`` entries of every layer: (2, kv_heads, rows, d).
 
         Raises:
             IndexError: there is no room for them.
@@ -259,7 +261,7 @@ class KVSpan:
         return self.slab.layers(self.start + self.length, self.start + self.length + rows)
 
     def entries_to_read(self, rows: int) -> tuple[LayerTensors, LayerTensors]:
-        """Keys and values of every layer, the next ``rows`` entries included."""
+        """Return keys and values of every layer, the next ``rows`` entries included."""
         end = self.start + self.length + rows
         return self.slab.keys(self.start, end), self.slab.values(self.start, end)
 
@@ -297,30 +299,31 @@ class KVSpan:
 
     @torch.inference_mode()
     def select(self, rows: torch.Tensor | Sequence[torch.Tensor], room: int) -> KVSpan:
-        """A new sequence in the same slab with copies of some entries.
+        """Copy some entries into a new sequence in the same slab.
 
         Args:
-            rows: (K,) entries for all layers, in the order the new sequence has them; or of each layer (kv_heads, K),
-                chosen for each head, K being the same for all layers.
-            room: of the new sequence, at least K.
+            rows: (K,) entries for all layers, in the order of the new sequence; or for each layer (kv_heads, K), chosen
+                for each head, with the same K for all layers.
+            room: most entries of the new sequence, at least K.
 
         Raises:
-            ValueError: an entry is beyond those in use, or K beyond the room; or recurrent layers have states, which
-                belong to all entries.
+            ValueError: an entry is not in use, or K exceeds the room; or recurrent layers have states, which belong to
+                all entries.
         """
         if self.states is not None and not (
             isinstance(rows, torch.Tensor) and torch.equal(rows.cpu(), torch.arange(self.length))
         ):
             raise ValueError("states of recurrent layers cannot be selected from")
-        every = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
-        count = every[0].shape[-1]
+        index_of_layers = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
+        count = index_of_layers[0].shape[-1]
         if count > room or any(
-            int(index.max()) >= self.length for index in every[: 1 if every[0] is every[-1] else None]
+            int(index.max()) >= self.length
+            for index in index_of_layers[: 1 if index_of_layers[0] is index_of_layers[-1] else None]
         ):
             raise ValueError(f"cannot select {count} of {self.length} entries into {room}")
         chosen = self.slab.open(room)
         layers = self.slab.layers(self.start, self.start + self.length)
-        for old, new, index in zip(layers, chosen.entries_to_write(count), every, strict=True):
+        for old, new, index in zip(layers, chosen.entries_to_write(count), index_of_layers, strict=True):
             new.copy_(old.take_along_dim(index.to(old.device)[None, :, :, None], dim=2))
         chosen.length = count
         chosen.states = None if self.states is None else self.states.copy()

@@ -1,4 +1,4 @@
-"""The stock blocks of ``transformers`` under the engine: the oracle, and the decoder of models that are not fused."""
+"""The stock blocks of ``transformers`` as a decoder: the reference, and the decoder of models that are not fused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vidspec.engine.slab import Slab
 
 __all__ = ["NAME", "StockDecoder", "device_of"]
 
-#: Under which the models' own attention modules find the engine's.
+#: Name under which the models' attention modules find the engine's attention.
 NAME = "vidspec"
 
 
@@ -36,7 +36,7 @@ def _attention(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What a stock attention module calls: in a pass of the engine its attention, elsewhere plain SDPA."""
+    """Attention function of stock modules: the engine's in its passes, plain SDPA elsewhere."""
     if attention is None:
         rows = query.shape[2]
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -59,12 +59,12 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
 class StockDecoder:
-    """Blocks as they were loaded, quantised, split over devices or of any dense family.
+    """Decoder over blocks as loaded: quantised, split over devices or of any dense family.
 
     Args:
         language: ``language_model`` of a stock model; its attention modules are pointed to the engine's.
         head: ``lm_head``.
-        why: why it is not fused.
+        why: reason why it is not fused.
         budget: bytes of the slab.
     """
 
@@ -87,7 +87,7 @@ class StockDecoder:
 
     @property
     def unquantisable_reason(self) -> str | None:
-        """Why its weights cannot be quantised."""
+        """Reason why its weights cannot be quantised; None if they can."""
         return unquantisable_reason(self.language.layers)
 
     @property
@@ -104,7 +104,7 @@ class StockDecoder:
         return sum(int(part.in_features) * int(part.out_features) for part in linears)
 
     def quantised_copy(self, precision: Precision) -> Self:
-        """The same over the same slab with copies of the linear layers as codes."""
+        """Return a decoder over the same slab with quantised copies of the linear layers."""
         slab, other = self.slab, copy.copy(self)
         other.slab, other.language = slab, quantised_copy(self.language, precision)
         other.head = quantised_copy(self.head, precision)
@@ -139,7 +139,7 @@ class StockDecoder:
         if self.cached is not None and index not in self.cached:
             assert isinstance(attention, PassAttention)
             rows = rows + linear_attention(layer.linear_attn, index, layer.input_layernorm(rows), attention.batch)
-            return rows + _mixed(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
+            return rows + _mlp_output(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
         out: Any = layer(
             rows[None],
             attention_mask=None,
@@ -159,13 +159,13 @@ class StockDecoder:
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def _mixed(out: Any) -> torch.Tensor:
-    """Of a mixture of experts without its router's logits."""
+def _mlp_output(out: Any) -> torch.Tensor:
+    """Return the output of a feed-forward block without a mixture of experts' router logits."""
     first: torch.Tensor = out[0] if isinstance(out, tuple) else out
     return first
 
 
 def device_of(block: torch.nn.Module) -> torch.device:
-    """Where a block computes; of one whose weights wait elsewhere accelerate's hook knows it."""
+    """Return the device a block computes on; for offloaded weights it is in accelerate's hook."""
     place = getattr(getattr(block, "_hf_hook", None), "execution_device", None)
     return next(block.parameters()).device if place is None else torch.device(place)

@@ -44,7 +44,7 @@ class Beating:
     def __init__(self, beats=0):
         self.left, self.seen = beats, time.monotonic()
 
-    def silent(self):
+    def silent_s(self):
         self.left -= 1
         if self.left >= 0:
             self.seen = time.monotonic()
@@ -201,11 +201,11 @@ def test_a_clip_is_closed_once_and_only_if_it_was_opened():
     process = TableDraft()
     draft = remote(process)
     draft.close()
-    assert run_to_completion(draft.account()) is None and not process.closed
+    assert run_to_completion(draft.collect_spans()) is None and not process.closed
     draft = remote(process)
     draft.begin()
     threading.Timer(0.05, lambda: process.answer(DraftSpans(1, (), 7))).start()
-    assert run_to_completion(draft.account()).forwards == 7
+    assert run_to_completion(draft.collect_spans()).forwards == 7
     draft.close()
     assert process.closed == [1]
 
@@ -219,21 +219,21 @@ def test_a_pulse_tells_work_from_waiting():
         one.stdin.write("work\n")
         one.stdin.flush()
         one.stdout.readline()
-        assert heartbeat.silent() == 0
+        assert heartbeat.silent_s() == 0
         time.sleep(0.2)  # it reads from the pipe now
-        heartbeat.silent()
-        assert heartbeat.silent() > 0
+        heartbeat.silent_s()
+        assert heartbeat.silent_s() > 0
         one.stdin.write("work\n")
         one.stdin.flush()
         time.sleep(0.1)
-        assert heartbeat.silent() == 0
+        assert heartbeat.silent_s() == 0
         os.kill(one.pid, signal.SIGSTOP)
         time.sleep(0.1)
-        heartbeat.silent()
+        heartbeat.silent_s()
         time.sleep(0.1)
-        assert heartbeat.silent() >= 0.1
+        assert heartbeat.silent_s() >= 0.1
         one.kill()
-    assert heartbeat.silent() >= 0.1, "it is gone"
+    assert heartbeat.silent_s() >= 0.1, "it is gone"
 
 
 def test_two_processes_started_at_once_leave_the_main_module_alone():

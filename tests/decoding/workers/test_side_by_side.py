@@ -41,7 +41,7 @@ def same_process(pairs):
     yield
     assert pairs.slot.ready().process.pid == before
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
-    assert not pairs.slot.process._blocks and not pairs.slot.process._owed
+    assert not pairs.slot.process._blocks and not pairs.slot.process._awaiting_spans
 
 
 @pytest.mark.full
@@ -274,7 +274,7 @@ def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     """Such as one that is still reading a long prompt when the target has written the whole text."""
     process = pairs.slot.ready()
     monkeypatch.setattr(processes, "CloseClip", lambda clip: ClipOrder(-1, Abort()))  # which it does not answer
-    monkeypatch.setattr(remote, "ACCOUNT", 0.1)
+    monkeypatch.setattr(remote, "SPANS_TIMEOUT", 0.1)
     record = pairs.first.caption(CLIP)
     assert record.token_ids == pairs.plain("one-object")
     assert not [span for span in record.trace.spans if span.worker == "draft"]

@@ -1,1 +1,1 @@
-"""The real workers of the parallel schedule: the target by the passes it requests, the draft in its own process."""
+"""Workers of the parallel schedule: the target as requested passes in this process, the draft in its own process."""

@@ -1,4 +1,4 @@
-"""The draft's side, in its own process. It reads its messages between any two passes."""
+"""The draft worker, in its own process. It reads its messages between any two passes."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ __all__ = ["DraftClip", "DraftWorker", "serve"]
 
 
 class DraftClip(LoopClient):
-    """One clip on the draft's side.
+    """One clip in the draft worker.
 
     Args:
         order: the message that opens the clip.
-        engine: the drafting model.
-        emit: takes its answers.
+        engine: engine of the drafting model.
+        emit: receives its results.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DraftClip(LoopClient):
         self.context = DraftContext(
             profile=order.profile,
             request=_request(order),
-            sampling=Sampling(),  # ids travel, distributions do not: a greedy draft is exact by the one-hot rule
+            sampling=Sampling(),  # only ids are sent, no distributions: a greedy draft is exact by the one-hot rule
             rng=torch.Generator(),
             room=order.room,
             trace=self.trace,
@@ -87,7 +87,7 @@ class DraftClip(LoopClient):
         if not kind.remote:
             raise RuntimeError(f"the drafter {order.profile.draft.kind} cannot work in a process of its own")
         self._kind = kind
-        self._look = order.eager
+        self._encode_now = order.eager
         self._text: DraftText | None = None
         self._prefill: PrefillDraft | None = None
         self._prune: Prune | None = None
@@ -101,11 +101,11 @@ class DraftClip(LoopClient):
 
     @property
     def read(self) -> bool:
-        """Whether its prompt has been read."""
+        """True once its prompt has been read."""
         return self._text is not None
 
     def take(self, message: DraftMessage, visual: int | None) -> None:
-        """Store a message; nothing is computed here but a rollback."""
+        """Store a message; only a rollback is executed here."""
         if isinstance(message, PrefillDraft):
             self._prefill, self.context.tokens = message, visual
         elif isinstance(message, Prune):
@@ -122,22 +122,22 @@ class DraftClip(LoopClient):
             self.trace.lap("rollback", "draft")
         elif isinstance(message, Abort):
             self._until = 0
-            # What was asked before the prompt is read is not wanted any more; the prompt still is.
+            # Proposals requested before the prompt is read are cancelled; the prompt is still read.
 
     @property
-    def _proposes(self) -> bool:
+    def _is_proposing(self) -> bool:
         text = self._text
         return (
             text is not None and len(text.tokens) < self._until and not (text.tokens and text.tokens[-1] in self._eos)
         )
 
     def work(self) -> Steps[None]:
-        """All work that needs no further message: encoding the clip, the prompt, tokens.
+        """Do all work that needs no further message: encode the clip, prefill, propose tokens.
 
         Once the prompt is read it may be abandoned at any request and begun again.
         """
-        if self._look:
-            self._look = False
+        if self._encode_now:
+            self._encode_now = False
             yield from self._kind.encode(self.context)
         if self._prefill is not None:
             order, self._prefill = self._prefill, None
@@ -155,7 +155,7 @@ class DraftClip(LoopClient):
             self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
             with self.trace.span("prune", "draft"):
                 self._text.prune(self.context.rows(self._prefix))
-        while (text := self._text) is not None and self._proposes:
+        while (text := self._text) is not None and self._is_proposing:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))
             self.trace.begin()
@@ -164,18 +164,18 @@ class DraftClip(LoopClient):
             self.emit(Proposed(self._epoch, position, token, seconds if position else 0.0))
 
     def spans(self) -> DraftSpans:
-        """What has been done."""
+        """Return the timed work so far."""
         origin = self.trace.origin
         shifted = (replace(span, start=span.start + origin, end=span.end + origin) for span in self.trace.spans)
         return DraftSpans(self.number, tuple(shifted), self.forwards)
 
 
 class DraftWorker:
-    """The clips of the process. One pass extends the texts of all that propose, and reads on in the prompts of others.
+    """Clips of the draft process. One pass extends all texts that propose, and prefills a stretch of other prompts.
 
     Args:
-        engine: the drafting model.
-        send: to the other process.
+        engine: engine of the drafting model.
+        send: sends to the other process.
     """
 
     def __init__(self, engine: Engine[VideoLanguageModel], send: Callable[[object], None]) -> None:
@@ -185,12 +185,12 @@ class DraftWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether there is work that needs no further message."""
+        """True if there is work that needs no further message."""
         return len(self._loop) > 0
 
     @property
     def has_clips(self) -> bool:
-        """Whether clips are open, which may wait for it."""
+        """True if clips are open, which may wait for it."""
         return len(self._clips) > 0
 
     def add_collection(self, start: float, end: float) -> None:
@@ -199,7 +199,7 @@ class DraftWorker:
             clip.trace.add("collect", "draft", start - clip.trace.origin, end - clip.trace.origin)
 
     def take(self, order: OpenClip | CloseClip | ClipOrder) -> None:
-        """Take a message of the other process; called between two passes."""
+        """Handle a message of the other process; called between two passes."""
         number = order.clip
         if isinstance(order, CloseClip):
             self._loop.drop(number)
@@ -212,41 +212,41 @@ class DraftWorker:
             elif number in self._clips:
                 self._clips[number].take(order.message, order.visual)
             else:
-                return  # it has failed, or is over
+                return  # the clip has failed or is closed
         except Exception as error:
-            self._failed(number, error)
+            self._fail(number, error)
             return
         if isinstance(order, OpenClip):
             self.send(FramesCopied(number))
         clip = self._clips[number]
         if clip.read or number not in self._loop:
-            self._loop.drop(number)  # its rows for the next pass
+            self._loop.drop(number)  # restart its work, with the rows of the next pass
             clip.steps = clip.work()
             self._loop.begin(clip)
             self._check(clip)
 
     def turn(self) -> None:
-        """One pass, or a step of encoding a clip."""
+        """Run one pass, or a step of encoding a clip."""
         for client in self._loop.turn():
             self._check(client)
 
     def _check(self, client: LoopClient) -> None:
         if client.error is not None:
-            self._failed(cast(int, client.key), client.error)
+            self._fail(cast(int, client.key), client.error)
 
     def _emit(self, number: int, result: WorkerResult) -> None:
         self.send(ClipAnswer(number, result))
 
-    def _failed(self, number: int, error: Exception) -> None:
-        """One clip cannot continue; the others do."""
+    def _fail(self, number: int, error: Exception) -> None:
+        """Report one clip as failed; the others continue."""
         self._loop.drop(number)
         self._clips.pop(number, None)
         self.send(ClipAnswer(number, _failure(error)))
 
 
 def serve(connection: Connection, start: DraftStart) -> None:
-    """The process: load the model, then work on clips until the pipe is closed."""
-    for name in ("SIGINT", "SIGHUP"):  # a terminal's are the other process's business; it ends this one
+    """Run the process: load the model, then work on clips until the pipe is closed."""
+    for name in ("SIGINT", "SIGHUP"):  # terminal signals are for the other process, which ends this one
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:
@@ -268,19 +268,19 @@ def serve(connection: Connection, start: DraftStart) -> None:
                     worker.take(connection.recv())
                 worker.turn()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # nobody is there any more
+        return  # the other process has gone
     except Exception as error:
         with contextlib.suppress(OSError):
             connection.send(_failure(error, lost=True))
 
 
 def _failure(error: Exception, *, lost: bool = False) -> WorkerFailed:
-    told = "".join(traceback.format_exception(error))
-    return WorkerFailed("draft", f"{type(error).__name__}: {error}", told, lost=lost)
+    text = "".join(traceback.format_exception(error))
+    return WorkerFailed("draft", f"{type(error).__name__}: {error}", text, lost=lost)
 
 
 def _request(order: OpenClip) -> CaptionRequest:
-    """The clip; its frames and sound are copied out of the shared block, which belongs to the other process."""
+    """Return the clip's request; frames and sound are copied from the shared block, which the other process owns."""
     frames, sound = copy_frames(order.memory, order.shape, order.samples)
     clip = video.Clip.of(frames, order.timestamps, sound)
     return CaptionRequest("", clip, order.prompt, order.system, earlier=order.earlier)

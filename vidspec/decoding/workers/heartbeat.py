@@ -1,4 +1,4 @@
-"""Distinguishes a working process from one that is stopped or waits for ever, by its state in ``/proc``."""
+"""Heartbeat of a process from its state in ``/proc``: tells a working process from a stopped or deadlocked one."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from pathlib import Path
 
 __all__ = ["PATIENCE", "Heartbeat"]
 
-#: Seconds for which signs of life count instead of an answer. The prompt of a long video, or weights that lie on a
-#: disk, take minutes.
+#: Seconds for which signs of life count instead of an answer. Prefill of a long video, or loading weights from a disk,
+#: takes minutes.
 PATIENCE = 1800.0
 
 
 class Heartbeat:
-    """A process's signs of life.
+    """Signs of life of a process.
 
     Args:
-        pid: of the process.
+        pid: id of the process.
     """
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
-        self._used = 0
-        self._seen = time.monotonic()
+        self._ticks = 0
+        self._last_active = time.monotonic()
 
-    def silent(self) -> float:
-        """Seconds in which it was neither running, nor waiting for a disk, nor using the processor between two calls;
-        any number of clips may call it.
+    def silent_s(self) -> float:
+        """Return the seconds without activity; any number of clips may call it.
 
-        Without ``/proc`` it always counts as working.
+        Activity is a running process, a wait for a disk, or processor time used between two calls. Without ``/proc`` it
+        always counts as working.
         """
         now = time.monotonic()
         try:
-            # Behind the name, which may hold anything: the state, and as 12th and 13th ticks of user and system time.
+            # Fields after the name, which may hold anything: state; 12th and 13th, ticks of user and system time.
             fields = self._stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         except OSError:
-            return now - self._seen if Path("/proc/self/stat").exists() else 0.0
-        used, before = int(fields[11]) + int(fields[12]), self._used
-        self._used = used
+            return now - self._last_active if Path("/proc/self/stat").exists() else 0.0
+        used, before = int(fields[11]) + int(fields[12]), self._ticks
+        self._ticks = used
         if fields[0] in "RD" or used > before:
-            self._seen = now
-        return now - self._seen
+            self._last_active = now
+        return now - self._last_active

@@ -1,4 +1,4 @@
-"""The mailbox of one clip: another thread puts the draft's answers, the loop takes them."""
+"""The mailbox of one clip: another thread adds the draft's answers, the loop takes them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from vidspec.events.wake import WakeEvent
 
 __all__ = ["ClipMailbox", "DraftAnswer"]
 
-#: What a draft's process says of a clip: answers, and in the end its account.
+#: Messages of a draft process about a clip: results, and finally its spans.
 DraftAnswer: TypeAlias = WorkerResult | DraftSpans
 
 
 class ClipMailbox:
-    """Messages in the order of their arrival; each sets ``wake``."""
+    """Messages in order of arrival; each sets ``wake``."""
 
     def __init__(self) -> None:
         self.wake = WakeEvent()
         self._arrived: deque[DraftAnswer] = deque()
 
     def put(self, message: DraftAnswer) -> None:
-        """From any thread."""
+        """Add a message; callable from any thread."""
         self._arrived.append(message)
         self.wake.set()
 
     def take(self) -> list[Any]:
-        """All messages that have arrived; the account is the last, when the clip is over."""
+        """Return all messages that have arrived; ``DraftSpans`` is the last, when the clip is closed."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]

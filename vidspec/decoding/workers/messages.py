@@ -1,4 +1,4 @@
-"""Messages of the draft process's pipe besides those of the protocol; plain, small values."""
+"""Messages of the draft process's pipe in addition to the protocol's; plain, small values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DraftStart:
-    """How the process begins: the drafting model, where it runs, and threads of torch on a CPU."""
+    """Start parameters of the process: the drafting model, its placement, and torch threads on a CPU."""
 
     model: str
     where: Placement
@@ -56,11 +56,11 @@ class DraftLoadFailed:
 
 @dataclass(frozen=True)
 class OpenClip:
-    """A clip begins, under ``profile``. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8, and
-    after them ``samples`` of sound, if not None.
+    """Open a clip under ``profile``.
 
-    ``eager``: encode them at once, before any request. ``room``: cache entries needed after the prompt. ``texts``: for
-    drafts without video, token ids of the target's prompt with each of these texts in its place.
+    Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8, followed by ``samples`` of sound, if not
+    None. ``eager``: encode them at once, before any request. ``room``: cache entries needed after the prompt.
+    ``texts``: for drafts without video, token ids of the target's prompt with each of these texts in its place.
     """
 
     clip: int
@@ -86,7 +86,7 @@ class FramesCopied:
 
 @dataclass(frozen=True)
 class CloseClip:
-    """A clip is over: answer with ``DraftSpans``, forget it."""
+    """Close a clip: answer with ``DraftSpans`` and forget it."""
 
     clip: int
 

@@ -1,4 +1,4 @@
-"""Where target and draft work."""
+"""Placement of target and draft."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["draft_placement", "has_room_for_two", "target_placement"]
 
 
 def has_room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:
-    """Whether work on both at once is faster than in turns: two devices, or a processor with several cores.
+    """Return True if running both at once is faster than in turns: two devices, or a CPU with several cores.
 
     Args:
         target, draft: their devices.
-        threads: of torch on a CPU; as many as it has now if None.
+        threads: torch threads on a CPU; the current number if None.
     """
     return target != draft or (target.type == "cpu" and (threads or torch.get_num_threads()) > 1)
 
 
 def target_placement(profile: Profile) -> Placement:
-    """Where the target runs, and what its weights are kept as."""
+    """Return the target's placement and weight format."""
     wanted = profile.models
     where = resolve_placement(
         profile.workers.target or wanted.device,
@@ -39,7 +39,7 @@ def target_placement(profile: Profile) -> Placement:
 
 
 def draft_placement(profile: Profile) -> Placement:
-    """Where the draft runs (as named, else on a second GPU where there is one), and what its weights are kept as."""
+    """Return the draft's placement (as named, else on a second GPU if there is one) and weight format."""
     wanted, precision = profile.models, profile.draft.precision
     weights: WeightFormat = "auto" if precision == "auto" else None
     if precision == "int8" or precision == "int4":

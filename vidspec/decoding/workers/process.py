@@ -1,4 +1,4 @@
-"""The target's handle of the draft's process: it starts it, sends and receives messages, and always ends it."""
+"""The target's handle of the draft process: starts it, sends and receives messages, and always ends it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DraftProcess:
     """A spawned process with its own model, vision tower and cache; it serves any number of clips at once.
 
     Args:
-        start: the model.
+        start: the model and its placement.
     """
 
     def __init__(self, start: DraftStart) -> None:
@@ -58,14 +58,14 @@ class DraftProcess:
             self.process.start()
         theirs.close()
         self.loaded: DraftLoaded | None = None
-        self.unloadable: DraftLoadFailed | None = None
+        self.load_error: DraftLoadFailed | None = None
         self.heartbeat = Heartbeat(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
-        self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the clips that are open
+        self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the open clips
         self._reading: set[int] = set()
-        self._early: WorkerFailed | None = None
-        self._owed: dict[int, float] = {}  # clips that were closed and not accounted for, and since when
+        self._failure: WorkerFailed | None = None
+        self._awaiting_spans: dict[int, float] = {}  # closed clips without their spans, and since when
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._ready = threading.Event()
         self._reader = threading.Thread(target=_listen, args=(self.connection, self), daemon=True)
@@ -73,38 +73,38 @@ class DraftProcess:
 
     @property
     def alive(self) -> bool:
-        return bool(self.process.is_alive()) and self._early is None
+        return bool(self.process.is_alive()) and self._failure is None
 
     @property
     def overdue(self) -> float:
-        """Seconds for which the account of a closed clip has been missing; 0 if none is."""
+        """Seconds for which the spans of a closed clip have been missing; 0 if none are."""
         with self._lock:
-            return time.monotonic() - min(self._owed.values()) if self._owed else 0.0
+            return time.monotonic() - min(self._awaiting_spans.values()) if self._awaiting_spans else 0.0
 
     @property
     def reading(self) -> bool:
-        """Whether there is a clip whose prompt it has not read."""
+        """True if there is a clip whose prompt it has not read."""
         return bool(self._reading)
 
     def wait_until_loaded(self, timeout: float, silence: float) -> Identity:
-        """Wait for the model, and return its identity.
+        """Wait for the model and return its identity.
 
         Raises:
             ModelError: it cannot be loaded; the cause carries the process's own traceback.
-            WorkerLost: it died, took longer than ``timeout`` seconds, or did nothing for ``silence`` of them.
+            WorkerLost: it died, took longer than ``timeout`` seconds, or was inactive for ``silence`` seconds.
         """
         begun = time.monotonic()
         while not self._ready.wait(min(1.0, silence)):
             late = time.monotonic() - begun >= timeout
-            if late or self.heartbeat.silent() >= silence:
-                what = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
-                raise WorkerLost(f"the draft worker has not loaded its model {what}", kind="worker")
-        if (wrong := self.unloadable) is not None:
-            raise ModelError(f"the draft worker: {wrong.message}", hint=wrong.hint, kind=wrong.kind) from (
-                WorkerTraceback(wrong.traceback)
+            if late or self.heartbeat.silent_s() >= silence:
+                problem = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
+                raise WorkerLost(f"the draft worker has not loaded its model {problem}", kind="worker")
+        if (error := self.load_error) is not None:
+            raise ModelError(f"the draft worker: {error.message}", hint=error.hint, kind=error.kind) from (
+                WorkerTraceback(error.traceback)
             )
-        if self._early is not None:
-            raise worker_error(self._early)
+        if self._failure is not None:
+            raise worker_error(self._failure)
         if self.loaded is None:
             raise AssertionError("ready without a model")
         return self.loaded.identity
@@ -119,7 +119,7 @@ class DraftProcess:
         eager: bool,
         texts: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
-        """Begin a clip; messages about it go to ``listener``, on another thread. Returns the clip's number.
+        """Open a clip and return its number; messages about it go to ``listener``, on another thread.
 
         Raises:
             GenerationError: there is not enough shared memory for its frames.
@@ -148,24 +148,24 @@ class DraftProcess:
                 texts or {},
             )
         )
-        if self._early is not None:
-            listener(self._early)  # it ended before it could be told
+        if self._failure is not None:
+            listener(self._failure)  # the process ended before it could receive the clip
         return number
 
     def send(self, clip: int, message: DraftMessage, visual: int | None = None) -> None:
-        """Send a protocol message for a clip; without effect on one that is over."""
+        """Send a protocol message for a clip; no effect on a closed one."""
         self._send(ClipOrder(clip, message, visual))
 
     def close(self, clip: int) -> None:
-        """End a clip: the draft stops, and its listener receives the account when it arrives."""
+        """Close a clip: the draft stops, and its listener receives the spans when they arrive."""
         with self._lock:
-            self._owed[clip] = time.monotonic()
+            self._awaiting_spans[clip] = time.monotonic()
         self._send(CloseClip(clip))
 
     def stop(self, *, lost: bool = False) -> None:
-        """End the process at once, and the clips that are open; ``lost``: they may be repeated."""
-        self.gone(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
-        self.process.kill()  # it may be stopped or stuck in a pass: nothing gentler is certain
+        """End the process and the open clips at once; ``lost``: they may be repeated."""
+        self.fail(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
+        self.process.kill()  # it may be stopped or stuck in a pass: only a kill is certain
         self.process.join()
         if threading.current_thread() is not self._reader:
             self._reader.join()
@@ -175,23 +175,23 @@ class DraftProcess:
             release_frames(block)
 
     def _send(self, order: object) -> None:
-        with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader tells of it
+        with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader reports it
             self.connection.send(order)
 
-    def hang_up(self) -> None:
-        """Close the pipe, by the reader and at its end alone: its number may at once be another file's."""
+    def close_pipe(self) -> None:
+        """Close the pipe; only by the reader, at its end: the descriptor may be reused at once."""
         with self._sending:
             self.connection.close()
 
     def dispatch(self, message: object) -> None:
-        """Called by the reader with everything the process sends."""
+        """Handle a message of the process; called by the reader."""
         if isinstance(message, DraftLoaded):
             self.loaded = message
             self._ready.set()
         elif isinstance(message, DraftLoadFailed):
-            self.unloadable = message
+            self.load_error = message
         elif isinstance(message, WorkerFailed):
-            self.gone(message)
+            self.fail(message)
         elif isinstance(message, (FramesCopied, DraftSpans, ClipAnswer)):
             self._deliver(message.clip, message)
 
@@ -205,29 +205,29 @@ class DraftProcess:
                 block = self._blocks.pop(clip, None)
             listener = self._listeners.get(clip)
             if isinstance(message, DraftSpans):
-                self._forget(clip)
+                self._remove_clip(clip)
         if block is not None:
             release_frames(block)
         if listener is not None and not isinstance(message, FramesCopied):
             listener(message.result if isinstance(message, ClipAnswer) else message)
 
-    def _forget(self, clip: int) -> None:
+    def _remove_clip(self, clip: int) -> None:
         self._reading.discard(clip)
-        self._owed.pop(clip, None)
+        self._awaiting_spans.pop(clip, None)
         self._listeners.pop(clip, None)
 
-    def gone(self, failed: WorkerFailed) -> None:
-        """The process cannot continue."""
+    def fail(self, failed: WorkerFailed) -> None:
+        """Mark the process as failed and notify its listeners."""
         with self._lock:
-            self._early = self._early or failed
+            self._failure = self._failure or failed
             listeners = dict(self._listeners)
             for clip in listeners:
-                self._forget(clip)
+                self._remove_clip(clip)
         self._ready.set()
         for listener in listeners.values():
             listener(failed)
 
-    def exit_text(self) -> str:
+    def exit_reason(self) -> str:
         self.process.join(1.0)
         code = self.process.exitcode
         return f"its process ended with exit code {code}" if code is not None else "its pipe is closed"
@@ -238,15 +238,15 @@ _LAUNCH = threading.Lock()
 
 @contextlib.contextmanager
 def _launching() -> Iterator[None]:
-    """Start a process that does not run the user's script again and that Ctrl-C leaves alone from its first moment.
+    """Start a process without running the user's script again, protected from Ctrl-C from the start.
 
-    A spawned process imports the main module for what it may hold; the draft needs nothing of it, and a script without
-    an ``if __name__ == "__main__"``, or one read from stdin, would fail there. It inherits the signals that are
-    blocked here; otherwise it would print a traceback of its own until it can say that it ignores them.
+    A spawned process imports the main module; the draft needs nothing of it, and a script without an
+    ``if __name__ == "__main__"``, or one read from stdin, would fail there. It inherits the signals blocked here;
+    otherwise Ctrl-C would print a traceback of the process before it can ignore the signal.
     """
     blocks = hasattr(signal, "pthread_sigmask")
     if blocks:
-        resource_tracker.ensure_running()  # its start would unblock them
+        resource_tracker.ensure_running()  # starting it later would unblock them
     with _LAUNCH:
         main = sys.modules["__main__"]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else set()
@@ -264,8 +264,8 @@ def _listen(connection: Connection, owner: DraftProcess) -> None:
         while True:
             owner.dispatch(connection.recv())
     except (EOFError, OSError):
-        owner.gone(WorkerFailed("draft", owner.exit_text(), lost=True))
-    except Exception as error:  # whatever it is, the one who waits must hear of it
-        owner.gone(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
+        owner.fail(WorkerFailed("draft", owner.exit_reason(), lost=True))
+    except Exception as error:  # of any type: the waiting threads must be notified
+        owner.fail(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
-        owner.hang_up()
+        owner.close_pipe()

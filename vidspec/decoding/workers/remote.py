@@ -15,61 +15,61 @@ from vidspec.events.trace import Trace
 
 __all__ = ["RemoteDraft"]
 
-#: Seconds that the end of a clip waits for the draft's account of it. A draft that looks at a video takes longer; it
-#: is not waited for, and the clip's trace lacks its lane.
-ACCOUNT = 5.0
+#: Seconds that the end of a clip waits for the draft's spans. A draft that encodes a video takes longer; it is not
+#: waited for, and the clip's trace lacks its lane.
+SPANS_TIMEOUT = 5.0
 
 
 class RemoteDraft:
     """The draft of one clip.
 
     Args:
-        process: of the drafts of all clips.
-        opened: begins the clip there with a listener for its answers, and returns its number; called at first use.
-        timeout: seconds without any answer after which the process counts as lost; while it reads a prompt, this
-            clip's or another's, :data:`PATIENCE`, as long as it is seen to work.
-        visual: the number of the target's visual tokens, if known yet.
+        process: process of the drafts of all clips.
+        open_clip: opens the clip there with a listener for its answers, and returns its number; called at first use.
+        timeout: seconds without any answer after which the process counts as lost; while it prefills this clip or
+            another, :data:`PATIENCE` seconds, as long as its heartbeat shows work.
+        visual: returns the number of the target's visual tokens, if known yet.
         trace: times the waiting for it, in the target's lane.
     """
 
     def __init__(
         self,
         process: DraftProcess,
-        opened: Callable[[Callable[[DraftAnswer], None]], int],
+        open_clip: Callable[[Callable[[DraftAnswer], None]], int],
         timeout: float,
         visual: Callable[[], int | None],
         trace: Trace,
     ) -> None:
         self.process, self.timeout, self.trace, self.mailbox = process, timeout, trace, ClipMailbox()
-        self._opened: Callable[[Callable[[DraftAnswer], None]], int] | None = opened
+        self._open_clip: Callable[[Callable[[DraftAnswer], None]], int] | None = open_clip
         self._visual = visual
         self._clip: int | None = None
         self._closed = False
 
     def begin(self) -> int:
-        """Open the clip; returns its number."""
+        """Open the clip and return its number."""
         if self._clip is None:
-            assert self._opened is not None
-            self._clip = self._opened(self.mailbox.put)
-            self._opened = None  # it has the frames
+            assert self._open_clip is not None
+            self._clip = self._open_clip(self.mailbox.put)
+            self._open_clip = None  # it refers to the frames
         return self._clip
 
     def send(self, message: DraftMessage) -> None:
-        """Send a message; returns at once."""
+        """Send a message without waiting."""
         sees = isinstance(message, (PrefillDraft, Prune))
         self.process.send(self.begin(), message, self._visual() if sees else None)
 
     def receive(self) -> Steps[list[WorkerResult]]:
-        """Its answers since the last call, at least one, or ``WorkerFailed`` if it is lost."""
+        """Return its answers since the last call, at least one, or ``WorkerFailed`` if it is lost."""
         begun, since = self.trace.elapsed(), time.monotonic()
-        while not (found := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
+        while not (answers := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since
             if self.process.reading and silent < PATIENCE:
-                silent = min(silent, self.process.heartbeat.silent())
+                silent = min(silent, self.process.heartbeat.silent_s())
             if silent >= self.timeout:
                 return [WorkerFailed("draft", f"no answer for {self.timeout:g} s", lost=True)]
         self.trace.add("wait", "target", begun, self.trace.elapsed())
-        return found  # type: ignore[no-any-return]
+        return answers  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the clip; the process continues with the others."""
@@ -77,16 +77,16 @@ class RemoteDraft:
             self._closed = True
             self.process.close(self._clip)
 
-    def account(self) -> Steps[DraftSpans | None]:
-        """End the clip; returns the draft's account if it arrives soon."""
+    def collect_spans(self) -> Steps[DraftSpans | None]:
+        """End the clip; return the draft's spans if they arrive within :data:`SPANS_TIMEOUT` seconds."""
         if self._clip is None:
             return None
         self.close()
-        until = time.monotonic() + ACCOUNT
+        until = time.monotonic() + SPANS_TIMEOUT
         while (left := until - time.monotonic()) > 0:
-            for found in (yield Receive(self.mailbox, left)):
-                if isinstance(found, DraftSpans):
-                    return found
-                if isinstance(found, WorkerFailed):
+            for message in (yield Receive(self.mailbox, left)):
+                if isinstance(message, DraftSpans):
+                    return message
+                if isinstance(message, WorkerFailed):
                     return None
         return None

@@ -1,4 +1,4 @@
-"""One clip through target and draft that work at the same time (PEARL; ParallelVLM 4.2; HIPPO 5.2)."""
+"""Parallel decoding of one clip: target and draft work at the same time (PEARL; ParallelVLM 4.2; HIPPO 5.2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["run_parallel", "run_rounds"]
 
 
 def run_parallel(sequence: Sequence) -> Steps[None]:
-    """The target in this process, by passes that it requests, the draft in its own (``setup.slot``).
+    """Decode a clip with the target's passes in this process and the draft in its own (``setup.slot``).
 
     Emits ``Prefilled`` and a round per target pass. The draft's lane of the trace is filled in at the end.
 
@@ -51,13 +51,13 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
     )
     begun = 0.0
 
-    def emit(one: Round) -> None:
+    def emit(settled: Round) -> None:
         nonlocal begun
         if not sequence.rounds:
             begun = trace.elapsed()
             sequence.emit(target.prefilled(begun))
-        texts, rejected = sequence.texts(one.token_ids, one.rejected)
-        sequence.emit(replace(one, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
+        texts, rejected = sequence.texts(settled.token_ids, settled.rejected)
+        sequence.emit(replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
 
     try:
         with slot.sharing():
@@ -65,9 +65,9 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
                 draft.begin()
             yield from run_rounds(Scheduler(_settings(setup, windows), windows), target, draft, emit)
         slot.gamma = windows.gamma
-        _account(sequence, (yield from draft.account()))
+        _add_draft_spans(sequence, (yield from draft.collect_spans()))
     except WorkerLost:
-        slot.drop(process)  # the next clip gets a fresh one
+        slot.drop(process)  # the next clip starts a new one
         raise
     finally:
         draft.close()
@@ -88,17 +88,17 @@ def _settings(setup: DecodingSetup, windows: WindowSize) -> ParallelSettings:
     )
 
 
-def _account(sequence: Sequence, done: DraftSpans | None) -> None:
-    """Fill in the draft's lane."""
-    if done is None:
+def _add_draft_spans(sequence: Sequence, draft_spans: DraftSpans | None) -> None:
+    """Fill in the draft's lane of the trace."""
+    if draft_spans is None:
         return
-    sequence.draft_forwards = done.forwards
+    sequence.draft_forwards = draft_spans.forwards
     origin = sequence.trace.origin
-    for span in done.spans:
+    for span in draft_spans.spans:
         about = span.about
         if span.kind == "draft":
             place = dict(about)
-            emitted = any(one.holds(place["epoch"], place["position"]) for one in sequence.rounds)
+            emitted = any(step.holds(place["epoch"], place["position"]) for step in sequence.rounds)
             about += (("emitted", emitted),)
         sequence.trace.add(span.kind, "draft", span.start - origin, span.end - origin, about)
 
@@ -109,12 +109,12 @@ def run_rounds(
     draft: RemoteDraft,
     emit: Callable[[Round], None],
 ) -> Steps[None]:
-    """Carry messages and answers between the two of one clip until its text ends.
+    """Exchange messages and results between draft and target of one clip until its text ends.
 
-    The draft's answers arrive while the target has a pass; they are taken before the pass's own.
+    The draft's results that arrive during a target pass are handled before the pass's own.
 
     Args:
-        scheduler: of this clip.
+        scheduler: scheduler of this clip.
         target, draft: its workers.
         emit: called with each round.
     """

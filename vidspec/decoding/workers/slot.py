@@ -1,4 +1,4 @@
-"""Keeps the draft's process between clips: started early, replaced after a failure."""
+"""The slot of the draft process: kept between clips, started early, replaced after a failure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vidspec.models.placement import Placement
 
 __all__ = ["DraftProcessSlot", "split_threads"]
 
-#: Seconds that reading the weights of a large draft may take.
+#: Most seconds for loading the weights of a large draft.
 LOADING = 1800.0
 
 
 def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
-    """Threads of target and draft, together ``total`` where there are two or more.
+    """Return the threads of target and draft, together ``total`` if that is two or more.
 
     Args:
         total: threads of a single worker.
@@ -34,17 +34,17 @@ def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
 
 
 class DraftProcessSlot:
-    """One draft process at a time.
+    """Holds one draft process at a time.
 
     Args:
         model: hub id or folder of the drafting model.
-        where: device, dtype and attention of the draft.
+        where: placement of the draft.
         profile: the settings.
 
     Attributes:
         target: the model that the draft must match; set before the first use.
-        gamma: the window that the last clip ended with.
-        device: of the draft.
+        gamma: final window of the last clip.
+        device: device of the draft.
     """
 
     target: VideoLanguageModel
@@ -52,9 +52,9 @@ class DraftProcessSlot:
     def __init__(self, model: str, where: Placement, profile: Profile) -> None:
         self.model, self.device = model, where.device
         wanted = profile.workers
-        self.gamma, self._shown = 5, profile.shows_the_video
-        self._agreed: tuple[VideoLanguageModel, Identity] | None = None
-        #: The target leaves the draft its share of the processor while any clip is here.
+        self.gamma, self._shows_video = 5, profile.shows_the_video
+        self._checked: tuple[VideoLanguageModel, Identity] | None = None
+        #: Reduces the target's threads while any clip is here, which leaves the draft its share of the processor.
         self.sharing = CoreSharing(lambda threads: self.target_threads or threads)
         self.target_threads: int | None = None
         threads: int | None = None
@@ -64,7 +64,7 @@ class DraftProcessSlot:
         self._start, self._timeout = DraftStart(model, where, threads), wanted.timeout
         self._processes: list[DraftProcess] = []
         self.start()
-        weakref.finalize(self, _end, self._processes)  # its reader would keep a forgotten process for ever
+        weakref.finalize(self, _stop_all, self._processes)  # its reader thread would keep a forgotten process for ever
 
     @property
     def process(self) -> DraftProcess | None:
@@ -77,7 +77,7 @@ class DraftProcessSlot:
             self._processes.append(DraftProcess(self._start))
 
     def ready(self) -> DraftProcess:
-        """A process whose model is loaded; a new one if the last has ended, or has been silent for too long.
+        """Return a process whose model is loaded; a new one if the last has ended or hangs.
 
         Raises:
             WorkerLost: it ended, or took too long; the next call starts another.
@@ -93,26 +93,26 @@ class DraftProcessSlot:
         except WorkerLost:
             self.drop(process)
             raise
-        if self._agreed != (self.target, loaded):  # reading two vocabularies takes long: once, not for every clip
+        if self._checked != (self.target, loaded):  # comparing vocabularies is slow: once, not for every clip
             check_identity(model_identity(self.target), loaded)
-            require_vision(loaded, shown=self._shown)
-            self._agreed = self.target, loaded
+            require_vision(loaded, shown=self._shows_video)
+            self._checked = self.target, loaded
         return process
 
     def _hangs(self, process: DraftProcess) -> bool:
-        """Whether a closed clip's account is overdue; the limit is longer while the process works."""
-        works = process.heartbeat.silent() < self._timeout
+        """Return True if a closed clip's spans are overdue; the limit is longer while the process works."""
+        works = process.heartbeat.silent_s() < self._timeout
         return process.overdue > (PATIENCE if works else self._timeout)
 
     def drop(self, lost: DraftProcess | None = None) -> None:
         """End the process and its clips; with ``lost`` only if it is that process, and its clips may be repeated.
 
-        A second call does nothing.
+        A second call has no effect.
         """
         if lost is None or lost is self.process:
-            _end(self._processes, lost=lost is not None)
+            _stop_all(self._processes, lost=lost is not None)
 
 
-def _end(processes: list[DraftProcess], *, lost: bool = False) -> None:
+def _stop_all(processes: list[DraftProcess], *, lost: bool = False) -> None:
     while processes:
         processes.pop().stop(lost=lost)

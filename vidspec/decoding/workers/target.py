@@ -1,4 +1,4 @@
-"""The target's side of one clip in the parallel schedule: its prompt is read, and windows are verified."""
+"""The target's side of one clip in the parallel schedule: prefill and verification."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vidspec.pruning.base import attention_ranks, make_taps
 
 __all__ = ["Publish", "TargetSide"]
 
-#: Takes the indices of the visual tokens that the draft may see, as early as they are known.
+#: Receives the indices of the visual tokens that the draft may see, as soon as they are known.
 Publish = Callable[[tuple[int, ...]], None]
 
 
@@ -30,7 +30,7 @@ class TargetSide:
         sequence: the clip.
 
     Attributes:
-        prefix: the target's prompt, once it has been read without its embeddings; None until it is known.
+        prefix: the target's prompt, without its embeddings once it has been read; None before it is known.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -38,21 +38,21 @@ class TargetSide:
         self.prefix: EmbeddedPrompt | None = None
         self._kept: torch.Tensor | None = None
         self._signals: tuple[tuple[str, bytes], ...] = ()
-        self._emitted = 0
+        self._emitted_count = 0
 
     def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | VerifyResult]:
-        """The answer to one message; ``publish`` may be called in the middle of a pass."""
+        """Answer one message; ``publish`` may be called in the middle of a pass."""
         if isinstance(order, Verify):
             return (yield from self._verify(order))
         begun = self.sequence.trace.elapsed()
         yield from self.read(publish)
         target = self.sequence.target
         token = target.first()
-        self._emitted = 1
+        self._emitted_count = 1
         return PromptRead("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
 
     def prefilled(self, elapsed: float) -> Prefilled:
-        """The event of the prompts that have been read."""
+        """Return the event of the prefilled prompts."""
         if self.prefix is None:
             raise RuntimeError("a round came before the prompt was read")
         profile = self.sequence.setup.profile
@@ -61,7 +61,7 @@ class TargetSide:
         return prefilled(profile, self.prefix, kept, elapsed, signals=self._signals)
 
     def read(self, publish: Publish) -> Steps[None]:
-        """Read the target's prompt; the draft's visual tokens are published once their signals exist, or at its end."""
+        """Prefill the target; publish the draft's visual tokens once their signals exist, or at the end."""
         sequence, setup, trace = self.sequence, self.sequence.setup, self.sequence.trace
         prefix = self.prefix = yield from setup.read(sequence.job, trace)
         taps = make_taps(setup.needs, prefix)
@@ -89,8 +89,8 @@ class TargetSide:
 
     def _verify(self, order: Verify) -> Steps[VerifyResult]:
         sequence, trace = self.sequence, self.sequence.trace
-        if order.prefix != self._emitted:
-            raise RuntimeError(f"{order} does not follow {self._emitted} emitted tokens")
+        if order.prefix != self._emitted_count:
+            raise RuntimeError(f"{order} does not follow {self._emitted_count} emitted tokens")
         target, acceptance = sequence.target, sequence.acceptance
         assert acceptance is not None
         rows = len(order.window) + 1
@@ -102,7 +102,7 @@ class TargetSide:
         seconds += trace.lap("accept")
         target.commit(verdict.path, verdict.token)
         trace.lap("rollback")
-        self._emitted += verdict.accepted + 1
+        self._emitted_count += verdict.accepted + 1
         return VerifyResult(
             order.round,
             verdict.accepted,

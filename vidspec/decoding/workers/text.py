@@ -15,12 +15,12 @@ __all__ = ["DraftText"]
 
 
 class DraftText:
-    """Greedy continuation that can be cut back anywhere.
+    """Greedy continuation that can be cut back to any length.
 
     Args:
-        engine: the drafting model.
-        prefill: the prompt it has read.
-        history: of the prompt alone, for penalties on its choices; None without penalties.
+        engine: engine of the drafting model.
+        prefill: result of the prompt's prefill.
+        history: history of the prompt only, for penalties; None without penalties.
     """
 
     def __init__(self, engine: Engine, prefill: PrefillResult, history: PenaltyHistory | None = None) -> None:
@@ -57,14 +57,14 @@ class DraftText:
         self._prompt = len(rows)
 
     def cut(self, keep: int, tokens: Sequence[int]) -> None:
-        """Make the text its first ``keep`` tokens and then ``tokens``.
+        """Set the text to its first ``keep`` tokens and then ``tokens``.
 
         Raises:
-            ValueError: the text is shorter than that.
+            ValueError: the text is shorter than ``keep``.
         """
         if not 0 <= keep <= len(self.tokens):
             raise ValueError(f"cannot keep {keep} of {len(self.tokens)} tokens")
         self.tokens[keep:] = tokens
         read = self.span.length - self._prompt
-        # Something must stay unread: logits come from the pass over it.
+        # At least one token must stay unread: logits come from the pass over it.
         self.span.rollback(self._prompt + min(read, keep, max(0, len(self.tokens) - 1)))

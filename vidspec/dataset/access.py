@@ -1,5 +1,4 @@
-"""Access of data to files and servers: the paths and URLs that rows of a shard may name, and the addresses that may be
-connected to. Opens no file."""
+"""Access rules: paths and URLs that shard rows may name, and addresses that may be connected to. Opens no file."""
 
 from __future__ import annotations
 
@@ -20,29 +19,29 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMES", "Access", "GuardedClient", "PrivateAddressError", "check_allowed_url", "is_url"]
 
-#: URLs that data may name; others run programs, read local files or log in somewhere.
+#: URL schemes that data may name; others run programs, read local files or log in somewhere.
 SCHEMES = ("abfs", "az", "gcs", "gs", "hf", "http", "https", "memory", "s3", "s3a")
-#: Scheme, host or bucket with a port, and the rest of a URL. A user name before the host is not part of it.
+#: Scheme, host or bucket with a port, and the rest of a URL. A user name before the host does not match.
 _URL = re.compile(
     r"([a-z][a-z0-9]*)://((?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?)((?:[/?#].*)?)", re.IGNORECASE | re.DOTALL
 )
-#: The port of a URL without one.
+#: Default ports.
 _PORTS = {"http": 80, "https": 443}
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a URL."""
+    """Return True if a name is a URL."""
     return "://" in name
 
 
 @dataclass(frozen=True)
 class Access:
-    """Permissions of data, plain values that travel to other processes.
+    """Access that data are granted; plain values that can be pickled.
 
     Attributes:
-        paths: folders that rows of local shards may name files in, besides the shard's own.
+        paths: folders in which rows of local shards may name files, in addition to the shard's own.
         urls: ``SCHEME://HOST`` that rows may name; the host ``*`` is any with a public address.
-        typed: URLs that the user gave. Their hosts, and those in ``urls``, may have private addresses.
+        typed: origins of URLs that the user gave. Their hosts, and those in ``urls``, may have private addresses.
     """
 
     paths: tuple[str, ...] = ()
@@ -50,15 +49,15 @@ class Access:
     typed: tuple[str, ...] = ()
 
     def with_typed(self, *names: str) -> Access:
-        """The same where the user gave these too, those that are URLs."""
+        """Return a copy with the origins of these names added, of those that are URLs."""
         origins = {_origin(name) for name in names if is_url(name)}
         return replace(self, typed=tuple(sorted(origins | {*self.typed})))
 
     def locate(self, shard: str, name: str) -> str:
-        """The path or URL that a row of a shard names.
+        """Return the path or URL that a row of a shard names.
 
         Raises:
-            VideoError: of kind ``refused``, where the row may not name it.
+            VideoError: of kind ``refused``, if the row may not name it.
         """
         if "\0" in name:
             raise _refused(shard, name, "which holds a NUL")
@@ -90,7 +89,7 @@ class Access:
 
 
 def _below_url(shard: str, name: str) -> str:
-    """The URL of a file in the folder of a shard behind a URL, or below."""
+    """Return the URL of a file in or below the folder of a shard behind a URL."""
     plain = name
     while (decoded := unquote(plain)) != plain:
         plain = decoded
@@ -102,10 +101,10 @@ def _below_url(shard: str, name: str) -> str:
 
 
 def check_allowed_url(text: str) -> str:
-    """``SCHEME://HOST`` of ``--allow-urls``, in lower case.
+    """Return the ``SCHEME://HOST`` of ``--allow-urls`` in lower case.
 
     Raises:
-        UsageError: it is no such text, or of a scheme that data may never name.
+        UsageError: the text is malformed, or of a scheme that data may never name.
     """
     scheme, _, host = text.lower().rstrip("/").partition("://")
     if scheme not in SCHEMES or not (host == "*" or re.fullmatch(_URL, f"{scheme}://{host}")) or "/" in host:
@@ -131,7 +130,7 @@ def _real(folder: str) -> str:
 
 
 class PrivateAddressError(OSError):
-    """A connection that was not made. Of a name with several addresses, aiohttp keeps the first of equal errors."""
+    """A refused connection. The message is constant: aiohttp keeps one of several equal errors of a host name."""
 
     def __init__(self, address: str) -> None:
         super().__init__("the address is not public")
@@ -140,9 +139,9 @@ class PrivateAddressError(OSError):
 
 @dataclass(frozen=True)
 class GuardedClient:
-    """Makes HTTP sessions that connect to public addresses only, and to hosts that the user named.
+    """Factory of HTTP sessions that connect only to public addresses and to hosts the user named.
 
-    Every connection is checked by the address that it is made to, those after a redirect too.
+    Every connection is checked by its address, also after a redirect.
 
     Attributes:
         named: ``SCHEME://HOST`` of hosts that may have any address.
@@ -151,14 +150,14 @@ class GuardedClient:
     named: tuple[str, ...] = ()
 
     async def __call__(self, **options: Any) -> ClientSession:
-        """A session; fsspec calls this once for each of its file systems."""
+        """Return a new session; fsspec calls this once per file system."""
         import aiohttp
 
         try:
             connector = aiohttp.TCPConnector(socket_factory=self._connected)
         except TypeError:  # before 3.12
             raise UsageError("URLs need aiohttp 3.12 or later", hint="pip install --upgrade aiohttp") from None
-        bounds = aiohttp.ClientTimeout(total=None)  # fetching is bounded clip by clip
+        bounds = aiohttp.ClientTimeout(total=None)  # fetching is bounded per clip
         return aiohttp.ClientSession(**{"connector": connector, "timeout": bounds, **options})
 
     def _connected(self, address: tuple[Any, ...]) -> socket.socket:
@@ -169,10 +168,10 @@ class GuardedClient:
         return made
 
     def check(self, host: str, port: int) -> None:
-        """Refuse an address that is neither public nor that of a named host.
+        """Reject an address that is neither public nor that of a named host.
 
         Raises:
-            PrivateAddressError: and no connection is made.
+            PrivateAddressError: the address is not allowed.
         """
         address = _address(host)
         if address.is_global and not address.is_multicast:

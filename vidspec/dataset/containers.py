@@ -1,6 +1,6 @@
-"""Clips in tar files (WebDataset's shards) and in Parquet files: which there are, and one at a time as a local file.
+"""Clips in tar (WebDataset) and Parquet shards: list them, and extract one at a time to a local file.
 
-Of a tar only the headers are read to find its clips, of a Parquet file only the columns that name them.
+Listing reads only the headers of a tar, and only the columns of a Parquet file that name clips.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardFiles", "shard_members"]
 
-#: Columns that a record's ``id`` is taken from.
+#: Columns that give a record's ``id``.
 ID_KEYS = ("__key__", "key", "id")
-#: How the pictures begin that a column may hold; all other bytes are taken for a video.
+#: Signatures of pictures in a column; all other bytes are taken for a video.
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
-#: Bytes that are read at once of a column.
+#: Read buffer of a column, in bytes.
 _BUFFER = 1 << 20
-#: Bytes of the headers of one member of a tar, and members of a tar, at most.
+#: Maximum bytes of the headers of one tar member, and maximum members of a tar.
 MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
-#: Rows of paths that are decoded at once.
+#: Rows of paths decoded per batch.
 ROWS = 4096
-#: How the types of columns begin that may hold paths.
+#: Type prefixes of columns that may hold paths.
 TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
-#: Rows that were passed over on the way to a later one, which another thread asks for next.
+#: Maximum of skipped rows kept for other threads, which read them next.
 _PASSED = 8
 
 
 def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
-    """The clips in a shard, as the shard itself is asked for, in its order.
+    """Return the clips in a shard as jobs, in the order of the shard and with its settings.
 
-    A clip that cannot be is one with an error. Of a shard that cannot be read to its end, the last one is the shard
-    itself, with the error.
+    An invalid clip becomes a job with an error. If the shard cannot be read to its end, the last job is the shard
+    itself with the error.
 
     Args:
-        shard: path of a .tar or .parquet file, or its URL.
-        column: of a Parquet file; None for the only one that can be meant.
-        limits: of what is read, and what its rows may name; None for the usual ones.
+        shard: path or URL of a .tar or .parquet file.
+        column: column of clips in a Parquet file; None to detect it.
+        limits: read limits and access rules; None for the defaults.
 
     Raises:
-        VideoError: it cannot be read, is no such file, or holds no clip.
-        UsageError: the column is not there or not clear, or a package is missing.
+        VideoError: the shard cannot be read, is of another type, or has no clips.
+        UsageError: the column is missing or ambiguous, or a package is missing.
     """
     limits = limits or FetchLimits()
     limits = limits._replace(access=limits.access.with_typed(shard.path))
@@ -88,7 +88,7 @@ def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | N
 
 
 class _Headers:
-    """The file of a tar as its headers are read: a few bytes of each member, and never beyond its end."""
+    """File object for reading tar headers: bounded bytes per member, and never past the end of the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size = file, file.seek(0, os.SEEK_END)
@@ -96,7 +96,7 @@ class _Headers:
         self._left, self.members = MAX_HEADER, 0
 
     def begin(self) -> None:
-        """The next member has all of :data:`MAX_HEADER` again."""
+        """Reset the :data:`MAX_HEADER` limit for the next member."""
         self._left = MAX_HEADER
         self.members += 1
 
@@ -116,10 +116,10 @@ class _Headers:
 
 
 def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
-    """Add the clips of a tar: of each key the video, or without one the picture.
+    """Add the clips of a tar: the video of each key, or the picture if there is no video.
 
     Raises:
-        VideoError: it is no tar, or damaged; the clips before are added.
+        VideoError: the file is no tar or is damaged; clips before the damage are added.
     """
     chosen: dict[str, tarfile.TarInfo] = {}
     allowance = Allowance(shard.path, limits, whole=False)
@@ -134,7 +134,7 @@ def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
 def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
     at = 0
     try:
-        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  which has nothing to close
+        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
         while (one := tar.next()) is not None:
             one.name = posixpath.normpath(f"/{one.name}")
             key, _, suffix = one.name.partition(".")
@@ -162,7 +162,7 @@ def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], al
 
 
 def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
-    """The job of a member of a tar of ``size`` bytes; with an error where it cannot be."""
+    """Return the job of a member in a tar of ``size`` bytes; with an error if it is invalid."""
     path = shard.path + one.name.replace("\0", "\\0")
     error: VideoError | None = None
     if "\0" in one.name:
@@ -173,7 +173,7 @@ def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
         error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
     if error is not None:
         return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
-    at = one.mtime * 1e9  # which may be anything, in PAX headers
+    at = one.mtime * 1e9  # PAX headers may hold any number
     mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
     return replace(
         shard, path=path, source=MemberSource(shard.path, one.offset_data, one.size, mtime_ns), shard=shard.path
@@ -181,11 +181,11 @@ def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
 
 
 def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: list[Job]) -> None:
-    """Add a job for each row: with its bytes as the source, or with the path that the row names.
+    """Add a job per row: with its bytes as the source, or with the path that the row names.
 
     Raises:
-        VideoError: it is no Parquet file, or damaged; the rows before are added.
-        UsageError: the column is not clear.
+        VideoError: the file is no Parquet file or is damaged; rows before the damage are added.
+        UsageError: the column is ambiguous.
     """
     name = shard.path
     with open_url(name, limits) as file:
@@ -211,7 +211,7 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
                     path = limits.access.locate(name, path)
                     fetched = MemberSource(path) if is_url(path) else None
                     found.append(replace(shard, path=path, id=own, source=fetched, shard=name))
-            except (ValueError, ArithmeticError, VideoError) as error:  # a value that cannot be read, or not be meant
+            except (ValueError, ArithmeticError, VideoError) as error:  # unreadable or refused
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):
                     error = VideoError(f"{path}: cannot be read: {error}", kind="damaged")
@@ -219,7 +219,7 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
 
 
 def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
-    """The values of each row in these columns."""
+    """Yield the values of each row in these columns."""
     if not columns:
         yield from ({} for _ in range(table.metadata.num_rows))
         return
@@ -241,7 +241,7 @@ def _table(name: str, file: BinaryIO) -> ParquetFile:
 
 
 def _is_bytes(schema: Schema, column: str) -> bool:
-    """Whether a column is of bytes, or of such that stand beside a path (as in data sets of Hugging Face)."""
+    """Return True if a column holds bytes, or structs of bytes and path (Hugging Face datasets)."""
     kind = str(_type(schema, column))
     return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
 
@@ -251,11 +251,11 @@ def _type(schema: Schema, column: str) -> DataType:
 
 
 def _column(name: str, schema: Schema, wanted: str | None) -> str:
-    """The column of clips.
+    """Return the column of clips.
 
     Raises:
-        UsageError: it is not there; or none is named, and it is not clear which one it is.
-        VideoError: it is there twice, or holds neither bytes nor text.
+        UsageError: the column is missing, or none is named and the choice is ambiguous.
+        VideoError: the column is there twice, or holds neither bytes nor text.
     """
     names = list(dict.fromkeys(schema.names))
     found = [one for one in names if _is_bytes(schema, one)]
@@ -275,32 +275,32 @@ def _column(name: str, schema: Schema, wanted: str | None) -> str:
 
 
 class ShardFiles:
-    """Gives clips out of shards as local files, one at a time; may be used by several threads.
+    """Extracts clips of shards to local files, one at a time. Thread-safe.
 
     Args:
-        limits: of what is fetched; None for the usual ones.
+        limits: fetch limits; None for the defaults.
     """
 
     def __init__(self, limits: FetchLimits | None = None) -> None:
         self._limits = limits or FetchLimits()
         self._lock = threading.Lock()
-        self._column = "", ""  # the Parquet file that is being read, and its column
+        self._column = "", ""  # Parquet file being read, and its column
         self._values: Generator[bytes | None, None, None] | None = None
         self._next = 0
         self._passed: OrderedDict[int, bytes | None] = OrderedDict()
 
     @contextmanager
     def local(self, path: str, source: MemberSource | None) -> Iterator[str]:
-        """A file with the clip while this lasts; errors in here that name it name the clip instead.
+        """Provide the clip as a local file within the context; errors that name the file are made to name the clip.
 
         Raises:
-            VideoError: the clip cannot be had.
+            VideoError: the clip cannot be fetched.
         """
         if source is None:
             yield path
             return
         with TemporaryDirectory(prefix="vidspec-", ignore_cleanup_errors=True) as folder:
-            suffix = posixpath.splitext(path)[1].lower()  # of the name no more: it may be any text
+            suffix = posixpath.splitext(path)[1].lower()  # the rest of the name may be any text
             file = Path(folder, f"clip{suffix if suffix[1:] in EXTENSIONS or suffix[1:] in IMAGES else ''}")
             try:
                 if source.column is None:
@@ -316,12 +316,12 @@ class ShardFiles:
                 raise type(error)(message, hint=error.hint, kind=error.kind, stage=error.stage) from error.__cause__
 
     def close(self) -> None:
-        """Let go of the file that was read last."""
+        """Close the file that was read last."""
         with self._lock:
             self._end()
 
     def _content(self, source: MemberSource) -> bytes:
-        """The bytes of a row."""
+        """Return the bytes of a row."""
         with self._lock:
             content = retry(source.url, partial(self._value, source.url, source.column or "", source.start))
         if len(content) > self._limits.most:
@@ -334,7 +334,7 @@ class ShardFiles:
         self._values = None
 
     def _value(self, url: str, column: str, row: int) -> bytes:
-        """A value of a column that is read forward, page by page; begun anew for one that lies behind."""
+        """Return a value of a column, which is read forward page by page and reopened for an earlier row."""
         if self._values is None or (url, column) != self._column or (row < self._next and row not in self._passed):
             self._end()
             self._column, self._values, self._next = (url, column), _values(url, column, row, self._limits), row
@@ -349,7 +349,7 @@ class ShardFiles:
             self._end()
             raise VideoError(f"row {row} is missing", kind="truncated") from None
         except Exception:
-            self._end()  # the next attempt begins anew
+            self._end()  # the next attempt reopens the file
             raise
         content = self._passed.pop(row, None)
         if content is None:
@@ -358,7 +358,7 @@ class ShardFiles:
 
 
 def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
-    """The bytes of a column from a row on; of the row groups before it nothing is read."""
+    """Yield the bytes of a column from a row on, without reading the row groups before it."""
     allowance = Allowance(url, limits)
     with open_url(url, limits, allowance) as file:
         table = _table(url, file)
@@ -370,4 +370,4 @@ def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[b
             if number >= row:
                 value = batch.column(0)[0].as_py()
                 yield value.get("bytes") if isinstance(value, Mapping) else value
-            allowance.renew()  # for each row
+            allowance.renew()  # limits hold per row

@@ -1,4 +1,4 @@
-"""Finds the clips of a run: files, folders, lists and manifests become jobs, each once; opens no clip."""
+"""Collect the clips of a run: files, folders, lists and manifests become unique jobs. Opens no clip."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ __all__ = [
     "matches_any",
 ]
 
-#: Bytes of a list or a manifest: some ten million clips.
+#: Maximum bytes of a list or a manifest: some ten million clips.
 MAX_LIST_BYTES = 1 << 30
-#: What is taken for a video in folders and lists; files that are named one by one are always tried.
+#: Suffixes of videos in folders and lists; files named individually are always tried.
 EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
     "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
 )
-#: Files with many clips, by their suffixes.
+#: Suffixes of files with many clips.
 SHARDS = (".tar", ".parquet")
 
 
 def expand_braces(name: str) -> list[str]:
-    """The shards that a name with braces, ``{00..09}`` or ``{a,b}``, stands for; any other name stands for itself."""
+    """Expand the braces in a shard name, ``{00..09}`` or ``{a,b}``; any other name is returned as it is."""
     return bracex.expand(name) if is_shard(name) and not os.path.lexists(name) else [name]
 
 
 def is_shard(path: str) -> bool:
-    """Whether a path or URL names a file with many clips."""
+    """Return True if a path or URL names a file with many clips."""
     return path.lower().endswith(SHARDS)
 
 
 @dataclass(frozen=True)
 class InputSources:
-    """Where clips are looked for.
+    """Inputs that clips are collected from.
 
     Attributes:
         paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
             of shards are expanded.
-        lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
+        lists: files that list paths, separated by NUL if there is any, else by newlines; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
-        images: whether image files in folders and lists are taken too.
+        images: take image files in folders and lists too.
         extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
     """
 
@@ -75,9 +75,9 @@ class InputSources:
 
 @dataclass
 class InputListing:
-    """The entries in their order, and what was left out on the way to them.
+    """Collected jobs in order, and counts of skipped inputs.
 
-    ``several`` says whether a list, a folder or more than one file was asked for, so that output names each clip.
+    ``several`` is True for a list, a folder or more than one file; output then names each clip.
     """
 
     entries: list[Job] = field(default_factory=list)
@@ -89,12 +89,12 @@ class InputListing:
 
 
 def collect_inputs(sources: InputSources) -> InputListing:
-    """All clips that ``sources`` name, folders in the order of their sorted paths.
+    """Collect all clips that ``sources`` name, those of folders sorted by path.
 
     The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
 
     Raises:
-        UsageError: a list or manifest cannot be read, standard input is asked for twice, or a URL cannot be.
+        UsageError: a list, manifest or URL cannot be read, or standard input is named twice.
     """
     found = InputListing()
     stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
@@ -102,7 +102,7 @@ def collect_inputs(sources: InputSources) -> InputListing:
         raise UsageError("standard input can be read once only", hint="name - once")
     seen: set[tuple[object, ...]] = set()
     for job in _jobs(sources, found):
-        # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
+        # Each dangling link is an error of its own, whatever its target.
         file = os.path.realpath(job.path) if os.path.exists(job.path) else os.path.abspath(job.path)
         key = (file, job.start, job.end, job.prompt, job.questions, type(job.id), job.id)
         if key in seen:
@@ -115,11 +115,12 @@ def collect_inputs(sources: InputSources) -> InputListing:
 
 
 def drop_missing(found: InputListing, named: Sequence[str]) -> None:
-    """Leave out clips of lists and manifests that do not exist, and shards that are pipes, sockets or devices, and say
-    so in ``found.unreadable``. What is behind URLs of shards is found out when these are opened.
+    """Move missing clips of lists and manifests, and shards that are special files, to ``found.unreadable``.
+
+    Shards behind URLs are checked when they are opened.
 
     Raises:
-        UsageError: one of ``named`` does not exist, which the user wrote himself.
+        UsageError: one of ``named``, given by the user directly, does not exist.
     """
     local = [job for job in found.entries if not (is_url(job.path) and is_shard(job.path))]
     missing = [job for job in local if not os.path.lexists(job.path)]
@@ -135,7 +136,7 @@ def drop_missing(found: InputListing, named: Sequence[str]) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Return whether a path is there and neither a file nor a folder, so that opening it may wait for ever."""
+    """Return True if a path is a pipe, socket or device, which may block when opened."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -164,7 +165,7 @@ def _jobs(sources: InputSources, found: InputListing) -> Iterator[Job]:
 
 
 def _root(path: str) -> str:
-    """The working folder for a relative path below it, else the folder the file is in."""
+    """Return ``.`` for a relative path below the working folder, else the folder of the file."""
     if is_url(path):
         return path.rpartition("/")[0]
     relative = os.path.normpath(path)
@@ -190,7 +191,7 @@ def _manifest(name: str) -> Iterator[Job]:
 
 
 def _below(folder: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
-    """The videos in ``folder`` and below, hidden ones left out; links to folders are not followed."""
+    """Yield the videos in and below ``folder``, without hidden ones and without following links to folders."""
 
     paths: list[str] = []
 
@@ -214,7 +215,7 @@ def _slashed(path: str, folder: str) -> str:
 
 
 def _wanted(path: str, relative: str, sources: InputSources, found: InputListing) -> bool:
-    """Whether a path of a folder or list is one of the clips; counts it where it is not."""
+    """Return True if a path of a folder or list is a clip; count it as skipped if not."""
     allowed = EXTENSIONS if sources.extensions is None else sources.extensions
     if sources.images and allowed:
         from vidspec.video.image import IMAGES
@@ -235,11 +236,11 @@ def _content(name: str) -> bytes:
 
 
 def matches_any(relative: str, patterns: Iterable[str]) -> bool:
-    """Whether ``relative``, a path with ``/``, is meant by one of ``patterns``.
+    """Return True if ``relative``, a path with ``/``, matches one of ``patterns``.
 
-    A pattern without ``/`` is compared with every part of the path, so that ``tmp`` means a folder of that name and all
-    that is in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay within
-    a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
+    A pattern without ``/`` is compared with every part of the path, so ``tmp`` matches a folder of that name and
+    everything in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay
+    within a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
     """
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     leading = ["/".join(parts[: length + 1]) for length in range(len(parts))]

@@ -1,12 +1,12 @@
-"""The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
+"""Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
-Between the records stand marks of the files that were written from them, each with the file's hash: a file whose bytes
-are others was changed by somebody else (``Journal.marks_of``).
+Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
+else (``Journal.marks_of``).
 
-A line is appended in one write and flushed to the disk before the run goes on. A line that a crash tore is repaired
-when the file is opened again. A lock keeps a second run out; a file that is moved or deleted while it is written is
-noticed with the next record. Knows nothing of captioning or of formats. Not SQLite, whose locks do not hold on network
-file systems and whose file is no list of records for other tools.
+Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
+on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
+Independent of captioning and formats. Not SQLite, whose locks fail on network file systems and whose file other tools
+cannot read as a list of records.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Journal", "JournalEntry", "is_same_file", "missing_file_error", "par
 
 
 class JournalEntry(NamedTuple):
-    """A record in a journal: where it lies in the file (bytes), and what it is about.
+    """Index entry of a record in a journal: its place in the file (bytes) and its identity.
 
-    ``segment`` of ``segments`` is None for a whole clip; ``failed`` is whether it is an error record.
+    ``segment`` and ``segments`` are None for a whole clip; ``failed`` is True for an error record.
     """
 
     journal: Journal
@@ -47,7 +47,7 @@ class JournalEntry(NamedTuple):
     failed: bool = True
 
     def record(self) -> RecordDict:
-        """The record itself.
+        """Read the record.
 
         Raises:
             OutputError: it cannot be read any more.
@@ -56,21 +56,20 @@ class JournalEntry(NamedTuple):
 
 
 class Journal:
-    """Records by clip and settings.
+    """Journal of records, indexed by clip and settings.
 
     Args:
-        path: the file; made with the first record, so that a run that fails early leaves nothing.
-        fresh: whether to begin anew. An earlier file, one that is no file of records too, is kept as ``NAME~``; what
-            it marks is still known.
-        visible: the file that users know it by, whose lock is the run's whatever it is written as; ``path`` if None.
-        look: only to read it, also while another run writes it: it is neither locked nor repaired, and takes no record.
+        path: the file; created with the first record, so that a run that fails early leaves nothing.
+        fresh: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
+        visible: the file that users see, which is locked for the run in any format; None for ``path``.
+        look: read only, also while another run writes: no lock, no repair, no new records.
 
     Attributes:
-        foreign: whether there is a file that holds something else than records.
-        replaced: where an earlier file was moved to, or None.
-        repaired: bytes of a torn last line that were cut off when the file was opened.
-        damaged: lines that are no records; they are kept in ``NAME.damaged``.
-        gone: that the file was taken away while it was written, after which nothing is written any more; None else.
+        foreign: True if the file holds anything other than records.
+        replaced: backup path of an earlier file, or None.
+        repaired: bytes of a torn last line that were cut off on opening.
+        damaged: number of lines that are no records; they are kept in ``NAME.damaged``.
+        gone: error once the file was moved or deleted during the run, after which nothing is written; else None.
 
     Raises:
         UsageError: another run is writing the file.
@@ -99,28 +98,28 @@ class Journal:
             self._forget(self._marks)
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
-        """The records of a clip under these settings, by segment (None for the whole clip)."""
+        """Return the records of a clip under these settings, by segment (None for the whole clip)."""
         return self._index.get(clip, {}).get(settings, {})
 
     def settings_of(self, clip: str) -> Collection[str]:
-        """The settings under which there are records of a clip."""
+        """Return the settings with records of a clip."""
         return self._index.get(clip, {}).keys()
 
     def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
-        """A caption of the same content under the same settings, whatever its file was called."""
+        """Return a caption of the same content and settings under any file name."""
         return self._hashes.get((sha256, settings))
 
     def other_settings_count(self, settings: Collection[str]) -> int:
-        """How many records were made under other settings than these."""
+        """Return the number of records made under other settings than these."""
         named = (item for by_settings in self._index.values() for item in by_settings.items())
         return sum(len(parts) for other, parts in named if other not in settings)
 
     def records(self) -> Iterator[RecordDict]:
-        """The records that count, in the order of the file; raises as :meth:`read` does."""
+        """Return the current records in file order; raises as :meth:`read` does."""
         return self.read([stored for stored in self._order if self._counts(stored)])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
-        """Some of the records.
+        """Yield the records of these entries.
 
         Raises:
             OutputError: they cannot be read any more.
@@ -136,15 +135,15 @@ class Journal:
             raise self._failure(error) from None
 
     def records_after(self, mark: FileMark) -> Iterator[RecordDict]:
-        """Records that were added after a mark, also those that do not count any more."""
+        """Return the records added after a mark, including superseded ones."""
         return self.read([stored for stored in self._order if stored.offset > mark.offset and stored.clip])
 
     def append(self, record: RecordDict) -> None:
-        """Add a record with its ``job``; when this returns it is on the disk.
+        """Append a record with its ``job``; it is on the disk on return.
 
         Raises:
-            OutputError: it cannot be written, and the file is as it was before; or (kind ``gone``) the record is in a
-                file that is not under its name any more.
+            OutputError: it cannot be written, and the file is unchanged; or (kind ``gone``) the record went to a file
+                that has been moved or deleted.
         """
         if self.look:
             return
@@ -154,7 +153,7 @@ class Journal:
         self._check()
 
     def mark(self, path: Path, size: int, sha256: str, settings: str | None = None, form: str | None = None) -> None:
-        """Note what a file is about to hold. A mark that is lost with the power makes a file one that is left alone.
+        """Record the content a file is about to have. If a power cut loses the mark, the file counts as foreign.
 
         Raises:
             OutputError: as :meth:`append` does.
@@ -168,13 +167,13 @@ class Journal:
         self._check()
 
     def latest_mark(self, path: Path) -> FileMark | None:
-        """The last mark of a file, whatever the file holds now."""
+        """Return the last mark of a file, whatever its current content."""
         return next(reversed(self._marks.get(self._name(path), ())), None)
 
     def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
-        """The marks that the beginning of a file's content agrees with; none for a file that a run did not write so.
+        """Return the marks that match the beginning of a file's content; empty if no run wrote it so.
 
-        Beside the last mark the one before it counts: a run may have been killed before it wrote what it marked.
+        Both the last mark and the one before count: a run may have been killed between mark and write.
         """
         marks = [mark for mark in self._marks.get(self._name(path), ()) if mark.size <= len(content)]
         return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
@@ -200,7 +199,7 @@ class Journal:
             raise self._failure(error) from None
 
     def _check(self) -> None:
-        """Find out whether what was written is where it was to be."""
+        """Check that the written bytes are in the file of this path."""
         if self._file is None:
             return
         status = os.fstat(self._file)
@@ -210,15 +209,14 @@ class Journal:
             raise self.gone
 
     def compact(self, clips: Sequence[str]) -> None:
-        """Leave one record for each clip, those of ``clips`` last and in this order; replaces the file whole.
+        """Rewrite the file with current records only, those of ``clips`` last and in this order.
 
-        Records that a later one made void go, and marks of what no file holds any more; the other marks are last. What
-        is about other clips or other settings stays where it is. A file that is in order already is not touched, nor is
-        one that is gone. Where a caption goes from a file that users know (a hand may have changed it), the file is
-        kept as ``NAME~``.
+        Superseded records and outdated marks are dropped; the other marks come last. Records of other clips or
+        settings keep their order. A file already in order, or gone, is left alone. If a caption is dropped from a file
+        that users see (they may have edited it), the file is kept as ``NAME~``.
 
         Raises:
-            OutputError: it cannot be written, or is gone since the last record.
+            OutputError: it cannot be written, or has gone since the last record.
         """
         if self.gone is not None:
             return
@@ -253,18 +251,18 @@ class Journal:
             raise self._failure(error) from None
 
     def _shown(self, backup: Path | None) -> Path | None:
-        """A backup as the user would name it."""
+        """Return a backup's path relative to the path the user gave."""
         return backup if backup is None or self.shown.is_symlink() else self.shown.with_name(backup.name)
 
     def _loses_captions(self) -> bool:
-        """Whether a caption does not count any more in a file that users know by its name."""
+        """Return True if compaction drops a caption from a file that users see."""
         if not self._own:
             return False
         void = [stored for stored in self._order if stored.clip and not self._counts(stored)]
         return any(record.get("caption") is not None for record in self.read(void))
 
     def close(self, *, complete: bool = False) -> None:
-        """Let go of file and lock. A ``complete`` run without records leaves an empty file."""
+        """Close the file and release the lock. A ``complete`` run without records leaves an empty file."""
         try:
             if complete and self.gone is None:
                 self._opened()
@@ -275,8 +273,8 @@ class Journal:
             self._unlock()
 
     def _load(self) -> bool:
-        """Read and repair the file. False if it holds something else than records."""
-        if not self.path.is_file():  # a device has no records, and perhaps no end
+        """Read and repair the file; False if it holds anything other than records."""
+        if not self.path.is_file():  # a device has no records and may have no end
             return True
         bad: list[bytes] = []
         offset = 0
@@ -289,12 +287,12 @@ class Journal:
                 record = parse_record(line)
                 if record is None and not offset and (ended or not line.startswith(b"{")):
                     return False
-                if record is None and not ended:  # a crash tore it
+                if record is None and not ended:  # torn by a crash
                     self.repaired = len(line)
                     if not self.look:
                         os.truncate(self.path, offset)
                     break
-                if not ended:  # only its end is missing
+                if not ended:  # only the newline is missing
                     line += b"\n"
                     if not self.look:
                         with self.path.open("ab") as end:
@@ -306,7 +304,7 @@ class Journal:
                     self._add(offset, line, record)
                 offset += len(line)
         self._size = offset
-        if bad and not self.look:  # the disk did this, not a crash: nothing is thrown away
+        if bad and not self.look:  # disk damage, not a crash: keep the bytes
             with self.path.with_name(self.path.name + ".damaged").open("ab") as aside:
                 aside.writelines(bad)
             self.damaged = len(bad)
@@ -328,7 +326,7 @@ class Journal:
         self._size = offset + len(line)
 
     def _add_mark(self, offset: int, line: bytes) -> bool:
-        """Enter a line, if it is the mark of a file."""
+        """Add a line to the index if it is a file mark; True if it is."""
         found = parsed_mark(line)
         if found is None:
             return False
@@ -345,7 +343,7 @@ class Journal:
             if self._set_aside:
                 self.replaced = self._shown(back_up(self.path))
                 self._set_aside = False
-                if self._marks:  # a run that is ended and gone on with still knows them
+                if self._marks:  # needed if this run is interrupted and resumed
                     marks = [mark for several in self._marks.values() for mark in several]
                     write_whole(self.path, b"".join(map(mark_line, marks)))
                     self._forget()
@@ -363,7 +361,7 @@ class Journal:
             self._lock.release()
 
     def _forget(self, marks: dict[str, list[FileMark]] | None = None) -> None:
-        """Begin with no records, and with these marks."""
+        """Reset to no records and to these marks."""
         self._index: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}  # by clip, settings, segment
         self._hashes: dict[tuple[str, str], JournalEntry] = {}
         self._order: list[JournalEntry] = []
@@ -377,12 +375,12 @@ class Journal:
 
 
 def unwritable_error(path: Path, error: OSError, kind: str | None = None) -> OutputError:
-    """What to say of a file that the system does not let us write."""
+    """Return the error of a file that cannot be written."""
     return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
 
 
 def is_same_file(path: Path, status: os.stat_result) -> bool:
-    """Whether ``path`` still leads to the file that this is the status of."""
+    """Return True if ``path`` still names the file with this status."""
     try:
         return os.path.samestat(path.stat(), status)
     except OSError:
@@ -390,7 +388,7 @@ def is_same_file(path: Path, status: os.stat_result) -> bool:
 
 
 def missing_file_error(path: Path) -> OutputError:
-    """What to say of a file that was taken away in the middle of a run."""
+    """Return the error of a file that was moved, replaced or deleted during the run."""
     return OutputError(
         f"{path}: was moved, replaced or deleted while the run was writing it",
         hint="put it back if it was moved, and give the same command again to go on",
@@ -399,7 +397,7 @@ def missing_file_error(path: Path) -> OutputError:
 
 
 def parse_record(line: bytes) -> RecordDict | None:
-    """The record in ``line``; None if it is none."""
+    """Parse the record in ``line``; None if there is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -412,7 +410,7 @@ def parse_record(line: bytes) -> RecordDict | None:
 
 
 def _belong(old: JournalEntry, new: JournalEntry) -> bool:
-    """Whether ``old`` still stands beside ``new``: another segment of the same content and division."""
+    """Return True if ``new`` does not supersede ``old``: another segment of the same content and division."""
     return (
         old.segment is not None
         and new.segment is not None

@@ -1,4 +1,4 @@
-"""Puts the records of several runs into one file: each clip once, captions before failures. Captions nothing."""
+"""Merge records of several runs into one file: each clip once, captions preferred over failures. Captions nothing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ __all__ = ["MergedRecords", "kind_of", "merge_records", "render_records"]
 
 @dataclass
 class MergedRecords:
-    """Records in the order of their paths and times, and what was left out.
+    """Merged records ordered by path and time, and counts of the rest.
 
-    ``duplicates`` were in several files, ``torn`` lines were cut off by a crash; ``failed`` records are among
-    ``records``.
+    ``duplicates`` were superseded, ``torn`` lines were cut off by a crash; ``failed`` records are among ``records``.
     """
 
     records: list[RecordDict] = field(default_factory=list)
@@ -36,10 +35,10 @@ class MergedRecords:
 
 
 def merge_records(paths: Iterable[Path]) -> MergedRecords:
-    """The records of all ``paths``; of the same captioning the last one that did not fail, else the last.
+    """Merge the records of all ``paths``; per captioning the last success wins, else the last failure.
 
     Raises:
-        UsageError: a file cannot be read or holds something else than records.
+        UsageError: a file cannot be read or holds anything other than records.
     """
     made = MergedRecords()
     best: dict[tuple[str, str, int | None], RecordDict] = {}
@@ -52,14 +51,14 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
             if old is None or record.get("error") is None or old.get("error") is not None:
                 best[key] = record
     cut = {(clip, settings) for clip, settings, segment in best if segment is not None}
-    # That a clip could not be cut is void once it was.
+    # A failure to cut a clip is void once it has been cut.
     void = {(*whole, None) for whole in cut}
     made.records = sorted((one for key, one in best.items() if key not in void), key=_place)
     return made
 
 
 def kind_of(form: Format) -> FileKind:
-    """What may be replaced by records in this format: earlier ones, where the format shows that they are ours."""
+    """Return the kind of file that records in this format may replace: our own, if the format identifies it."""
     if form in ("json", "jsonl"):
         return FileKind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
     if form == "csv":
@@ -68,10 +67,10 @@ def kind_of(form: Format) -> FileKind:
 
 
 def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool = False) -> str:
-    """All records as the content of one file.
+    """Return all records as the content of one file.
 
     Raises:
-        UsageError: a format that knows one clip only, or one that needs more than the records have.
+        UsageError: the format takes one clip only, or needs more than the records have.
     """
     if form in ("srt", "vtt", "webdataset-txt"):
         if len({record["job"]["clip"] for record in records}) > 1:

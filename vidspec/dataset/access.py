@@ -130,7 +130,7 @@ def _real(folder: str) -> str:
 
 
 class PrivateAddressError(OSError):
-    """A refused connection. The message is constant: aiohttp keeps one of several equal errors of a host name."""
+    """A refused connection. If a host name has several addresses, aiohttp keeps the first of equal errors."""
 
     def __init__(self, address: str) -> None:
         super().__init__("the address is not public")

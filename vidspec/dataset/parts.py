@@ -1,6 +1,6 @@
-"""A Parquet file for each shard, in a folder or below a URL: written when all clips of the shard are done.
+"""One Parquet file per shard, in a folder or below a URL: written when all clips of the shard are done.
 
-Until then the records of a shard are in a journal. A finished part is there whole, and its shard is not opened again.
+Until then the records of a shard are in a journal. A finished part is complete, and its shard is not opened again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["PartOutput"]
 
 
 class PartOutput(Output):
-    """Where records of shards go; used by the thread that plans shards and by the one that keeps records.
+    """Output of one part per shard; shared by the thread that plans shards and the one that writes records.
 
     Args:
-        folder: of the parts, or its URL.
-        shards: of the run.
-        fresh: begin anew; earlier parts are kept as ``NAME~``, below a URL replaced.
-        retry: parts with failed clips are not finished.
+        folder: folder of the parts, or its URL.
+        shards: shards of the run.
+        fresh: start over; earlier parts are kept as ``NAME~``, below a URL replaced.
+        retry: treat parts with failed clips as unfinished.
 
     Attributes:
-        finished: what the parts say that need nothing, by shard.
+        finished: summaries of the finished parts, by shard.
 
     Raises:
         UsageError: two shards would share a part, or one would replace a shard.
@@ -70,16 +70,16 @@ class PartOutput(Output):
         }
 
     def name(self, shard: str) -> str:
-        """The part of a shard."""
+        """Return the path or URL of a shard's part."""
         return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
 
     def begin(self, shard: str) -> None:
-        """Open the journal of a shard, with what is to be kept of an earlier part.
+        """Open the journal of a shard and copy the captions of an earlier part to it.
 
-        A part whose captions are not those of its journal was edited after a run was killed; a copy of it is kept.
+        A part whose captions differ from its journal was edited after a run was killed; it is backed up.
 
         Raises:
-            UsageError: another run has it open.
+            UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
         make_folder(self._journal(shard).parent)
@@ -97,7 +97,7 @@ class PartOutput(Output):
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
     def expect(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
-        """The clips of a shard that was begun, and those of them that are not done; where none is, its part is written.
+        """Set the clips of an opened shard and those left to caption; write its part at once if none are left.
 
         Raises:
             OutputError: the part cannot be written.
@@ -129,7 +129,7 @@ class PartOutput(Output):
         return self._notes
 
     def _finish(self, shard: str, settings: str) -> None:
-        """Write the part of a shard whose clips are all done, and let go of its journal."""
+        """Write the part of a shard whose clips are all done, and remove its journal."""
         del self._left[shard]
         journal, name = self._open.pop(shard), self.name(shard)
         try:
@@ -143,7 +143,7 @@ class PartOutput(Output):
             journal.close()
 
     def _journal(self, shard: str) -> Path:
-        """Beside its part; of a part below a URL in the user's folder for such."""
+        """Return a journal's path: next to its part, or in the user's state folder if the part is below a URL."""
         name = self.name(shard)
         if not is_url(name):
             return hidden_journal(Path(name))

@@ -1,4 +1,4 @@
-"""Reads clips in another process, which can be killed where it hangs and replaced where it dies."""
+"""Read clips in another process, which can be killed when it hangs and replaced when it dies."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ClipReader"]
 
-#: How often the process is started for a clip: one that dies while it starts has not seen the clip.
+#: Attempts to start the process for a clip: one that dies during start has not read the clip.
 STARTS = 2
-#: Seconds that a process may take to end once its pipe is closed.
+#: Seconds for a process to exit after its pipe is closed.
 DYING = 5.0
-#: Bytes that decoding takes for each pixel of a picture: some coded ones that others refer to, two or three in RGB.
+#: Bytes per pixel for decoding a picture: several reference pictures, and two or three RGB copies.
 PIXEL_BYTES = 32
 
 
 class MemoryBudget:
-    """Memory that the readers of this process share for large pictures. One that needs more than all gets it alone."""
+    """Memory budget for large pictures, shared by this process's readers; a request above the total runs alone."""
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
@@ -45,7 +45,7 @@ class MemoryBudget:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """Gives what takes so many bytes, once, and may wait for them; they are given back at the end."""
+        """Provide a function that reserves bytes, once, blocking until they are free; released on exit."""
         taken_here = 0
 
         def take(size: int) -> None:
@@ -68,14 +68,14 @@ _BUDGET = MemoryBudget(MOST_MEMORY)
 
 
 class ClipReader:
-    """A process of its own that reads one clip at a time; started by :meth:`start`, or with the first clip.
+    """Reader process for one clip at a time; started by :meth:`start`, or with the first clip.
 
-    It may take only so much memory (see ``vidspec.dataset.read_worker``), and frames are scaled down to what
-    ``vidspec.video.reading.MOST_BYTES`` holds.
+    Its memory is limited (see ``vidspec.dataset.read_worker``), and frames are scaled down to fit
+    ``vidspec.video.reading.MOST_BYTES``.
 
     Args:
-        timeout: seconds a request may take, or None. A process that takes longer is killed.
-        stall: seconds in which it must have read a packet or decoded a frame; it is killed otherwise.
+        timeout: seconds per request after which the process is killed; None for no limit.
+        stall: seconds without a packet or frame after which the process is killed.
     """
 
     def __init__(self, timeout: float | None = None, stall: float = STALL) -> None:
@@ -98,11 +98,12 @@ class ClipReader:
         video: Mapping[str, Any],
         check: CheckFrameCount | None = None,
     ) -> Clip:
-        """What ``vidspec.video.read`` gives for these arguments.
+        """Read a clip as ``vidspec.video.read`` does.
 
         Raises:
-            VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip or could not start.
-            Exception: whatever ``check`` raises.
+            VideoError: as there; also of kind ``timeout`` or ``stalled``, and ``crashed`` if the process died of the
+                clip or could not start.
+            Exception: any exception of ``check``.
         """
         import numpy as np
 
@@ -133,7 +134,7 @@ class ClipReader:
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None
     ) -> list[tuple[float, float]]:
-        """What ``vidspec.dataset.segments.cut_clip`` gives; raises as :meth:`read` does."""
+        """Cut a clip as ``vidspec.dataset.segments.cut_clip`` does; raises as :meth:`read` does."""
         with _ReadDeadline(self, path) as limit:
             header = self._request(
                 {"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit
@@ -141,16 +142,16 @@ class ClipReader:
         return [(low, high) for low, high in header["segments"]]
 
     def close(self) -> None:
-        """End the process, whatever it is doing; a request that waits for it fails."""
+        """Kill the process; a pending request fails."""
         self._closed = True
         process = self._process
         if process is not None:
-            process.kill()  # who waits for its start, in here, waits no longer
-        with self._starting:  # or a process that starts now would be nobody's
+            process.kill()  # unblocks a thread that waits for its start
+        with self._starting:  # otherwise a process started now would leak
             self._kill()
 
     def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _ReadDeadline) -> NDArray[np.uint8]:
-        """The frames that the process has decoded: the very memory they are in, or a copy where that is not shared."""
+        """Return the decoded frames: mapped shared memory, or a copy if memory is not shared."""
         import numpy as np
 
         if memory is None:
@@ -204,7 +205,7 @@ class ClipReader:
                 at += got
 
     def _started(self, path: str) -> subprocess.Popen[bytes]:
-        """The process, ready: no clip pays for its start."""
+        """Return the process, started and ready; its start does not count towards a clip's time."""
         code = None
         with self._starting:
             for _ in range(STARTS):
@@ -230,12 +231,12 @@ class ClipReader:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C is for the run, which ends this process itself
+                start_new_session=True,  # Ctrl-C goes to the run, which stops this process
             )
         return self._process
 
     def _kill(self, patience: float = 0.0) -> int | None:
-        """End the process, unless it does so itself in that many seconds; returns how it had ended, if it had."""
+        """Kill the process if it does not exit within ``patience`` seconds; return its exit code if it did."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -252,13 +253,13 @@ class ClipReader:
 
 
 class _ReadDeadline:
-    """Watches one request: ends the process when it takes too long or hangs, and tells why no answer came."""
+    """Watchdog of one request: kills the process on timeout or stall, and gives the reason for a missing answer."""
 
     def __init__(self, reader: ClipReader, path: str) -> None:
         self.reader, self.path = reader, path
         self._left = math.inf if reader.timeout is None else reader.timeout
         self._began = 0.0
-        self._heard = math.inf  # when the process was last heard of; not while nobody listens
+        self._heard = math.inf  # time of the last sign of life; inf while not listening
         self._broken: VideoError | None = None
         self._done = threading.Event()
 
@@ -271,7 +272,7 @@ class _ReadDeadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that does not count."""
+        """Stop the clock within the block."""
         self._done.set()
         self._left = max(0.0, self._left - (time.monotonic() - self._began))
         yield
@@ -279,7 +280,7 @@ class _ReadDeadline:
 
     @contextmanager
     def listening(self) -> Iterator[Callable[[], None]]:
-        """Time in which the process must be heard of; the function that is given notes that it was."""
+        """Watch for stalls within the block; the given function records a sign of life."""
 
         def heard() -> None:
             self._heard = time.monotonic()
@@ -313,7 +314,7 @@ class _ReadDeadline:
             done.wait(min(late - now, silent - now, stall))
 
     def failure(self) -> VideoError:
-        """The process is gone: let go of it, so that the next clip gets a new one, and say why."""
+        """Clean up the dead process, so that the next clip gets a new one, and return the error."""
         code = self.reader._kill(DYING)
         return self._broken or VideoError(
             f"{self.path}: the process that read it ended {_ended(code)}",
@@ -323,5 +324,5 @@ class _ReadDeadline:
 
 
 def _ended(code: int | None) -> str:
-    """How a process ended, behind "ended"."""
+    """Describe an exit code, to follow "ended"."""
     return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"

@@ -1,4 +1,4 @@
-"""Where the file of each clip goes: beside it or below another folder, under a name from a template."""
+"""Paths of the file per clip: next to the clip or below another folder, named by a template."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from vidspec.errors import UsageError
 
 __all__ = ["FIELDS", "SidecarNames", "check_sidecar_names"]
 
-#: What a template may hold.
+#: Fields of a template.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
 
 
 class SidecarNames:
-    """The path of each clip's file.
+    """Naming scheme of the clips' files in one format.
 
     Args:
-        form: gives ``{suffix}``.
-        folder: below which the tree of the clips is mirrored; None for beside each clip.
+        form: the format, which sets ``{suffix}`` and ``{format}``.
+        folder: folder in which the tree of the clips is mirrored; None to write next to each clip.
         template: the name, with fields of :data:`FIELDS`: ``stem`` is the clip's name without its suffix, ``key`` its
-            name up to the first dot (what WebDataset joins files by), ``start`` and ``end`` are seconds, ``clip`` is
-            the clip's 16 hex digits. It may hold ``/``.
-        profile: gives ``{profile}``.
+            name up to the first dot (WebDataset groups files by it), ``start`` and ``end`` are seconds, ``clip`` is
+            the clip's 16 hex digits. It may contain ``/``.
+        profile: value of ``{profile}``.
 
     Raises:
-        UsageError: a template with an unknown field, or one that leads out of the folder.
+        UsageError: the template has an unknown field, or leads out of the folder.
     """
 
     def __init__(self, form: Format, folder: str | None, template: str | None, profile: str) -> None:
@@ -49,7 +49,7 @@ class SidecarNames:
             raise UsageError(f"--name {self.template}: leads out of the folder")
 
     def path(self, job: Job) -> Path:
-        """The file of a clip."""
+        """Return the path of a clip's file."""
         folder = Path(os.path.dirname(job.path) or ".")
         if self.folder is not None:
             folder = Path(self.folder, os.path.dirname(job.relative))
@@ -69,7 +69,7 @@ class SidecarNames:
 
 
 def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> None:
-    """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
+    """Check before captioning that no two clips or formats share a file, and that no clip would be overwritten.
 
     Raises:
         UsageError: naming both.

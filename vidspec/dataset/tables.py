@@ -1,4 +1,4 @@
-"""Records as Parquet: the keys of a line of ``--format jsonl`` as columns, typed by the schema of records."""
+"""Records as Parquet: the keys of a line of ``--format jsonl`` as columns, typed by the record schema."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
 
-#: The key of a file's metadata that tells a file of ours.
+#: Metadata key that identifies our files.
 _KEY = b"vidspec"
 
 
 class PartSummary(NamedTuple):
-    """What a finished file says of itself: its clips, how many of them failed, and the settings they were made with."""
+    """Summary in a finished file: number of clips, number of failed clips, and their settings."""
 
     clips: int
     failed: int
@@ -32,7 +32,7 @@ class PartSummary(NamedTuple):
 
 
 def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
-    """The content of a file; the same records are the same bytes."""
+    """Return records as the content of a Parquet file; equal records give equal bytes."""
     import pyarrow
     from pyarrow import parquet
 
@@ -40,7 +40,7 @@ def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
     failed = {row["job"]["clip"] for row in rows if row["error"] is not None}
     settings = sorted({row["job"]["settings"] for row in rows})
     about = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
-    for row in rows:  # these two are of any form
+    for row in rows:  # these two may have any type
         row["id"] = None if row["id"] is None else str(row["id"])
         row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
     made = pyarrow.Table.from_pylist(
@@ -52,7 +52,7 @@ def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """A value of JSON whose texts are UTF-8: foreign bytes of a path become ``\\udcXX``, as in other formats."""
+    """Make the strings of a JSON value valid UTF-8: foreign bytes of a path become ``\\udcXX``, as in other formats."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -61,10 +61,10 @@ def _encodable(value: Any) -> Any:
 
 
 def read_part_summary(name: str) -> PartSummary:
-    """What the file says of itself.
+    """Read the summary of a file.
 
     Raises:
-        UsageError: it is none of ours.
+        UsageError: it is not one of our files.
         VideoError: it cannot be read.
     """
     import pyarrow
@@ -85,7 +85,7 @@ def read_part_summary(name: str) -> PartSummary:
 
 
 def records_of(name: str) -> list[RecordDict]:
-    """The records of a file of ours, as they were given.
+    """Read the records of one of our files, as they were written.
 
     Raises:
         VideoError: it cannot be read.
@@ -115,7 +115,7 @@ def _schema() -> Schema:
 
 
 def _kind(about: RecordDict) -> DataType:
-    """The Arrow type of values that a JSON schema describes; text for what has no fixed form."""
+    """Return the Arrow type of a JSON schema; string for values without a fixed type."""
     import pyarrow
 
     about = next((one for one in about.get("oneOf", ()) if one.get("type") != "null"), about)

@@ -1,7 +1,7 @@
-"""Whether two captions of one clip part at a near-tie, as those of lossless methods may in bfloat16 and float16.
+"""Near-tie test for two captions of one clip, which lossless methods may give in bfloat16 and float16.
 
-A pass of several rows and a pass of one round differently, so where the target's first two logits are almost equal
-either may win (docs/metrics.md, Losslessness). What differs elsewhere is a fault.
+Passes over one row and over several rows round differently, so if the target's two best logits are almost equal,
+either token may win (docs/metrics.md, Losslessness). Any other difference is a fault.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ EPSILON = 2**-5
 
 
 def is_near_tie(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two captions that differ are both correct; in float32 none are. Arguments as in :func:`logit_gap`."""
+    """Return True if two captions first differ at a near-tie; never in float32. Arguments as in :func:`logit_gap`."""
     return captioner.target.model.dtype is not torch.float32 and logit_gap(captioner, request, one, other) <= EPSILON
 
 
 @torch.inference_mode()
 def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> float:
-    """How far apart the target's logits are where two of its captions part, computed afresh behind what they share.
+    """Return the gap of the target's logits where two captions first differ, recomputed after their shared tokens.
 
     Args:
-        captioner: with the target.
-        request: the clip, its frames among it.
+        captioner: captioner with the target.
+        request: the clip with its frames.
         one, other: token ids.
 
     Returns:
-        of the best logit and the lower of both tokens' the difference, as a share of the largest logit's size; 0 if
-        the captions are equal, infinity if one is the beginning of the other.
+        difference of the best logit and the lower of both tokens' logits, as a share of the largest absolute logit; 0
+        if the captions are equal, infinity if one is the beginning of the other.
     """
     shared = first_difference(one, other)
     if shared is None:

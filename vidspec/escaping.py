@@ -31,7 +31,7 @@ def escape_text(text: str) -> str:
     >>> escape_text("a\x1b[31m\nb")
     'a\\x1b[31m\nb'
     """
-    return _CONTROL.sub(_escaped, text)
+    return _CONTROL.sub(_escape_match, text)
 
 
 def one_line(text: str) -> str:
@@ -40,7 +40,7 @@ def one_line(text: str) -> str:
     >>> one_line("a\tb\nc\x9b")
     'a\\tb\\nc\\x9b'
     """
-    return _BREAKING.sub(_escaped, text)
+    return _BREAKING.sub(_escape_match, text)
 
 
 def json_text(value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
@@ -67,5 +67,5 @@ def cue(text: str) -> str:
     return html.escape(one_line(text), quote=False)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")

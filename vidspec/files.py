@@ -170,7 +170,7 @@ def check_output(path: Path, inputs: Iterable[str], option: str, kind: FileKind 
         raise UsageError(f"{option} {path}: no permission to write there")
     if any(os.path.realpath(path) == os.path.realpath(clip) for clip in inputs):
         raise UsageError(f"{option} {path}: is one of the clips")
-    if kind is not None and path.exists() and not _is(path, kind):
+    if kind is not None and path.exists() and not _is_kind(path, kind):
         raise UsageError(
             f"{option} {path}: is there already, and is no {kind.name}", hint="name another file, or move this one away"
         )
@@ -185,17 +185,17 @@ def check_distinct(written: Iterable[NamedPath], read: Iterable[NamedPath] = ())
     Raises:
         UsageError: naming both options.
     """
-    inputs = {_identity(path): f"{option} {path}" for option, path in read if path not in (None, "-")}
+    inputs = {_file_key(path): f"{option} {path}" for option, path in read if path not in (None, "-")}
     outputs: dict[object, str] = {}
     for option, path in written:
-        if path in (None, "-") or (file := _identity(path)) is None:
+        if path in (None, "-") or (file := _file_key(path)) is None:
             continue
         if other := inputs.get(file) or outputs.get(file):
             raise UsageError(f"{option} {path}: is the same file as {other}", hint="name another file")
         outputs[file] = f"{option} {path}"
 
 
-def _identity(path: str | Path | None) -> object:
+def _file_key(path: str | Path | None) -> object:
     """Return a key equal for all names of one regular file, existing or not; None for a folder, device or pipe."""
     try:
         found = os.stat(path or "")
@@ -204,7 +204,7 @@ def _identity(path: str | Path | None) -> object:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def _is(path: Path, kind: FileKind) -> bool:
+def _is_kind(path: Path, kind: FileKind) -> bool:
     """Return True if a regular file is of a kind, or empty."""
     if not path.is_file():
         return False

@@ -60,35 +60,35 @@ class Access:
             VideoError: of kind ``refused``, if the row may not name it.
         """
         if "\0" in name:
-            raise _refused(shard, name, "which holds a NUL")
+            raise _refusal(shard, name, "which holds a NUL")
         if is_url(name):
-            return self._located_url(shard, name)
-        return _below_url(shard, name) if is_url(shard) else self._located_path(shard, name)
+            return self._resolve_url(shard, name)
+        return _member_url(shard, name) if is_url(shard) else self._resolve_path(shard, name)
 
-    def _located_path(self, shard: str, name: str) -> str:
+    def _resolve_path(self, shard: str, name: str) -> str:
         folder = os.path.dirname(shard) or "."
         path = os.path.join(folder, name)
         real = os.path.realpath(path)
-        for root in (_real(os.path.abspath(one)) for one in (folder, *self.paths)):
+        for root in (_real_path(os.path.abspath(one)) for one in (folder, *self.paths)):
             if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
                 return path
         hint = f"--allow-paths {os.path.dirname(real)} if it may be read"
-        raise _refused(shard, name, "which is outside the shard's folder", hint)
+        raise _refusal(shard, name, "which is outside the shard's folder", hint)
 
-    def _located_url(self, shard: str, name: str) -> str:
+    def _resolve_url(self, shard: str, name: str) -> str:
         parts = _URL.fullmatch(name)
         if parts is None or "::" in name or (scheme := parts[1].lower()) not in SCHEMES:
-            raise _refused(shard, name, "a URL that data may not name", f"download it; allowed: {', '.join(SCHEMES)}")
+            raise _refusal(shard, name, "a URL that data may not name", f"download it; allowed: {', '.join(SCHEMES)}")
         host = parts[2].lower()
         if is_url(shard) and shard.split("://")[0].lower() == scheme:
             return name
         if f"{scheme}://{host}" in self.urls or f"{scheme}://*" in self.urls:
             return name
         hint = f"--allow-urls {scheme}://{host} if it may be read"
-        raise _refused(shard, name, "a URL of another scheme than the shard's", hint)
+        raise _refusal(shard, name, "a URL of another scheme than the shard's", hint)
 
 
-def _below_url(shard: str, name: str) -> str:
+def _member_url(shard: str, name: str) -> str:
     """Return the URL of a file in or below the folder of a shard behind a URL."""
     plain = name
     while (decoded := unquote(plain)) != plain:
@@ -96,7 +96,7 @@ def _below_url(shard: str, name: str) -> str:
     path = posixpath.normpath(name.lstrip("/") or ".")
     parts = posixpath.normpath(plain.replace("\\", "/").lstrip("/") or ".").split("/")
     if os.pardir in (path.split("/")[0], *parts) or "::" in plain:
-        raise _refused(shard, name, "which is outside the shard's folder")
+        raise _refusal(shard, name, "which is outside the shard's folder")
     return f"{shard.rpartition('/')[0]}/{path}"
 
 
@@ -114,7 +114,7 @@ def check_allowed_url(text: str) -> str:
     return f"{scheme}://{host}"
 
 
-def _refused(shard: str, name: str, reason: str, hint: str | None = None) -> VideoError:
+def _refusal(shard: str, name: str, reason: str, hint: str | None = None) -> VideoError:
     shown = name if len(name) <= 200 else f"{name[:200]}..."
     return VideoError(f"{shard}: a row names {shown}, {reason}", kind="refused", hint=hint)
 
@@ -125,7 +125,7 @@ def _origin(url: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _real(folder: str) -> str:
+def _real_path(folder: str) -> str:
     return os.path.realpath(folder)
 
 
@@ -154,13 +154,13 @@ class GuardedClient:
         import aiohttp
 
         try:
-            connector = aiohttp.TCPConnector(socket_factory=self._connected)
+            connector = aiohttp.TCPConnector(socket_factory=self._make_socket)
         except TypeError:  # before 3.12
             raise UsageError("URLs need aiohttp 3.12 or later", hint="pip install --upgrade aiohttp") from None
         bounds = aiohttp.ClientTimeout(total=None)  # fetching is bounded per clip
         return aiohttp.ClientSession(**{"connector": connector, "timeout": bounds, **options})
 
-    def _connected(self, address: tuple[Any, ...]) -> socket.socket:
+    def _make_socket(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, (host, port, *_) = address
         self.check(host, port)
         made = socket.socket(family, kind, protocol)

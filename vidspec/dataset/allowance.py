@@ -50,9 +50,9 @@ class Allowance:
 
     def renew(self) -> None:
         """Reset time and bytes for the next clip."""
-        self._left = self.limits.most
+        self._bytes_left = self.limits.most
         timeout = self.limits.timeout
-        self._until = time.monotonic() + timeout if timeout is not None and self._whole else None
+        self._deadline = time.monotonic() + timeout if timeout is not None and self._whole else None
 
     def take(self, size: int) -> None:
         """Count bytes about to be fetched.
@@ -60,11 +60,11 @@ class Allowance:
         Raises:
             VideoError: the limit is exceeded.
         """
-        self._left -= size
-        if self._left < 0:
-            raise self.exceeded()
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise self.size_error()
 
-    def exceeded(self) -> VideoError:
+    def size_error(self) -> VideoError:
         """Return the error for a clip with too many bytes."""
         most = self.limits.most
         shown = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
@@ -79,10 +79,10 @@ class Allowance:
         """
         timeout = self.limits.timeout
         left = [STALLED, *([] if timeout is None else [timeout])]
-        if self._until is not None:
-            left.append(self._until - time.monotonic())
+        if self._deadline is not None:
+            left.append(self._deadline - time.monotonic())
         if min(left) <= 0:
-            raise self._expired(timeout or 0.0)
+            raise self._timeout_error(timeout or 0.0)
         return min(left)
 
     def call(self, request: Callable[[], T], seconds: float | None = None) -> T:
@@ -105,12 +105,12 @@ class Allowance:
         try:
             result, error = results.get(timeout=seconds)
         except queue.Empty:
-            raise self._expired(seconds) from None
+            raise self._timeout_error(seconds) from None
         if error is not None:
             raise error
         return cast(T, result)
 
-    def _expired(self, seconds: float) -> VideoError:
+    def _timeout_error(self, seconds: float) -> VideoError:
         timeout = self.limits.timeout
         if timeout is not None and (seconds <= 0 or seconds < STALLED):
             return VideoError(f"{self.name}: not fetched within {timeout:g} s", kind="timeout", hint="raise --timeout")

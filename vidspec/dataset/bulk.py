@@ -15,7 +15,7 @@ from vidspec.dataset.job import Job, JobResult
 from vidspec.dataset.journal import JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.dataset.parts import PartOutput
-from vidspec.dataset.records import LIFTED, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
+from vidspec.dataset.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
 from vidspec.dataset.run import exit_code
 from vidspec.errors import OutputError, UsageError, VideoError
 from vidspec.events.record import failed_caption
@@ -99,7 +99,7 @@ def plan_run(
     for number, job in enumerate(jobs, start=at):
         job = replace(job, number=number)
         try:
-            _planned(made, job, output, settings, checksum=checksum, retry=retry)
+            _plan_job(made, job, output, settings, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
@@ -148,7 +148,7 @@ def plan_shards(
                 jobs = shard_members(shard, column, settings.config.fetch)
                 output.begin(shard.path)
                 one = plan_run(jobs, output, settings, retry=retry, at=number)
-                output.expect(shard.path, jobs, one.jobs, settings.of(shard))
+                output.set_clips(shard.path, jobs, one.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
@@ -165,7 +165,7 @@ def plan_shards(
     return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
 
 
-def _planned(
+def _plan_job(
     made: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
 ) -> None:
     """Add one clip to the plan."""
@@ -184,7 +184,7 @@ def _planned(
     if output.leaves(job):
         made.kept += 1
         return
-    if not done and content.sha256 is not None and _taken_over(job, output, name, content):
+    if not done and content.sha256 is not None and _reuse_caption(job, output, name, content):
         made.reused += 1
         return
     captions = {one: raw_caption(parts[one].record()) for one in done}
@@ -192,13 +192,13 @@ def _planned(
     made.jobs.append(replace(job, done=captions))
 
 
-def _taken_over(job: Job, output: Output, settings: str, content: FileContent) -> bool:
+def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent) -> bool:
     """Copy an earlier caption of the same bytes and part to this clip; True if there was one."""
     stored = output.same_content(job, content.sha256 or "", settings)
     if stored is None:
         return False
     record = stored.record()
-    part = {**{key: record.get(key) for key in LIFTED}, **record["job"]}  # top-level keys of lean records
+    part = {**{key: record.get(key) for key in INPUT_KEYS}, **record["job"]}  # top-level keys of lean records
     if (part.get("start"), part.get("end")) != (job.start, job.end):
         return False
     known = {key: value for key, value in content._asdict().items() if value is not None}
@@ -206,7 +206,7 @@ def _taken_over(job: Job, output: Output, settings: str, content: FileContent) -
     about = {key: value for key, value in {**part, **known, **own}.items() if value is not None}
     about["clip"] = clip_id(job)
     video = {**record["video"], "path": job.path} if "path" in record["video"] else record["video"]
-    record = {key: value for key, value in record.items() if key not in LIFTED}
+    record = {key: value for key, value in record.items() if key not in INPUT_KEYS}
     output.add(job, {**record, "path": job.path, "video": video, "job": about})
     return True
 
@@ -250,7 +250,7 @@ def run_plan(
         for outcome in chain(plan.unkept, outcomes):
             try:
                 with uninterrupted():  # a written record is also counted
-                    outcome = _kept(outcome, plan, output, settings)
+                    outcome = _write_record(outcome, plan, output, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
                     tally.unkept += not _is_kept(outcome, output)
             except OutputError as error:
@@ -279,7 +279,7 @@ def _is_kept(outcome: JobResult, output: Output) -> bool:
     )
 
 
-def _kept(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
+def _write_record(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
     """Write a record to ``output``; return the result, or a failed one if the record could not be written.
 
     Raises:

@@ -40,20 +40,20 @@ class JournalFinder:
     def __init__(self, names: SidecarNames, label: str = "") -> None:
         self.names, self._file = names, f".vidspec{label}.jsonl"
         self._marked: dict[Path, set[str]] = {}  # folders by journal
-        self._found: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
+        self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
 
     def __call__(self, job: Job) -> Path:
         if self.names.folder is not None:
             return Path(self.names.folder, self._file)
         here = self.names.path(job).parent
         key = str(here), job.root
-        if key not in self._found:
+        if key not in self._journal_paths:
             real = Path(os.path.realpath(here))
             named = Path(job.root, self._file)
             above = (folder / self._file for folder in (real, *real.parents))
             found = next((one for one in above if str(real) in self._folders(one)), named)
-            self._found[key] = named if os.path.realpath(named) == str(found) else found
-        return self._found[key]
+            self._journal_paths[key] = named if os.path.realpath(named) == str(found) else found
+        return self._journal_paths[key]
 
     def _folders(self, journal: Path) -> set[str]:
         if journal not in self._marked:
@@ -76,8 +76,8 @@ class ClipFiles(JournaledOutput):
     ) -> None:
         super().__init__(JournalFinder(names[0], label), fresh=fresh, look=look)
         self.names = tuple(names)
-        self._others: dict[Path, list[Journal]] = {}  # those of other shards, by journal
-        self._left: dict[Path, FileState] = {}  # files that were not replaced
+        self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
+        self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
 
     def state(self, job: Job, names: SidecarNames) -> FileState:
         """Return the state of one of a clip's files; one without a mark (version 0.2.0) must match its records."""
@@ -103,10 +103,10 @@ class ClipFiles(JournaledOutput):
         """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
         yield self.journal(job)
         own = self._journal_for(job)
-        if own not in self._others:
+        if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
-            self._others[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
-        yield from self._others[own]
+            self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
+        yield from self._other_journals[own]
 
     def _documents(self, job: Job, form: Format) -> Iterator[bytes]:
         """Yield the possible contents of a clip's file, one per settings with records."""
@@ -124,7 +124,7 @@ class ClipFiles(JournaledOutput):
         states = self.states(job)
         leaves = not self._fresh and all(state in ("edited", "foreign") for state in states.values())
         if leaves:
-            self._left |= states
+            self._unreplaced |= states
         return leaves
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
@@ -156,13 +156,13 @@ class SidecarOutput(ClipFiles):
         journals = {self._journal_for(job): job for job in jobs}
         self._folders = len(journals)
         for journal, job in sorted(journals.items()):
-            with contextlib.suppress(OutputError), self._keeping(job):  # it fails its own clips only
+            with contextlib.suppress(OutputError), self._losing_journal(job):  # it fails its own clips only
                 make_folder(journal.parent)
                 self.journal(job)
         if len(self._lost) == self._folders > 0:
             first = next(iter(self._lost.values()))
             raise UsageError(first.message, hint=first.hint)
-        self._moved: list[Path] = []
+        self._backups: list[Path] = []
 
     def check(self, job: Job) -> None:
         self.journal(job)
@@ -191,7 +191,7 @@ class SidecarOutput(ClipFiles):
             self._clear(job, names)
         self._write(job, settings, outdated)
 
-    def _scoped(self, error: OutputError) -> OutputError:
+    def _journal_error(self, error: OutputError) -> OutputError:
         """Return a journal's error as one of a single clip while other journals work."""
         if len(self._lost) == self._folders:
             return error
@@ -204,15 +204,15 @@ class SidecarOutput(ClipFiles):
             if state == "written":
                 path.unlink(missing_ok=True)
             elif state != "free" and not self._fresh:
-                self._left[path] = state
+                self._unreplaced[path] = state
             elif state != "free" and (moved := back_up(path)):
-                self._moved.append(moved)
+                self._backups.append(moved)
         except OSError as error:
             raise unwritable_error(path, error, ONE_CLIP) from None
 
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write missing files once all parts of the clip are recorded."""
-        wanted = [names for names in several if names.path(job) not in self._left]
+        wanted = [names for names in several if names.path(job) not in self._unreplaced]
         stored = in_order(self.parts(job, settings)) if wanted else []
         if not stored or len(stored) < (stored[0].segments or 1):
             return
@@ -222,7 +222,7 @@ class SidecarOutput(ClipFiles):
             if content is None:
                 continue
             data = encode_line(content)
-            with self._keeping(job):
+            with self._losing_journal(job):
                 self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form)
             try:
                 make_folder(path.parent)
@@ -234,15 +234,15 @@ class SidecarOutput(ClipFiles):
     def _render(self, *, complete: bool) -> list[str]:
         notes = []
         for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
-            if left := [path for path, found in self._left.items() if found == state]:
+            if left := [path for path, found in self._unreplaced.items() if found == state]:
                 one = about.replace("files", "file").replace("were", "was")
-                notes.append(f"{len(left)} {one if len(left) == 1 else about} kept: {_first(left)}")
+                notes.append(f"{len(left)} {one if len(left) == 1 else about} kept: {_shorten(left)}")
         if notes:
             notes[-1] += "; --overwrite replaces them, keeping FILE~"
-        if self._moved:
-            notes.append(f"files that were there before are kept as {_first(self._moved)}")
+        if self._backups:
+            notes.append(f"files that were there before are kept as {_shorten(self._backups)}")
         return notes
 
 
-def _first(paths: Sequence[Path]) -> str:
+def _shorten(paths: Sequence[Path]) -> str:
     return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"

@@ -45,9 +45,9 @@ MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
 #: Rows of paths decoded per batch.
 ROWS = 4096
 #: Type prefixes of columns that may hold paths.
-TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+TEXT_TYPES = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
 #: Maximum of skipped rows kept for other threads, which read them next.
-_PASSED = 8
+_MAX_SKIPPED = 8
 
 
 def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
@@ -126,12 +126,12 @@ def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
     with open_url(shard.path, limits, allowance) as file:
         headers = _Headers(file)
         try:
-            _choose(shard.path, headers, chosen, allowance)
+            _select_members(shard.path, headers, chosen, allowance)
         finally:
-            found += [_member(shard, one, headers.size) for one in chosen.values()]
+            found += [_member_job(shard, one, headers.size) for one in chosen.values()]
 
 
-def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
+def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
     at = 0
     try:
         tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
@@ -161,7 +161,7 @@ def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], al
         raise VideoError(message, kind="truncated") from error
 
 
-def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
+def _member_job(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
     """Return the job of a member in a tar of ``size`` bytes; with an error if it is invalid."""
     path = shard.path + one.name.replace("\0", "\\0")
     error: VideoError | None = None
@@ -190,15 +190,15 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
     name = shard.path
     with open_url(name, limits) as file:
         size = file.seek(0, os.SEEK_END)
-        table = _table(name, file)
+        table = _open_parquet(name, file)
         schema = table.schema_arrow
         if not 0 <= table.metadata.num_rows <= size:
             raise VideoError(f"{name}: cannot have {table.metadata.num_rows} rows", kind="damaged")
-        column = _column(name, schema, column)
+        column = _clip_column(name, schema, column)
         ids = next((key for key in ID_KEYS if schema.names.count(key) == 1 and key != column), None)
         paths = None if _is_bytes(schema, column) else column
         seen = set[tuple[str, str | None]]()
-        for row, values in enumerate(_rows(table, [*filter(None, (ids, paths))])):
+        for row, values in enumerate(_iter_rows(table, [*filter(None, (ids, paths))])):
             try:
                 known = {key: value.as_py() for key, value in values.items()}
                 identity = None if ids is None else known[ids]
@@ -218,7 +218,7 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
                 found.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
 
 
-def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
+def _iter_rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
     """Yield the values of each row in these columns."""
     if not columns:
         yield from ({} for _ in range(table.metadata.num_rows))
@@ -229,7 +229,7 @@ def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]
             yield {key: value[row] for key, value in values.items()}
 
 
-def _table(name: str, file: BinaryIO) -> ParquetFile:
+def _open_parquet(name: str, file: BinaryIO) -> ParquetFile:
     import pyarrow
     from pyarrow import parquet
 
@@ -242,15 +242,15 @@ def _table(name: str, file: BinaryIO) -> ParquetFile:
 
 def _is_bytes(schema: Schema, column: str) -> bool:
     """Return True if a column holds bytes, or structs of bytes and path (Hugging Face datasets)."""
-    kind = str(_type(schema, column))
+    kind = str(_column_type(schema, column))
     return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
 
 
-def _type(schema: Schema, column: str) -> DataType:
+def _column_type(schema: Schema, column: str) -> DataType:
     return schema.field(schema.names.index(column)).type
 
 
-def _column(name: str, schema: Schema, wanted: str | None) -> str:
+def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
     """Return the column of clips.
 
     Raises:
@@ -268,8 +268,8 @@ def _column(name: str, schema: Schema, wanted: str | None) -> str:
     (column,) = found
     if schema.names.count(column) > 1:
         raise VideoError(f"{name}: has the column {column} {schema.names.count(column)} times", kind="unsupported")
-    if not _is_bytes(schema, column) and not str(_type(schema, column)).startswith(TEXTS):
-        message = f"{name}: column {column} holds neither bytes nor text, but {_type(schema, column)}"
+    if not _is_bytes(schema, column) and not str(_column_type(schema, column)).startswith(TEXT_TYPES):
+        message = f"{name}: column {column} holds neither bytes nor text, but {_column_type(schema, column)}"
         raise VideoError(message, kind="unsupported", hint="--column NAME")
     return column
 
@@ -287,7 +287,7 @@ class ShardFiles:
         self._column = "", ""  # Parquet file being read, and its column
         self._values: Generator[bytes | None, None, None] | None = None
         self._next = 0
-        self._passed: OrderedDict[int, bytes | None] = OrderedDict()
+        self._skipped: OrderedDict[int, bytes | None] = OrderedDict()
 
     @contextmanager
     def local(self, path: str, source: MemberSource | None) -> Iterator[str]:
@@ -306,7 +306,7 @@ class ShardFiles:
                 if source.column is None:
                     copy(source.url, file, source.start, source.size, self._limits)
                 else:
-                    content = self._content(source)
+                    content = self._read_row(source)
                     file = file.with_suffix(".png" if _PICTURE.match(content) else ".mp4")
                     file.write_bytes(content)
                 yield str(file)
@@ -318,50 +318,50 @@ class ShardFiles:
     def close(self) -> None:
         """Close the file that was read last."""
         with self._lock:
-            self._end()
+            self._close_column()
 
-    def _content(self, source: MemberSource) -> bytes:
+    def _read_row(self, source: MemberSource) -> bytes:
         """Return the bytes of a row."""
         with self._lock:
-            content = retry(source.url, partial(self._value, source.url, source.column or "", source.start))
+            content = retry(source.url, partial(self._next_value, source.url, source.column or "", source.start))
         if len(content) > self._limits.most:
-            raise Allowance(source.url, self._limits).exceeded()
+            raise Allowance(source.url, self._limits).size_error()
         return content
 
-    def _end(self) -> None:
+    def _close_column(self) -> None:
         if self._values is not None:
             self._values.close()
         self._values = None
 
-    def _value(self, url: str, column: str, row: int) -> bytes:
+    def _next_value(self, url: str, column: str, row: int) -> bytes:
         """Return a value of a column, which is read forward page by page and reopened for an earlier row."""
-        if self._values is None or (url, column) != self._column or (row < self._next and row not in self._passed):
-            self._end()
-            self._column, self._values, self._next = (url, column), _values(url, column, row, self._limits), row
-            self._passed.clear()
+        if self._values is None or (url, column) != self._column or (row < self._next and row not in self._skipped):
+            self._close_column()
+            self._column, self._values, self._next = (url, column), _iter_column(url, column, row, self._limits), row
+            self._skipped.clear()
         try:
             while self._next <= row:
-                self._passed[self._next] = next(self._values)
+                self._skipped[self._next] = next(self._values)
                 self._next += 1
-                if len(self._passed) > _PASSED:
-                    self._passed.popitem(last=False)
+                if len(self._skipped) > _MAX_SKIPPED:
+                    self._skipped.popitem(last=False)
         except StopIteration:
-            self._end()
+            self._close_column()
             raise VideoError(f"row {row} is missing", kind="truncated") from None
         except Exception:
-            self._end()  # the next attempt reopens the file
+            self._close_column()  # the next attempt reopens the file
             raise
-        content = self._passed.pop(row, None)
+        content = self._skipped.pop(row, None)
         if content is None:
             raise VideoError(f"row {row} holds no bytes", kind="empty")
         return content
 
 
-def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
+def _iter_column(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
     """Yield the bytes of a column from a row on, without reading the row groups before it."""
     allowance = Allowance(url, limits)
     with open_url(url, limits, allowance) as file:
-        table = _table(url, file)
+        table = _open_parquet(url, file)
         groups = list(range(table.num_row_groups))
         while groups and row >= (rows := table.metadata.row_group(groups[0]).num_rows):
             row -= rows

@@ -34,9 +34,9 @@ def device_groups(
         UsageError: ``replicas`` is invalid, or the profile does not place the target on a group's first GPU.
         DeviceError: more captioners than groups of GPUs are requested, on a machine with GPUs.
     """
-    wanted = None if replicas in (None, "auto") else _number(replicas)
+    wanted = None if replicas in (None, "auto") else _parse_count(replicas)
     device = profile.models.device
-    gpus = 0 if device.startswith(("cpu", "mps", "xpu")) else (_ray_gpus(address) if ray else _gpus())
+    gpus = 0 if device.startswith(("cpu", "mps", "xpu")) else (_ray_gpu_count(address) if ray else _gpu_count())
     size = _group_size(profile, gpus, wanted or 1)
     count = wanted or max(1, gpus // size)
     if count > 1 and device.startswith("cuda:") and device != "cuda:0":
@@ -69,17 +69,17 @@ def _group_size(profile: Profile, gpus: int, count: int) -> int:
     return 1 + max((int(name.partition(":")[2] or 0) for name in named if name and name.startswith("cuda")), default=0)
 
 
-def _number(text: str | None) -> int:
+def _parse_count(text: str | None) -> int:
     if text is None or not text.isdigit() or int(text) < 1:
         raise UsageError(f"--replicas {text}: must be a number or auto")
     return int(text)
 
 
-def _gpus() -> int:
+def _gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _ray_gpus(address: str | None) -> int:
+def _ray_gpu_count(address: str | None) -> int:
     return int(connect_ray(address).cluster_resources().get("GPU", 0))

@@ -104,7 +104,7 @@ class Feed:
         self._ready: deque[Job] = deque()
         self._bytes: dict[tuple[int, int | None], int] = {}
         self._largest = 0
-        self._bug: BaseException | None = None
+        self._exception: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._run, args=(reader,), name="feed", daemon=True) for reader in readers
         ]
@@ -115,7 +115,7 @@ class Feed:
     def over(self) -> bool:
         """True if no more parts will come."""
         with self._changed:
-            return self._bug is None and self._drained and not self._ready
+            return self._exception is None and self._drained and not self._ready
 
     @property
     def nbytes(self) -> int:
@@ -129,8 +129,8 @@ class Feed:
             BaseException: a bug's exception from a reading thread.
         """
         with self._changed:
-            if self._bug is not None:
-                raise self._bug
+            if self._exception is not None:
+                raise self._exception
             self._changed.notify_all()
             return self._ready.popleft() if self._ready else None
 
@@ -168,14 +168,14 @@ class Feed:
     def _drained(self) -> bool:
         return self._drawn and not (self._busy or self._unread or self._following)
 
-    def _room(self) -> bool:
+    def _has_room(self) -> bool:
         if self._busy + len(self._ready) >= max(1, self.config.ahead):
             return False
         return not self._bytes or self.nbytes + self._largest <= self._max_bytes
 
     def _run(self, reader: ClipReader) -> None:
         try:
-            while (job := self._next()) is not None:
+            while (job := self._next_job()) is not None:
                 segments: list[Job] = []
                 ready: Job | None = None
                 size = 0
@@ -195,22 +195,22 @@ class Feed:
                         del self._bytes[job.number, job.segment]
                     elif not self._closed:
                         self._ready.append(ready)
-                    self._enter(segments)
+                    self._queue_segments(segments)
                     self._largest = max(self._largest, size)
                     self._changed.notify_all()
                 self.wake.set()
         except BaseException as error:  # the next take raises it
             with self._changed:
-                self._bug = error
+                self._exception = error
                 self._changed.notify_all()
         self.wake.set()
 
-    def _next(self) -> Job | None:
+    def _next_job(self) -> Job | None:
         """Return a job to read or to cut; None if there are no more."""
         with self._changed:
             while True:
-                self._changed.wait_for(self._may_go_on)
-                if self._closed or self._bug is not None or self._drained:
+                self._changed.wait_for(self._can_continue)
+                if self._closed or self._exception is not None or self._drained:
                     return None
                 if self._unread:
                     job = self._unread.popleft()
@@ -230,12 +230,12 @@ class Feed:
                 else:
                     self._unread.append(drawn)
 
-    def _may_go_on(self) -> bool:
-        if self._closed or self._bug is not None or self._drained:
+    def _can_continue(self) -> bool:
+        if self._closed or self._exception is not None or self._drained:
             return True
-        return bool(self._unread or not (self._drawing or self._drawn)) and self._room()
+        return bool(self._unread or not (self._drawing or self._drawn)) and self._has_room()
 
-    def _enter(self, segments: Sequence[Job]) -> None:
+    def _queue_segments(self, segments: Sequence[Job]) -> None:
         """Queue the segments of one clip for reading."""
         if segments[2:] and self.config.one_by_one(segments[0]) and not self._in_order:
             self._unread.extend(segments[:2])

@@ -94,16 +94,16 @@ def record_line(record: RecordDict, form: Format, *, several: bool, raw_csv: boo
     if form in ("json", "jsonl"):
         return json_text(record)
     if form == "csv":
-        return _row(record, raw_csv)
+        return _csv_row(record, raw_csv)
     if record["caption"] is None:
         return None
     if form == "webdataset-txt":
-        return _flat(_marked(record))
+        return _one_line_caption(_marked_caption(record))
     part = _segment(record) is not None
     timed = f"{_interval(record)}\t" if part and not record.get("question") else ""
     if several:
-        return f"{one_line(record['path'])}\t{timed}{_flat(_marked(record))}"
-    return f"{timed}{_flat(_marked(record))}" if part else escape_text(_marked(record))
+        return f"{one_line(record['path'])}\t{timed}{_one_line_caption(_marked_caption(record))}"
+    return f"{timed}{_one_line_caption(_marked_caption(record))}" if part else escape_text(_marked_caption(record))
 
 
 def clip_document(records: Sequence[RecordDict], form: Format) -> str | None:
@@ -118,7 +118,7 @@ def clip_document(records: Sequence[RecordDict], form: Format) -> str | None:
     if form == "vtt":
         return _vtt(captioned)
     if form == "webdataset-txt":
-        return " ".join(_flat(_marked(record)) for record in captioned) + "\n"
+        return " ".join(_one_line_caption(_marked_caption(record)) for record in captioned) + "\n"
     return file_content(records, form, several=False)
 
 
@@ -162,17 +162,17 @@ def _interval(record: RecordDict) -> str:
     return "-".join(clock(moment) for moment in time_range(record))
 
 
-def _marked(record: RecordDict) -> str:
+def _marked_caption(record: RecordDict) -> str:
     """Return the caption, with :data:`MARK` if built-in models wrote it and the user did not name them."""
     unasked = record.get("demo") and not (record.get("job") or {}).get("models_named")
     return f"{MARK if unasked else ''}{record['caption']}"
 
 
-def _flat(caption: str) -> str:
+def _one_line_caption(caption: str) -> str:
     return one_line(" ".join(caption.split()))
 
 
-def _row(record: RecordDict, raw: bool) -> str:
+def _csv_row(record: RecordDict, raw: bool) -> str:
     start, end = time_range(record) if record["error"] is None else (None, None)
     error = record["error"] or {}
     values = {
@@ -209,7 +209,7 @@ def subtitle_cues(record: RecordDict, text: str | None = None) -> list[tuple[int
         share of the text. A caption of unknown time, or too short for its cues, stays one cue.
     """
     start, end = (round(moment * 1000) for moment in time_range(record))
-    lines = textwrap.wrap(_flat(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
+    lines = textwrap.wrap(_one_line_caption(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
     parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
     if end - start < len(parts):
         return [(start, end, "\n".join(lines))]
@@ -217,7 +217,7 @@ def subtitle_cues(record: RecordDict, text: str | None = None) -> list[tuple[int
     return list(zip([start, *ends], ends, parts, strict=False))
 
 
-def _escaped(text: str) -> str:
+def _escape_cue(text: str) -> str:
     """Escape the lines of a cue of :func:`subtitle_cues`, after wrapping."""
     return "\n".join(cue(one) for one in text.split("\n"))
 
@@ -226,9 +226,9 @@ def _srt(records: Sequence[RecordDict]) -> str:
     import srt  # type: ignore[import-untyped]
 
     times = (
-        (timedelta(milliseconds=start), timedelta(milliseconds=end), _escaped(text))
+        (timedelta(milliseconds=start), timedelta(milliseconds=end), _escape_cue(text))
         for record in records
-        for start, end, text in subtitle_cues(record, _marked(record))
+        for start, end, text in subtitle_cues(record, _marked_caption(record))
     )
     return str(srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False))
 
@@ -240,5 +240,5 @@ def _vtt(records: Sequence[RecordDict]) -> str:
     if any(record.get("demo") for record in records):
         file.header_comments.append(DEMO)
     for start, end, text in (one for record in records for one in subtitle_cues(record)):
-        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escaped(text)))
+        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escape_cue(text)))
     return str(file.content) + "\n"

@@ -148,23 +148,23 @@ def _jobs(sources: InputSources, found: InputListing) -> Iterator[Job]:
     for path in (one for name in sources.paths for one in expand_braces(name)):
         if path == "-":
             found.several = True
-            yield from _listed(path, sources, found)
+            yield from _list_jobs(path, sources, found)
         elif os.path.isdir(path):
             found.several = True
-            yield from _below(path, sources, found)
+            yield from _folder_jobs(path, sources, found)
         elif path.lower().endswith(SUFFIXES):
             found.several = True
-            yield from _manifest(path)
+            yield from _manifest_jobs(path)
         else:
             found.several |= is_shard(path)
-            yield Job(path, root=_root(path))
+            yield Job(path, root=_mirror_root(path))
     for name in sources.lists:
-        yield from _listed(name, sources, found)
+        yield from _list_jobs(name, sources, found)
     for name in sources.manifests:
-        yield from _manifest(name)
+        yield from _manifest_jobs(name)
 
 
-def _root(path: str) -> str:
+def _mirror_root(path: str) -> str:
     """Return ``.`` for a relative path below the working folder, else the folder of the file."""
     if is_url(path):
         return path.rpartition("/")[0]
@@ -174,23 +174,23 @@ def _root(path: str) -> str:
     return "."
 
 
-def _listed(name: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
-    data = _content(name)
+def _list_jobs(name: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
+    data = _read_list(name)
     for line in data.split(b"\0" if b"\0" in data else b"\n"):
         path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
-        if path.strip() and (is_shard(path) or _wanted(path, path, sources, found)):
-            yield Job(path, root=_root(path))
+        if path.strip() and (is_shard(path) or _is_clip(path, path, sources, found)):
+            yield Job(path, root=_mirror_root(path))
 
 
-def _manifest(name: str) -> Iterator[Job]:
+def _manifest_jobs(name: str) -> Iterator[Job]:
     try:
-        text = _content(name).decode("utf-8")
+        text = _read_list(name).decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{name}: is not UTF-8 text") from None
     yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
 
 
-def _below(folder: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
+def _folder_jobs(folder: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
     """Yield the videos in and below ``folder``, without hidden ones and without following links to folders."""
 
     paths: list[str] = []
@@ -202,19 +202,19 @@ def _below(folder: str, sources: InputSources, found: InputListing) -> Iterator[
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(".") and not matches_any(_slashed(os.path.join(here, name), folder), sources.exclude)
+            if not name.startswith(".") and not matches_any(_posix(os.path.join(here, name), folder), sources.exclude)
         ]
         paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
     for path in sorted(paths):
-        if _wanted(path, _slashed(path, folder), sources, found):
+        if _is_clip(path, _posix(path, folder), sources, found):
             yield Job(path, root=folder)
 
 
-def _slashed(path: str, folder: str) -> str:
+def _posix(path: str, folder: str) -> str:
     return os.path.relpath(path, folder).replace(os.sep, "/")
 
 
-def _wanted(path: str, relative: str, sources: InputSources, found: InputListing) -> bool:
+def _is_clip(path: str, relative: str, sources: InputSources, found: InputListing) -> bool:
     """Return True if a path of a folder or list is a clip; count it as skipped if not."""
     allowed = EXTENSIONS if sources.extensions is None else sources.extensions
     if sources.images and allowed:
@@ -231,7 +231,7 @@ def _wanted(path: str, relative: str, sources: InputSources, found: InputListing
     return True
 
 
-def _content(name: str) -> bytes:
+def _read_list(name: str) -> bytes:
     return read_whole(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True)
 
 
@@ -245,13 +245,13 @@ def matches_any(relative: str, patterns: Iterable[str]) -> bool:
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     leading = ["/".join(parts[: length + 1]) for length in range(len(parts))]
     return any(
-        _compiled(pattern).fullmatch(one)
+        _compile_pattern(pattern).fullmatch(one)
         for pattern in (pattern.removeprefix("./").rstrip("/") for pattern in patterns)
         for one in (leading if "/" in pattern else parts)
     )
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     (regex,), _ = glob.translate(pattern, flags=glob.GLOBSTAR | glob.DOTGLOB | glob.CASE)
     return re.compile(regex)

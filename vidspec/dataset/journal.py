@@ -84,18 +84,18 @@ class Journal:
         self.damaged = 0
         self.gone: OutputError | None = None
         self._file: int | None = None
-        self._forget()
+        self._reset()
         shown = visible or path
-        self._own = visible == path
-        self._lock = None if look else _locked(Path(os.path.realpath(shown)), shown)
+        self._user_visible = visible == path
+        self._lock = None if look else _lock_file(Path(os.path.realpath(shown)), shown)
         try:
             self.foreign = not self._load()
         except OSError as error:
             self._unlock()
             raise self._failure(error) from None
-        self._set_aside = self.foreign or fresh
-        if self._set_aside:
-            self._forget(self._marks)
+        self._needs_backup = self.foreign or fresh
+        if self._needs_backup:
+            self._reset(self._marks)
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment (None for the whole clip)."""
@@ -107,7 +107,7 @@ class Journal:
 
     def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
         """Return a caption of the same content and settings under any file name."""
-        return self._hashes.get((sha256, settings))
+        return self._by_hash.get((sha256, settings))
 
     def other_settings_count(self, settings: Collection[str]) -> int:
         """Return the number of records made under other settings than these."""
@@ -116,7 +116,7 @@ class Journal:
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
-        return self.read([stored for stored in self._order if self._counts(stored)])
+        return self.read([stored for stored in self._order if self._is_current(stored)])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
         """Yield the records of these entries.
@@ -158,7 +158,7 @@ class Journal:
         Raises:
             OutputError: as :meth:`append` does.
         """
-        latest, new = self.latest_mark(path), FileMark(0, 0, self._name(path), size, sha256, settings, form)
+        latest, new = self.latest_mark(path), FileMark(0, 0, self._relative_name(path), size, sha256, settings, form)
         if latest is not None and latest[2:] == new[2:]:
             return
         line = mark_line(new)
@@ -168,24 +168,24 @@ class Journal:
 
     def latest_mark(self, path: Path) -> FileMark | None:
         """Return the last mark of a file, whatever its current content."""
-        return next(reversed(self._marks.get(self._name(path), ())), None)
+        return next(reversed(self._marks.get(self._relative_name(path), ())), None)
 
     def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
         """Return the marks that match the beginning of a file's content; empty if no run wrote it so.
 
         Both the last mark and the one before count: a run may have been killed between mark and write.
         """
-        marks = [mark for mark in self._marks.get(self._name(path), ()) if mark.size <= len(content)]
+        marks = [mark for mark in self._marks.get(self._relative_name(path), ()) if mark.size <= len(content)]
         return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
 
-    def _name(self, path: Path) -> str:
+    def _relative_name(self, path: Path) -> str:
         return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.path.parent)
 
     def _write(self, line: bytes, *, sync: bool) -> None:
         if self.gone is not None:
             raise self.gone
         try:
-            file = self._opened()
+            file = self._open_file()
             try:
                 written = os.write(file, line)
                 while written < len(line):  # a full disk writes less, and then raises
@@ -222,7 +222,7 @@ class Journal:
             return
         self._check()
         rank = {clip: place for place, clip in enumerate(clips)}
-        kept = [stored for stored in self._order if self._counts(stored)]
+        kept = [stored for stored in self._order if self._is_current(stored)]
         lines: list[JournalEntry | FileMark] = [
             *sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0)),
             *sorted(mark for marks in self._marks.values() for mark in marks),
@@ -243,29 +243,29 @@ class Journal:
             if self._loses_captions():
                 backup = backup_of(self.path)
                 shutil.copy2(self.path, backup)
-                self.replaced = self._shown(backup)
+                self.replaced = self._backup_as_named(backup)
             part.replace(self.path)
-            self._forget()
+            self._reset()
             self._load()
         except OSError as error:
             raise self._failure(error) from None
 
-    def _shown(self, backup: Path | None) -> Path | None:
+    def _backup_as_named(self, backup: Path | None) -> Path | None:
         """Return a backup's path relative to the path the user gave."""
         return backup if backup is None or self.shown.is_symlink() else self.shown.with_name(backup.name)
 
     def _loses_captions(self) -> bool:
         """Return True if compaction drops a caption from a file that users see."""
-        if not self._own:
+        if not self._user_visible:
             return False
-        void = [stored for stored in self._order if stored.clip and not self._counts(stored)]
+        void = [stored for stored in self._order if stored.clip and not self._is_current(stored)]
         return any(record.get("caption") is not None for record in self.read(void))
 
     def close(self, *, complete: bool = False) -> None:
         """Close the file and release the lock. A ``complete`` run without records leaves an empty file."""
         try:
             if complete and self.gone is None:
-                self._opened()
+                self._open_file()
         except OSError as error:
             raise self._failure(error) from None
         finally:
@@ -317,11 +317,11 @@ class Journal:
         failed = record.get("error") is not None
         stored = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
         parts = self._index.setdefault(stored.clip, {}).setdefault(stored.settings, {})
-        for key in [key for key, old in parts.items() if not _belong(old, stored)]:
+        for key in [key for key, old in parts.items() if not _coexist(old, stored)]:
             del parts[key]
         parts[stored.segment] = stored
         if content.sha256 is not None and not failed and stored.segment is None:
-            self._hashes[content.sha256, stored.settings] = stored
+            self._by_hash[content.sha256, stored.settings] = stored
         self._order.append(stored)
         self._size = offset + len(line)
 
@@ -335,18 +335,18 @@ class Journal:
         self._size = offset + len(line)
         return True
 
-    def _counts(self, stored: JournalEntry) -> bool:
+    def _is_current(self, stored: JournalEntry) -> bool:
         return self.parts(stored.clip, stored.settings).get(stored.segment) is stored
 
-    def _opened(self) -> int:
+    def _open_file(self) -> int:
         if self._file is None:
-            if self._set_aside:
-                self.replaced = self._shown(back_up(self.path))
-                self._set_aside = False
+            if self._needs_backup:
+                self.replaced = self._backup_as_named(back_up(self.path))
+                self._needs_backup = False
                 if self._marks:  # needed if this run is interrupted and resumed
                     marks = [mark for several in self._marks.values() for mark in several]
                     write_whole(self.path, b"".join(map(mark_line, marks)))
-                    self._forget()
+                    self._reset()
                     self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
@@ -360,10 +360,10 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
 
-    def _forget(self, marks: dict[str, list[FileMark]] | None = None) -> None:
+    def _reset(self, marks: dict[str, list[FileMark]] | None = None) -> None:
         """Reset to no records and to these marks."""
         self._index: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}  # by clip, settings, segment
-        self._hashes: dict[tuple[str, str], JournalEntry] = {}
+        self._by_hash: dict[tuple[str, str], JournalEntry] = {}
         self._order: list[JournalEntry] = []
         self._marks = marks or {}  # the last two by file
         self._size = 0
@@ -409,7 +409,7 @@ def parse_record(line: bytes) -> RecordDict | None:
     return value if known else None
 
 
-def _belong(old: JournalEntry, new: JournalEntry) -> bool:
+def _coexist(old: JournalEntry, new: JournalEntry) -> bool:
     """Return True if ``new`` does not supersede ``old``: another segment of the same content and division."""
     return (
         old.segment is not None
@@ -418,7 +418,7 @@ def _belong(old: JournalEntry, new: JournalEntry) -> bool:
     )
 
 
-def _locked(path: Path, shown: Path) -> FileLock:
+def _lock_file(path: Path, shown: Path) -> FileLock:
     try:
         return FileLock(path)
     except TimeoutError:

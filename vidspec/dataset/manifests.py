@@ -44,9 +44,9 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         path = row.get(named)
         if not isinstance(path, str):
             raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
-        prompt, questions = _questions(row, where)
+        prompt, questions = _parse_prompt(row, where)
         texts = questions.texts if questions else ()
-        if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *texts)))):
+        if not (_is_encodable(path, "surrogateescape") and all(map(_is_encodable, (prompt or "", *texts)))):
             raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
         start, end = (parse_time(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
@@ -88,7 +88,7 @@ def parse_seconds(text: str) -> float:
     return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
 
 
-def _encodes(text: str, errors: str = "strict") -> bool:
+def _is_encodable(text: str, errors: str = "strict") -> bool:
     """Return True if ``text`` is encodable as UTF-8 (file names with ``surrogateescape``) and has no NUL."""
     try:
         return b"\0" not in text.encode("utf-8", errors)
@@ -96,7 +96,7 @@ def _encodes(text: str, errors: str = "strict") -> bool:
         return False
 
 
-def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, JobQuestions | None]:
+def _parse_prompt(row: Mapping[str, object], where: str) -> tuple[str | None, JobQuestions | None]:
     """Return the prompt of a row, or its several questions."""
     prompt, turns = row.get("prompt"), row.get("turns")
     if turns is not None and prompt:
@@ -138,7 +138,7 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=partial(_once, where=f"{name}, line {number}"))
+            row = json.loads(line, object_pairs_hook=partial(_object_without_repeats, where=f"{name}, line {number}"))
         except UsageError:
             raise
         except (ValueError, RecursionError) as error:
@@ -148,7 +148,7 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]
         yield number, row
 
 
-def _once(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
+def _object_without_repeats(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
     """Build a JSON object, rejecting repeated keys."""
     row: dict[str, object] = {}
     for key, value in pairs:

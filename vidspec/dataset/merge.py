@@ -43,7 +43,7 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
     made = MergedRecords()
     best: dict[tuple[str, str, int | None], RecordDict] = {}
     for path in paths:
-        for record in _records(path, made):
+        for record in _iter_records(path, made):
             job = record["job"]
             key = (job["clip"], job["settings"], job.get("segment"))
             old = best.get(key)
@@ -53,7 +53,7 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
     cut = {(clip, settings) for clip, settings, segment in best if segment is not None}
     # A failure to cut a clip is void once it has been cut.
     void = {(*whole, None) for whole in cut}
-    made.records = sorted((one for key, one in best.items() if key not in void), key=_place)
+    made.records = sorted((one for key, one in best.items() if key not in void), key=_sort_key)
     return made
 
 
@@ -83,7 +83,7 @@ def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool
     return file_content(records, form, several=True, raw_csv=raw_csv)
 
 
-def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
+def _iter_records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
     try:
         if path.is_char_device():
             raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
@@ -94,7 +94,7 @@ def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
                     yield record
                 elif is_mark(text):
                     continue
-                elif not text.endswith(b"\n") and not _whole(text):
+                elif not text.endswith(b"\n") and not _is_json(text):
                     made.torn += 1
                 else:
                     raise UsageError(
@@ -105,7 +105,7 @@ def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _whole(text: bytes) -> bool:
+def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -113,6 +113,6 @@ def _whole(text: bytes) -> bool:
     return True
 
 
-def _place(record: RecordDict) -> tuple[str, float, float, str]:
+def _sort_key(record: RecordDict) -> tuple[str, float, float, str]:
     job = {**record, **record["job"]}
     return (record["path"], job.get("start") or 0.0, job.get("end") or float("inf"), job["settings"])

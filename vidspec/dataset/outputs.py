@@ -103,22 +103,22 @@ class StreamOutput(Output):
     ) -> None:
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
         self._begun = False
-        self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
+        self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._waiting: dict[str, list[RecordDict]] = {}  # by clip
 
     def add(self, job: Job, record: RecordDict) -> None:
         clip = clip_id(job)
         self._waiting.setdefault(clip, []).append(record)
-        if self._due is None:
+        if self._clip_order is None:
             self._flush(clip)
             return
-        while self._due and self._due[0] in self._waiting:
-            if not self._flush(self._due[0]):
+        while self._clip_order and self._clip_order[0] in self._waiting:
+            if not self._flush(self._clip_order[0]):
                 return
-            self._due.popleft()
+            self._clip_order.popleft()
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        for clip in self._due or ():  # those after a missing one, as when interrupted
+        for clip in self._clip_order or ():  # those after a missing one, as when interrupted
             if clip in self._waiting:
                 self._flush(clip)
         self.lines.close()
@@ -174,20 +174,20 @@ class JournaledOutput(Output):
         """
         path = self._journal_for(job)
         if path in self._lost:
-            raise self._scoped(self._lost[path])
+            raise self._journal_error(self._lost[path])
         if path not in self._journals:
             self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible, look=self._look)
         return self._journals[path]
 
     @contextlib.contextmanager
-    def _keeping(self, job: Job) -> Iterator[None]:
+    def _losing_journal(self, job: Job) -> Iterator[None]:
         """Mark the journal of ``job`` as lost after an OutputError in the block."""
         try:
             yield
         except OutputError as error:
-            raise self._scoped(self._lost.setdefault(self._journal_for(job), error)) from None
+            raise self._journal_error(self._lost.setdefault(self._journal_for(job), error)) from None
 
-    def _scoped(self, error: OutputError) -> OutputError:
+    def _journal_error(self, error: OutputError) -> OutputError:
         """Return the error to raise for an error of a journal."""
         return error
 
@@ -210,7 +210,7 @@ class JournaledOutput(Output):
         return sum(journal.other_settings_count(settings) for journal in self._journals.values())
 
     def add(self, job: Job, record: RecordDict) -> None:
-        with self._keeping(job):
+        with self._losing_journal(job):
             self.journal(job).append(record)
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
@@ -261,15 +261,15 @@ class SingleFileOutput(JournaledOutput):
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
         journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
         self._ours = own or (not fresh and self._is_ours(journal))
-        self._moved: Path | None = None
+        self._backup: Path | None = None
         try:
             if not fresh:
-                self._refuse_others(journal)
+                self._reject_foreign(journal)
         except UsageError:
             journal.close()
             raise
 
-    def _refuse_others(self, journal: Journal) -> None:
+    def _reject_foreign(self, journal: Journal) -> None:
         """Reject a file that this run may neither continue nor replace."""
         keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
         if not self._ours and journal.latest_mark(self.path) is not None:
@@ -304,9 +304,9 @@ class SingleFileOutput(JournaledOutput):
     def add(self, job: Job, record: RecordDict) -> None:
         if self._look:
             return
-        with self._keeping(job):
+        with self._losing_journal(job):
             if not self._own:
-                self._set_aside()  # before the record: a file next to a journal always belongs to it
+                self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
             super().add(job, lean_record(record) if self.form == "jsonl" else record)
             if not self._own:
                 self._append(record)
@@ -315,7 +315,7 @@ class SingleFileOutput(JournaledOutput):
         if self.form == "parquet":  # its footer depends on all rows: written once, at the end
             return
         if self._begun is None or self.form in SUBTITLES:
-            self._whole()
+            self._rewrite()
             return
         if text := self._line(record):
             self._check()
@@ -339,16 +339,16 @@ class SingleFileOutput(JournaledOutput):
         if self._begun is not None and not is_same_file(self.path, self._begun):
             raise missing_file_error(self.path)
 
-    def _set_aside(self) -> None:
+    def _back_up_foreign(self) -> None:
         """Back up a foreign file before it is replaced."""
         if not self._ours:
             try:
-                self._moved = back_up(self.path)
+                self._backup = back_up(self.path)
             except OSError as error:
                 raise unwritable_error(self.path, error) from None
         self._ours = True
 
-    def _whole(self) -> None:
+    def _rewrite(self) -> None:
         """Rewrite the file from its journal."""
         self._check()
         content = self._content()
@@ -381,9 +381,9 @@ class SingleFileOutput(JournaledOutput):
             self._check()
             if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
                 self._ours, self._begun = False, None
-        self._set_aside()
-        self._whole()
-        return [f"{self.path}: the earlier file is now {self._moved}"] if self._moved else []
+        self._back_up_foreign()
+        self._rewrite()
+        return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
 
 
 class CombinedOutput(Output):
@@ -396,11 +396,11 @@ class CombinedOutput(Output):
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         self.outputs = outputs
-        self._kept = [one for one in outputs if not isinstance(one, StreamOutput)]
+        self._journaled = [one for one in outputs if not isinstance(one, StreamOutput)]
         self._streams = [one for one in outputs if isinstance(one, StreamOutput)]
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        first, *others = [one.parts(job, settings) for one in self._kept] or [{}]
+        first, *others = [one.parts(job, settings) for one in self._journaled] or [{}]
         return {
             key: stored
             for key, stored in first.items()
@@ -409,10 +409,10 @@ class CombinedOutput(Output):
 
     def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
         # One output may store less than another needs, so a record is reused only from a single output.
-        return self._kept[0].same_content(job, sha256, settings) if len(self._kept) == 1 else None
+        return self._journaled[0].same_content(job, sha256, settings) if len(self._journaled) == 1 else None
 
     def others(self, settings: Collection[str]) -> int:
-        return max(one.others(settings) for one in self._kept)
+        return max(one.others(settings) for one in self._journaled)
 
     def check(self, job: Job) -> None:
         for one in self.outputs:
@@ -427,7 +427,7 @@ class CombinedOutput(Output):
 
     def restore(self, job: Job, settings: str) -> None:
         stored = in_order(self.parts(job, settings))
-        for one in self._kept:
+        for one in self._journaled:
             one.restore(job, settings)
         for stream in self._streams:
             for part in stored:

@@ -16,7 +16,7 @@ from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean_record
-from vidspec.dataset.stores import is_url, join_url, names_in, write_url
+from vidspec.dataset.stores import is_url, join_url, list_names, write_url
 from vidspec.dataset.tables import PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
@@ -43,22 +43,22 @@ class PartOutput(Output):
 
     def __init__(self, folder: str, shards: Sequence[Job], *, fresh: bool = False, retry: bool = False) -> None:
         self.folder, self._lock = folder, threading.RLock()
-        self._open: dict[str, Journal] = {}  # by shard
+        self._journals: dict[str, Journal] = {}  # by shard
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
-        self._left: dict[str, set[str]] = {}  # by shard, clips that are not done
+        self._clips_left: dict[str, set[str]] = {}  # by shard, clips that are not done
         self._notes: list[str] = []
         names = {shard.path: self.name(shard.path) for shard in shards}
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
-        if set(map(_whole, names)) & set(map(_whole, names.values())):
+        if set(map(_absolute, names)) & set(map(_absolute, names.values())):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
         if not is_url(folder):
             make_folder(Path(folder))
-        there = names_in(folder)
+        there = list_names(folder)
         known = {shard: name for shard, name in names.items() if posixpath.basename(name) in there}
         if fresh:
             for old, name in known.items():
-                self._journal(old).unlink(missing_ok=True)
+                self._journal_path(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
             known = {}
@@ -66,7 +66,7 @@ class PartOutput(Output):
         self.finished: dict[str, PartSummary] = {
             shard: part
             for shard, part in self._earlier.items()
-            if not self._journal(shard).exists() and not (retry and part.failed)
+            if not self._journal_path(shard).exists() and not (retry and part.failed)
         }
 
     def name(self, shard: str) -> str:
@@ -82,8 +82,8 @@ class PartOutput(Output):
             UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
-        make_folder(self._journal(shard).parent)
-        journal = self._open[shard] = Journal(self._journal(shard))
+        make_folder(self._journal_path(shard).parent)
+        journal = self._journals[shard] = Journal(self._journal_path(shard))
         name, edited = self.name(shard), False
         made = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
         jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in made]
@@ -96,25 +96,25 @@ class PartOutput(Output):
         if edited and not is_url(name) and (moved := back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
-    def expect(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
+    def set_clips(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
         """Set the clips of an opened shard and those left to caption; write its part at once if none are left.
 
         Raises:
             OutputError: the part cannot be written.
         """
         with self._lock:
-            self._clips[shard], self._left[shard] = [*map(clip_id, jobs)], {*map(clip_id, left)}
-            if not self._left[shard]:
+            self._clips[shard], self._clips_left[shard] = [*map(clip_id, jobs)], {*map(clip_id, left)}
+            if not self._clips_left[shard]:
                 self._finish(shard, settings)
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        return self._open[job.shard or ""].parts(clip_id(job), settings)
+        return self._journals[job.shard or ""].parts(clip_id(job), settings)
 
     def add(self, job: Job, record: RecordDict) -> None:
         if job.shard is None:  # a shard that cannot be read is tried again by the next run
             return
         with self._lock:
-            journal, left = self._open[job.shard], self._left[job.shard]
+            journal, left = self._journals[job.shard], self._clips_left[job.shard]
             journal.append(lean_record(record))
             about, clip = record["job"], clip_id(job)
             if len(journal.parts(clip, about["settings"])) >= about.get("segments", 1):
@@ -124,14 +124,14 @@ class PartOutput(Output):
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
         with self._lock:
-            for journal in self._open.values():
+            for journal in self._journals.values():
                 journal.close()
         return self._notes
 
     def _finish(self, shard: str, settings: str) -> None:
         """Write the part of a shard whose clips are all done, and remove its journal."""
-        del self._left[shard]
-        journal, name = self._open.pop(shard), self.name(shard)
+        del self._clips_left[shard]
+        journal, name = self._journals.pop(shard), self.name(shard)
         try:
             journal.compact(self._clips.pop(shard))
             write_url(name, parquet_bytes(one for one in journal.records() if one["job"]["settings"] == settings))
@@ -142,7 +142,7 @@ class PartOutput(Output):
         finally:
             journal.close()
 
-    def _journal(self, shard: str) -> Path:
+    def _journal_path(self, shard: str) -> Path:
         """Return a journal's path: next to its part, or in the user's state folder if the part is below a URL."""
         name = self.name(shard)
         if not is_url(name):
@@ -153,5 +153,5 @@ class PartOutput(Output):
         return Path(platformdirs.user_state_dir("vidspec"), "parts", digest, f"{posixpath.basename(name)}.jsonl")
 
 
-def _whole(name: str) -> str:
+def _absolute(name: str) -> str:
     return name if is_url(name) else os.path.abspath(name)

@@ -192,12 +192,12 @@ def serve_jobs(
         readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
         with closing(Feed(jobs(), config, readers, *feed_support(captioner, config))) as feed:
             for outcome in caption_jobs(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
-                send(_portable(outcome))
+                send(_without_trace(outcome))
     except Exception as error:
         send(error)
 
 
-def _portable(outcome: JobResult) -> JobResult:
+def _without_trace(outcome: JobResult) -> JobResult:
     """Return ``outcome`` without its trace and with foreign exceptions converted, for another process."""
     error = outcome.error
     if error is not None and not isinstance(error, VidspecError):
@@ -237,14 +237,14 @@ class TaskQueue:
         self._next: Job | None = None  # first job after a shard, drawn with it
         self._waiting: deque[Job] = deque()
         self._shards: dict[Hashable, deque[Job]] = {}  # rest of each worker's current shard
-        self._alone: deque[Job] = deque()
+        self._solo: deque[Job] = deque()
         self._assigned: dict[Hashable, _Assigned] = {}
-        self._ends: Counter[int] = Counter()
+        self._end_counts: Counter[int] = Counter()
 
     @property
     def over(self) -> bool:
         """True if all jobs are done; jobs not drawn yet are only seen by the next :meth:`take`."""
-        left = self._waiting or self._alone or any(self._shards.values()) or self._next or not self._drawn
+        left = self._waiting or self._solo or any(self._shards.values()) or self._next or not self._drawn
         return not left and not any(one.jobs for one in self._assigned.values())
 
     def take(self, worker: Hashable) -> Job | None:
@@ -254,16 +254,16 @@ class TaskQueue:
             return None
         if self._waiting:
             job = self._waiting.popleft()
-        elif (drawn := self._of_shard(worker)) is not None:
+        elif (drawn := self._next_of_shard(worker)) is not None:
             job = drawn
-        elif self._alone and not assigned.jobs:
-            job = self._alone.popleft()
+        elif self._solo and not assigned.jobs:
+            job = self._solo.popleft()
         else:
             return None
         assigned.jobs[job.number] = job
         return job
 
-    def _of_shard(self, worker: Hashable) -> Job | None:
+    def _next_of_shard(self, worker: Hashable) -> Job | None:
         """Return the next clip of the worker's shard, of a new shard, or of another worker's shard, in this order."""
         mine = self._shards.setdefault(worker, deque())
         if not mine and (first := self._draw()) is not None:
@@ -294,7 +294,7 @@ class TaskQueue:
         if job.is_last:
             del assigned.jobs[job.number]
         else:
-            assigned.jobs[job.number] = _without(assigned.jobs[job.number], job, outcome.caption.caption)
+            assigned.jobs[job.number] = _with_part_done(assigned.jobs[job.number], job, outcome.caption.caption)
 
     def fail_worker(self, worker: Hashable, why: str) -> list[JobResult]:
         """Remove a dead worker; requeue its jobs and return the results of those that fail with it."""
@@ -303,25 +303,25 @@ class TaskQueue:
         suspected = {job.number for job in suspects}
         failures = []
         for number, job in reversed(assigned.jobs.items()):
-            self._ends[number] += number in suspected
-            if number not in suspected or self._ends[number] < ATTEMPTS:
-                self._again(job)
+            self._end_counts[number] += number in suspected
+            if number not in suspected or self._end_counts[number] < ATTEMPTS:
+                self._requeue(job)
             elif len(suspects) > 1:
-                self._again(replace(job, run_alone=True))
+                self._requeue(replace(job, run_alone=True))
             else:
                 (part,) = suspects
                 error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
                 failures.append(JobResult(failed_caption(part.path, error, profile=self.profile), error, part))
                 if not part.is_last:
-                    self._ends[number] = 0
-                    self._again(_without(job, part, None))
+                    self._end_counts[number] = 0
+                    self._requeue(_with_part_done(job, part, None))
         return failures
 
-    def _again(self, job: Job) -> None:
-        (self._alone if job.run_alone else self._waiting).appendleft(job)
+    def _requeue(self, job: Job) -> None:
+        (self._solo if job.run_alone else self._waiting).appendleft(job)
 
 
-def _without(job: Job, part: Job, caption: str | None) -> Job:
+def _with_part_done(job: Job, part: Job, caption: str | None) -> Job:
     """Return a job with one part marked as done."""
     assert part.segment is not None
     return replace(job, done={**job.done, part.segment: caption})

@@ -59,18 +59,18 @@ class _Actors:
 
     def __init__(self, ray: ModuleType, factory: CaptionerFactory, config: JobConfig) -> None:
         self.ray, self.factory, self.config = ray, factory, config
-        self._messages = self._queue()
-        self._next = self._awaited()
+        self._messages = self._make_queue()
+        self._pending_message = self._request_message()
         self._actors: list[ActorHandle[_Actor]] = []
         self._jobs: list[Queue] = []
         self._running: dict[ObjectRef[None], int] = {}
 
-    def _queue(self) -> Queue:
+    def _make_queue(self) -> Queue:
         from ray.util.queue import Queue
 
         return Queue(actor_options={"num_cpus": 0})
 
-    def _awaited(self) -> ObjectRef[tuple[int, WorkerMessage]]:
+    def _request_message(self) -> ObjectRef[tuple[int, WorkerMessage]]:
         """Return a reference to the next message, to wait for together with ends of actors."""
         queue = self._messages.actor
         assert not isinstance(queue, type)
@@ -78,7 +78,7 @@ class _Actors:
         return next_message
 
     def start(self, group: DeviceGroup) -> int:
-        worker, jobs = len(self._actors), self._queue()
+        worker, jobs = len(self._actors), self._make_queue()
         actor = self.ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote()
         self._actors.append(actor)
         self._jobs.append(jobs)
@@ -89,10 +89,10 @@ class _Actors:
         self._jobs[worker].put(job)
 
     def receive(self) -> Iterator[tuple[int, WorkerMessage]]:
-        (ended,), _ = self.ray.wait([self._next, *self._running])
-        if ended == self._next:
+        (ended,), _ = self.ray.wait([self._pending_message, *self._running])
+        if ended == self._pending_message:
             yield self.ray.get(ended)
-            self._next = self._awaited()
+            self._pending_message = self._request_message()
             return
         worker = self._running.pop(ended)
         try:

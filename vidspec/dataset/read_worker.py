@@ -57,12 +57,12 @@ def main() -> None:
     memory.limit_memory(MOST_MEMORY)
     answers.ready()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
     while True:
         with suppress(_Stopped):
             request = json.loads(requests.get())
             answers.begin()
-            _answer(request, requests, answers)
+            _handle_request(request, requests, answers)
 
 
 class _Answers:
@@ -71,42 +71,42 @@ class _Answers:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._lock = threading.Condition()
-        self._reports = False
+        self._reporting = False
 
     def ready(self) -> None:
         """Signal that requests can be sent."""
         self._file.write(b"!")
         self._file.flush()
-        threading.Thread(target=self._tell, daemon=True).start()
+        threading.Thread(target=self._report_progress, daemon=True).start()
 
     def begin(self) -> None:
         """Report progress until the last answer to this request."""
         with self._lock:
-            self._reports = True
+            self._reporting = True
             self._lock.notify_all()
 
     def write(self, header: dict[str, Any], payload: tuple[Any, ...] = (), *, last: bool = False) -> None:
         """Write an answer; no report comes after the ``last`` one."""
         with self._lock:
-            self._reports = self._reports and not last
-            self._put(header)
+            self._reporting = self._reporting and not last
+            self._write_header(header)
             for array in payload:
                 self._file.write(memoryview(array).cast("B"))
             self._file.flush()
 
-    def _put(self, header: dict[str, Any]) -> None:
+    def _write_header(self, header: dict[str, Any]) -> None:
         text = json.dumps(header).encode()
         self._file.write(len(text).to_bytes(8, "big") + text)
 
-    def _tell(self) -> None:
-        told = 0
+    def _report_progress(self) -> None:
+        reported = 0
         with self._lock, suppress(BrokenPipeError):  # the parent is gone; this process is about to end
             while True:
-                self._lock.wait_for(lambda: self._reports)
+                self._lock.wait_for(lambda: self._reporting)
                 now = steps()
-                if now != told:
-                    told = now
-                    self._put({"alive": True})
+                if now != reported:
+                    reported = now
+                    self._write_header({"alive": True})
                     self._file.flush()
                 self._lock.wait(REPORT_S)
 
@@ -115,13 +115,13 @@ class _Stopped(Exception):
     """The parent rejected the planned work."""
 
 
-def _listen(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
+def _read_requests(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     for line in source:
         requests.put(line)
     os._exit(0)
 
 
-def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: _Answers) -> None:
+def _handle_request(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: _Answers) -> None:
     from dataclasses import asdict
 
     import numpy as np

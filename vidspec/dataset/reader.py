@@ -31,7 +31,7 @@ __all__ = ["ClipReader"]
 #: Attempts to start the process for a clip: one that dies during start has not read the clip.
 STARTS = 2
 #: Seconds for a process to exit after its pipe is closed.
-DYING = 5.0
+EXIT_SECONDS = 5.0
 #: Bytes per pixel for decoding a picture: several reference pictures, and two or three RGB copies.
 PIXEL_BYTES = 32
 
@@ -83,11 +83,11 @@ class ClipReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._ready = False
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
 
     def start(self) -> None:
         """Start the process without waiting for it, so that it is ready when the first clip comes."""
-        with self._starting:
+        with self._start_lock:
             self._start()
 
     def read(
@@ -123,11 +123,11 @@ class ClipReader:
                     self._send({"op": "stop"}, limit)
                     raise
                 header = self._request({"op": "go"}, limit)
-            frames = self._frames(header["memory"], tuple(header["shape"]), limit)
+            frames = self._receive_frames(header["memory"], tuple(header["shape"]), limit)
             timestamps = np.empty(len(frames), np.float64)
             sound = None if header["samples"] is None else np.empty(header["samples"], np.float32)
             for array in (timestamps,) if sound is None else (timestamps, sound):
-                self._fill(array.data.cast("B"), limit)
+                self._read_into(array.data.cast("B"), limit)
         facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
         return Clip(frames, timestamps, SourceFacts(**facts), sound)
 
@@ -147,19 +147,19 @@ class ClipReader:
         process = self._process
         if process is not None:
             process.kill()  # unblocks a thread that waits for its start
-        with self._starting:  # otherwise a process started now would leak
+        with self._start_lock:  # otherwise a process started now would leak
             self._kill()
 
-    def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _ReadDeadline) -> NDArray[np.uint8]:
+    def _receive_frames(self, memory: int | None, shape: tuple[int, ...], limit: _ReadDeadline) -> NDArray[np.uint8]:
         """Return the decoded frames: mapped shared memory, or a copy if memory is not shared."""
         import numpy as np
 
         if memory is None:
             frames = np.empty(shape, np.uint8)
-            self._fill(frames.data.cast("B"), limit)
+            self._read_into(frames.data.cast("B"), limit)
             return frames
         try:
-            with open(f"/proc/{self._started(limit.path).pid}/fd/{memory}", "r+b") as file:
+            with open(f"/proc/{self._ready_process(limit.path).pid}/fd/{memory}", "r+b") as file:
                 mapped = mmap.mmap(file.fileno(), math.prod(shape))
         except OSError:
             raise limit.failure() from None
@@ -167,7 +167,7 @@ class ClipReader:
         return np.frombuffer(mapped, np.uint8).reshape(shape)
 
     def _send(self, request: Mapping[str, Any], limit: _ReadDeadline) -> None:
-        process = self._started(limit.path)
+        process = self._ready_process(limit.path)
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -177,7 +177,7 @@ class ClipReader:
 
     def _request(self, request: Mapping[str, Any], limit: _ReadDeadline) -> dict[str, Any]:
         self._send(request, limit)
-        while (header := self._header(limit)).get("alive"):
+        while (header := self._read_header(limit)).get("alive"):
             pass
         if "error" in header:
             if header["class"] is None:
@@ -185,38 +185,38 @@ class ClipReader:
             raise getattr(errors, header["class"])(**header["error"])
         return header
 
-    def _header(self, limit: _ReadDeadline) -> dict[str, Any]:
+    def _read_header(self, limit: _ReadDeadline) -> dict[str, Any]:
         length = bytearray(8)
-        self._fill(memoryview(length), limit)
+        self._read_into(memoryview(length), limit)
         text = bytearray(int.from_bytes(length, "big"))
-        self._fill(memoryview(text), limit)
+        self._read_into(memoryview(text), limit)
         header: dict[str, Any] = json.loads(text)
         return header
 
-    def _fill(self, buffer: memoryview, limit: _ReadDeadline) -> None:
+    def _read_into(self, buffer: memoryview, limit: _ReadDeadline) -> None:
         source: Any = self._process and self._process.stdout
         at = 0
-        with limit.listening() as heard:
+        with limit.listening() as note_alive:
             while at < len(buffer):
                 got = source.readinto(buffer[at:]) if source else 0
                 if not got:
                     raise limit.failure()
-                heard()
+                note_alive()
                 at += got
 
-    def _started(self, path: str) -> subprocess.Popen[bytes]:
+    def _ready_process(self, path: str) -> subprocess.Popen[bytes]:
         """Return the process, started and ready; its start does not count towards a clip's time."""
         code = None
-        with self._starting:
+        with self._start_lock:
             for _ in range(STARTS):
                 process = self._start()
                 if not self._ready:
                     self._ready = bool(process.stdout and process.stdout.read(1))
                 if self._ready:
                     return process
-                code = self._kill(DYING)
+                code = self._kill(EXIT_SECONDS)
         raise VideoError(
-            f"{path}: the process that reads clips ended {_ended(code)} while it started, {STARTS} times",
+            f"{path}: the process that reads clips ended {_describe_exit(code)} while it started, {STARTS} times",
             kind="crashed",
             hint="there may be too little memory; its own messages stand above",
         )
@@ -257,14 +257,14 @@ class _ReadDeadline:
 
     def __init__(self, reader: ClipReader, path: str) -> None:
         self.reader, self.path = reader, path
-        self._left = math.inf if reader.timeout is None else reader.timeout
+        self._seconds_left = math.inf if reader.timeout is None else reader.timeout
         self._began = 0.0
-        self._heard = math.inf  # time of the last sign of life; inf while not listening
-        self._broken: VideoError | None = None
+        self._last_alive = math.inf  # time of the last sign of life; inf while not listening
+        self._error: VideoError | None = None
         self._done = threading.Event()
 
     def __enter__(self) -> _ReadDeadline:
-        self._run()
+        self._start_watch()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -274,55 +274,55 @@ class _ReadDeadline:
     def paused(self) -> Iterator[None]:
         """Stop the clock within the block."""
         self._done.set()
-        self._left = max(0.0, self._left - (time.monotonic() - self._began))
+        self._seconds_left = max(0.0, self._seconds_left - (time.monotonic() - self._began))
         yield
-        self._run()
+        self._start_watch()
 
     @contextmanager
     def listening(self) -> Iterator[Callable[[], None]]:
         """Watch for stalls within the block; the given function records a sign of life."""
 
-        def heard() -> None:
-            self._heard = time.monotonic()
+        def note_alive() -> None:
+            self._last_alive = time.monotonic()
 
-        heard()
+        note_alive()
         try:
-            yield heard
+            yield note_alive
         finally:
-            self._heard = math.inf
+            self._last_alive = math.inf
 
-    def _run(self) -> None:
-        process = self.reader._started(self.path)
+    def _start_watch(self) -> None:
+        process = self.reader._ready_process(self.path)
         self._began, self._done = time.monotonic(), threading.Event()
         threading.Thread(target=self._watch, args=(process, self._done), name="watch", daemon=True).start()
 
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event) -> None:
         timeout, stall = self.reader.timeout, self.reader.stall
-        late = self._began + self._left
+        late = self._began + self._seconds_left
         while not done.is_set():
             now = time.monotonic()
-            silent = self._heard + stall
+            silent = self._last_alive + stall
             if now >= min(late, silent):
                 if late <= silent:
                     what = f"not read within {timeout:g} s", "timeout", "raise --timeout"
                 else:
                     what = f"no packet and no frame came for {stall:g} s", "stalled", "of slow storage raise --stall"
                 message, kind, hint = what
-                self._broken = VideoError(f"{self.path}: {message}", kind=kind, hint=hint)
+                self._error = VideoError(f"{self.path}: {message}", kind=kind, hint=hint)
                 process.kill()
                 return
             done.wait(min(late - now, silent - now, stall))
 
     def failure(self) -> VideoError:
         """Clean up the dead process, so that the next clip gets a new one, and return the error."""
-        code = self.reader._kill(DYING)
-        return self._broken or VideoError(
-            f"{self.path}: the process that read it ended {_ended(code)}",
+        code = self.reader._kill(EXIT_SECONDS)
+        return self._error or VideoError(
+            f"{self.path}: the process that read it ended {_describe_exit(code)}",
             kind="crashed",
             hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
         )
 
 
-def _ended(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     """Describe an exit code, to follow "ended"."""
     return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"

@@ -18,8 +18,8 @@ from vidspec.dataset.rendering import render_caption
 from vidspec.events.record import RecordDict
 
 __all__ = [
+    "INPUT_KEYS",
     "LEAN_KEYS",
-    "LIFTED",
     "FileContent",
     "SettingsDigest",
     "clip_id",
@@ -52,12 +52,12 @@ LEAN_KEYS = (
     "job",
 )
 #: Keys of a question that depend on the rest of the run and so differ after a resume.
-_OF_THE_RUN = ("reused", "reused_by_draft", "saved_s")
+_RUN_KEYS = ("reused", "reused_by_draft", "saved_s")
 #: Keys of a job about its input; in lean records they are at the top level.
-LIFTED = ("id", "start", "end", "prompt", "columns")
+INPUT_KEYS = ("id", "start", "end", "prompt", "columns")
 #: Keys of a profile that do not affect captions: name, devices and speed.
 #: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
-NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
+IRRELEVANT_KEYS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
 CHUNK = 1 << 20
 
 
@@ -117,14 +117,14 @@ class SettingsDigest:
 
     def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
         self.profile, self.config = profile, config
-        self._answering = {
-            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in NOT_ANSWERS}
+        self._relevant = {
+            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in IRRELEVANT_KEYS}
             if isinstance(value, Mapping)
             else value
             for key, value in profile.items()
-            if key not in NOT_ANSWERS
+            if key not in IRRELEVANT_KEYS
         }
-        self._known: dict[tuple[str | None, JobQuestions | None], str] = {}
+        self._digests: dict[tuple[str | None, JobQuestions | None], str] = {}
 
     @property
     def name(self) -> str | None:
@@ -137,7 +137,7 @@ class SettingsDigest:
         config, prompt = self.config, job.planned_job.prompt
         questions = config.questions_of(job)
         key = prompt, questions
-        if key not in self._known:
+        if key not in self._digests:
             about: dict[str, object] = {"prompt": prompt or config.prompt}
             if questions is not None:
                 about["turns" if questions.in_turns else "prompts"] = questions.texts
@@ -145,8 +145,8 @@ class SettingsDigest:
                 about |= {"template": config.template, "single_line": config.single_line}
             if config.segment is not None:
                 about |= {"segment": config.segment} | ({"context": True} if config.context else {})
-            self._known[key] = _digest([self._answering, about], 12)
-        return self._known[key]
+            self._digests[key] = _digest([self._relevant, about], 12)
+        return self._digests[key]
 
 
 def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent) -> RecordDict:
@@ -184,8 +184,8 @@ def raw_caption(record: RecordDict) -> str | None:
 def lean_record(record: RecordDict) -> RecordDict:
     """Return a record without measurements, as ``--format jsonl`` writes it. Idempotent."""
     job = record["job"]
-    flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}
+    flat = {**record, **{key: job.get(key, record.get(key)) for key in INPUT_KEYS}}
     if question := record.get("question"):
-        flat["question"] = {key: value for key, value in question.items() if key not in _OF_THE_RUN}
-    kept = {key: value for key, value in job.items() if key not in LIFTED}
+        flat["question"] = {key: value for key, value in question.items() if key not in _RUN_KEYS}
+    kept = {key: value for key, value in job.items() if key not in INPUT_KEYS}
     return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}

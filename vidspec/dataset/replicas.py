@@ -37,7 +37,7 @@ class _Replicas:
         context = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and torch's threads
         mine, theirs = context.Pipe()
         # Not a daemon: a captioner may have child processes. It exits when its pipe closes.
-        process = context.Process(target=_work, args=(theirs, self.factory, self.config, group))
+        process = context.Process(target=_run_worker, args=(theirs, self.factory, self.config, group))
         process.start()
         theirs.close()
         self._started += 1
@@ -74,7 +74,7 @@ class _Replicas:
                 process.kill()
 
 
-def _work(pipe: Connection, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
+def _run_worker(pipe: Connection, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
     """Main function of a captioner process; exits at once when its pipe is closed."""
     for name in ("SIGINT", "SIGHUP"):  # from the terminal: the run stops its workers
         if hasattr(signal, name):

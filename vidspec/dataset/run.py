@@ -74,10 +74,10 @@ class _ClipParts:
         self._questions = None if job.error is not None else config.questions_of(job)
         self._prompts: PromptQueue[Job] | None = None
         self._ready: deque[Job] = deque()
-        self._later: dict[int | None, Job] = {}  # waiting segments, by the one before
-        self._early: dict[int | None, JobResult] = {}  # results not due yet, by the part before
-        self._given: int | None = None
-        self._caption: str | None = None  # of the last part whose result was returned
+        self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before
+        self._early_results: dict[int | None, JobResult] = {}  # results not due yet, by the part before
+        self._last_done: int | None = None
+        self._last_caption: str | None = None  # of the last part whose result was returned
 
     @property
     def has_questions(self) -> bool:
@@ -87,16 +87,16 @@ class _ClipParts:
     @property
     def over(self) -> bool:
         """True if all parts received so far have started."""
-        return not (self._ready or self._later) and (self._prompts is None or self._prompts.over)
+        return not (self._ready or self._waiting) and (self._prompts is None or self._prompts.over)
 
     def add(self, job: Job) -> None:
         """Add the clip with its frames, or a segment of it, from the feed."""
         if self._questions is not None and self._questions.in_turns:
             self._ready.append(self._first_turn(job))
         elif self._questions is not None:
-            self._prompts = PromptQueue(_prompts(job, self._questions.texts), apart=job.run_alone)
-        elif self._config.one_by_one(job) and job.previous != self._given:
-            self._later[job.previous] = job
+            self._prompts = PromptQueue(_unfinished_prompts(job, self._questions.texts), apart=job.run_alone)
+        elif self._config.one_by_one(job) and job.previous != self._last_done:
+            self._waiting[job.previous] = job
         else:
             self._ready.append(self._with_context(job))
 
@@ -118,18 +118,18 @@ class _ClipParts:
         if self._questions is not None and self._questions.in_turns and not job.is_last:
             self._ready.append(self._next_turn(job, outcome.caption.caption))
         due = []
-        self._early[job.previous] = outcome
-        while (one := self._early.pop(self._given, None)) is not None:
-            self._given, self._caption = one.job.segment, one.caption.caption
+        self._early_results[job.previous] = outcome
+        while (one := self._early_results.pop(self._last_done, None)) is not None:
+            self._last_done, self._last_caption = one.job.segment, one.caption.caption
             due.append(one)
-        if (later := self._later.pop(self._given, None)) is not None:
+        if (later := self._waiting.pop(self._last_done, None)) is not None:
             self._ready.append(self._with_context(later))
         return due
 
     def _with_context(self, job: Job) -> Job:
         """Return a segment whose prompt quotes the previous caption, if configured and available."""
         number = (job.segment or 0) - 1
-        before = self._caption if number == self._given else job.done.get(number)
+        before = self._last_caption if number == self._last_done else job.done.get(number)
         if not (self._config.context and before):
             return job
         return replace(job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=before))
@@ -141,15 +141,15 @@ class _ClipParts:
         first = next(number for number in range(len(texts)) if number not in job.done)
         done = {number: job.done[number] for number in range(first)}
         earlier = tuple(DialogueTurn(texts[number], answer or "") for number, answer in done.items())
-        return self._turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
+        return self._make_turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
 
     def _next_turn(self, job: Job, answer: str | None) -> Job:
         assert job.cache is not None
         job.cache.end()
         earlier = (*job.earlier, DialogueTurn(job.prompt or "", answer or ""))
-        return self._turn(replace(job, spent=0.0), earlier, failed=answer is None)
+        return self._make_turn(replace(job, spent=0.0), earlier, failed=answer is None)
 
-    def _turn(self, job: Job, earlier: tuple[DialogueTurn, ...], *, failed: bool) -> Job:
+    def _make_turn(self, job: Job, earlier: tuple[DialogueTurn, ...], *, failed: bool) -> Job:
         """Return the turn after ``earlier``, with an error if one of those failed."""
         number = len(earlier)
         assert job.cache is not None and self._questions is not None
@@ -165,7 +165,7 @@ class _ClipParts:
         )
 
 
-def _prompts(job: Job, texts: Sequence[str]) -> list[Job]:
+def _unfinished_prompts(job: Job, texts: Sequence[str]) -> list[Job]:
     """Return the unfinished prompts about a clip; the first of them includes the reading time."""
     left = [number for number in range(len(texts)) if number not in job.done]
     return [
@@ -244,12 +244,12 @@ class _JobSource:
         """Yield the results of unreadable jobs."""
         while self._unreadable:
             job = self._unreadable.pop(0)
-            yield from self._ended(job, None, job.error)
+            yield from self._finish_job(job, None, job.error)
 
     def abandoned(self) -> Iterator[JobResult]:
         """Yield failed results for jobs that the captioner left unfinished."""
         for job in [self._running.pop(key) for key in list(self._running)]:
-            yield from self._ended(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
+            yield from self._finish_job(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
 
     def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> Iterator[JobResult]:
         """Handle one event of the captioner; yield the results that become due."""
@@ -258,11 +258,11 @@ class _JobSource:
             return
         assert isinstance(key, int)
         if isinstance(event, Exception):
-            yield from self._ended(self._running.pop(key), None, event)
+            yield from self._finish_job(self._running.pop(key), None, event)
             return
         self._observer.event(key, event)
         if isinstance(event, Finished):
-            yield from self._ended(self._running.pop(key), event.caption, None)
+            yield from self._finish_job(self._running.pop(key), event.caption, None)
         elif isinstance(event, Prefilled):
             job = self._running[key]
             self._clips[job.number].prefilled(job)
@@ -270,8 +270,8 @@ class _JobSource:
                 self._running[key] = job.without_frames()
                 self._source.mark_encoded(job)
 
-    def _ended(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[JobResult]:
-        outcome = self._outcome(job, caption, error)
+    def _finish_job(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[JobResult]:
+        outcome = self._make_result(job, caption, error)
         assert isinstance(job.key, int)
         self._observer.end(job.key, outcome.caption)
         parts = self._clips[job.number]
@@ -284,7 +284,7 @@ class _JobSource:
                     self._source.release(parts.whole)
             yield due
 
-    def _outcome(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
+    def _make_result(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
         bare = job.without_frames()  # results are kept, frames are not
         try:
             if error is not None:
@@ -294,7 +294,7 @@ class _JobSource:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
             return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, bare)
         except Exception as error:
-            record = failed_caption(job.path, _as_known(error), profile=self._captioner.profile.name)
+            record = failed_caption(job.path, _to_vidspec_error(error), profile=self._captioner.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
             return JobResult(record, error, bare)
@@ -317,7 +317,7 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
         elif at is not None:
             raise GenerationError(
                 f"{job.path}: differs from plain decoding at token {at}: "
-                f"{_token(caption.token_ids, at)} instead of {_token(plain.token_ids, at)}",
+                f"{_token_text(caption.token_ids, at)} instead of {_token_text(plain.token_ids, at)}",
                 stage="verify",
                 kind="mismatch",
             )
@@ -330,11 +330,11 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
     return caption
 
 
-def _token(ids: Sequence[int], at: int) -> str:
+def _token_text(ids: Sequence[int], at: int) -> str:
     return str(ids[at]) if at < len(ids) else "the end"
 
 
-def _as_known(error: Exception) -> VidspecError:
+def _to_vidspec_error(error: Exception) -> VidspecError:
     if isinstance(error, VidspecError):
         return error
     return VidspecError(f"{type(error).__name__}: {error}", kind="internal")

@@ -40,7 +40,7 @@ class Shard:
 
     def select(self, jobs: Iterable[Job]) -> list[Job]:
         """Return the jobs of this shard. All parts of one file are in the same shard."""
-        return [job for job in jobs if _place(job, self.count) == self.number]
+        return [job for job in jobs if _shard_number(job, self.count) == self.number]
 
 
 def parse_shard(text: str | None, env: Mapping[str, str]) -> Shard | None:
@@ -67,7 +67,7 @@ def parse_shard(text: str | None, env: Mapping[str, str]) -> Shard | None:
     return Shard(number, count, automatic=True) if count > 1 else None
 
 
-def _place(job: Job, count: int) -> int:
+def _shard_number(job: Job, count: int) -> int:
     """Return a job's shard, 1 to ``count``, by its path below the named folder, which may be mounted anywhere."""
     path = os.path.normpath(job.relative).replace(os.sep, "/")
     digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()

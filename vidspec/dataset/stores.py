@@ -26,7 +26,7 @@ from vidspec.files import write_whole
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["copy", "is_bug", "is_url", "join_url", "names_in", "open_url", "retry", "write_url"]
+__all__ = ["copy", "is_bug", "is_url", "join_url", "list_names", "open_url", "retry", "write_url"]
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class _Pieces(io.RawIOBase):
     """File behind a URL, fetched in pieces as it is read."""
 
     def __init__(self, name: str, limits: FetchLimits, allowance: Allowance) -> None:
-        self._store, self._path = _store(name, limits.access)
+        self._store, self._path = _file_system(name, limits.access)
         self._name, self._allowance, self._at = name, allowance, 0
         size = allowance.call(partial(self._store.info, self._path)).get("size")
         if size is None:
@@ -99,14 +99,14 @@ class _Pieces(io.RawIOBase):
         if end <= self._at:
             return 0
         self._allowance.take(end - self._at)
-        piece = partial(_piece, self._store, self._path, self._at, end)
+        piece = partial(_read_range, self._store, self._path, self._at, end)
         content = retry(self._name, partial(self._allowance.call, piece))
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
 
 
-def _piece(store: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
+def _read_range(store: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
     """Return the bytes of a file from ``start`` to ``end``, fewer only if it ends before.
 
     No more bytes are read from a web server than were requested, even if it sends more.
@@ -118,12 +118,12 @@ def _piece(store: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
     try:
         if file.r.status != 206 and start > 0:  # the server ignores ranges
             raise VideoError(f"{path}: cannot be read in pieces", hint="download it first")
-        return _filled(file, end - start)
+        return _read_full(file, end - start)
     finally:
         file.close()
 
 
-def _filled(file: BinaryIO, size: int) -> bytes:
+def _read_full(file: BinaryIO, size: int) -> bytes:
     """Read the next bytes of a stream, fewer than ``size`` only at its end."""
     content = bytearray()
     while len(content) < size and (read := file.read(size - len(content))):
@@ -140,19 +140,19 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: F
     limits = limits or FetchLimits()
     allowance = Allowance(name, limits)
     if size is None:
-        retry(name, partial(_copy_whole, name, to, limits, allowance))
+        retry(name, partial(_copy_url, name, to, limits, allowance))
         return
     allowance.take(size)
     if not is_url(name):
         retry(name, partial(_copy_local, name, to, start, size, allowance))
         return
-    store, path = _store(name, limits.access)
+    store, path = _file_system(name, limits.access)
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
-            got = retry(name, partial(allowance.call, partial(_piece, store, path, first, end)))
+            got = retry(name, partial(allowance.call, partial(_read_range, store, path, first, end)))
             if file.write(got) < end - first:
-                raise _ends_within(name)
+                raise _truncated_error(name)
 
 
 def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance) -> None:
@@ -161,38 +161,38 @@ def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance
         while size and allowance.seconds:
             content = source.read(min(size, CHUNK))
             if not content:
-                raise _ends_within(name)
+                raise _truncated_error(name)
             size -= file.write(content)
 
 
-def _ends_within(name: str) -> VideoError:
+def _truncated_error(name: str) -> VideoError:
     return VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
 
 
-def _copy_whole(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:
+def _copy_url(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:
     """Copy a file behind a URL, possibly of unknown size."""
-    store, path = _store(name, limits.access)
+    store, path = _file_system(name, limits.access)
     whole = {"block_size": 0, "size": 1} if name.startswith(("http://", "https://")) else {"block_size": CHUNK}
     source = allowance.call(partial(store.open, path, "rb", **whole))
     try:
         answer = getattr(source, "r", None)  # of a web server
         total = int((source.size if answer is None else answer.headers.get("Content-Length")) or 0)
         if total > limits.most:
-            raise allowance.exceeded()
+            raise allowance.size_error()
         counted = 0
         with to.open("wb") as file:
-            while content := allowance.call(partial(_filled, source, CHUNK)):
+            while content := allowance.call(partial(_read_full, source, CHUNK)):
                 counted += file.write(content)
                 if counted > limits.most:
-                    raise allowance.exceeded()
+                    raise allowance.size_error()
     finally:
         with suppress(Exception):
             allowance.call(source.close, CLOSING)
 
 
-def names_in(folder: str) -> set[str]:
+def list_names(folder: str) -> set[str]:
     """Return the names of the files in a folder; empty if there is no such folder."""
-    store, path = _store(folder)
+    store, path = _file_system(folder)
 
     def listed() -> set[str]:
         try:
@@ -212,7 +212,7 @@ def write_url(name: str, content: bytes) -> None:
     if not is_url(name):
         write_whole(Path(name), content)
         return
-    store, path = _store(name)
+    store, path = _file_system(name)
     part = path if name.split("://")[0] in BUCKETS else f"{path}.part"
     try:
         retry(name, partial(store.pipe_file, part, content))
@@ -238,16 +238,16 @@ def retry(name: str, call: Callable[[], T]) -> T:
         except Exception as error:  # each store's client has exceptions of its own
             if is_bug(error):
                 raise
-            explained, final = _explained(name, error)
+            explained, final = _explain_error(name, error)
             if pause is None or final:
                 raise explained from error
         time.sleep(pause or 0.0)
     raise AssertionError
 
 
-def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
+def _explain_error(name: str, error: Exception) -> tuple[VidspecError, bool]:
     """Convert a store's exception to a one-line error; also return True if a retry is pointless."""
-    causes = _causes(error)
+    causes = _cause_chain(error)
     for one in causes:
         if isinstance(one, VidspecError):
             return type(one)(f"{name}: {one.message}", hint=one.hint, kind=one.kind), True
@@ -256,7 +256,7 @@ def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
             hint = f"--allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
             return VideoError(message, kind="refused", hint=hint), True
     if isinstance(error, ImportError):
-        return _lacking(name, error), True
+        return _missing_package(name, error), True
     statuses = (getattr(one, "status", None) for one in causes)
     status = next((one for one in statuses if isinstance(one, int)), None)
     named = not name.startswith("http") or status in (404, 410) or len(causes) == 1  # HTTP: any failure
@@ -265,7 +265,7 @@ def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
         return VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name"), True
     final = not is_url(name) or (status is not None and 400 <= status < 500 and status not in (408, 425, 429))
     attempts = "" if final else f" ({len(PAUSES) + 1} attempts)"
-    return VideoError(f"{name}: cannot be read{attempts}: {_reason(causes)}"), final
+    return VideoError(f"{name}: cannot be read{attempts}: {_describe_causes(causes)}"), final
 
 
 def is_bug(error: BaseException) -> bool:
@@ -277,7 +277,7 @@ def is_bug(error: BaseException) -> bool:
     return own and isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
 
 
-def _causes(error: BaseException) -> list[BaseException]:
+def _cause_chain(error: BaseException) -> list[BaseException]:
     """Return an error and its chain of causes."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
@@ -285,7 +285,7 @@ def _causes(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def _reason(causes: list[BaseException]) -> str:
+def _describe_causes(causes: list[BaseException]) -> str:
     """Return a short description of the cause of a failure."""
     for one in causes:
         if isinstance(status := getattr(one, "status", None), int):
@@ -298,13 +298,13 @@ def _reason(causes: list[BaseException]) -> str:
     return type(causes[0]).__name__
 
 
-def _lacking(name: str, error: ImportError) -> UsageError:
+def _missing_package(name: str, error: ImportError) -> UsageError:
     module = getattr(error.__cause__, "name", None) or error.name or str(error)
     hint = "'vidspec[data]'" if module == "pyarrow" else module
     return UsageError(f"{name}: needs {module}, which is not installed", hint=f"pip install {hint}")
 
 
-def _store(name: str, access: Access | None = None) -> tuple[AbstractFileSystem, str]:
+def _file_system(name: str, access: Access | None = None) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a file, and its path there. Web servers are accessed by a :class:`GuardedClient`.
 
     Raises:
@@ -322,5 +322,5 @@ def _store(name: str, access: Access | None = None) -> tuple[AbstractFileSystem,
         known = "s3://, gs://, hf://, https://, memory:// or a file"
         raise UsageError(f"{name}: is of no protocol that fsspec knows", hint=known) from None
     except ImportError as error:
-        raise _lacking(name, error) from None
+        raise _missing_package(name, error) from None
     return store, str(path) if is_url(name) else os.path.abspath(name)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from vidspec.dataset.records import LEAN_KEYS, LIFTED, lean_record
+from vidspec.dataset.records import INPUT_KEYS, LEAN_KEYS, lean_record
 from vidspec.dataset.schema import record_schema
 from vidspec.dataset.stores import open_url, retry
 from vidspec.errors import UsageError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
 
 #: Metadata key that identifies our files.
-_KEY = b"vidspec"
+_METADATA_KEY = b"vidspec"
 
 
 class PartSummary(NamedTuple):
@@ -44,20 +44,20 @@ def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
         row["id"] = None if row["id"] is None else str(row["id"])
         row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
     made = pyarrow.Table.from_pylist(
-        [_encodable(row) for row in rows], _schema().with_metadata({_KEY: json.dumps(about)})
+        [_to_utf8(row) for row in rows], _schema().with_metadata({_METADATA_KEY: json.dumps(about)})
     )
     file = io.BytesIO()
     parquet.write_table(made, file, compression="zstd")
     return file.getvalue()
 
 
-def _encodable(value: Any) -> Any:
+def _to_utf8(value: Any) -> Any:
     """Make the strings of a JSON value valid UTF-8: foreign bytes of a path become ``\\udcXX``, as in other formats."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {key: _encodable(one) for key, one in value.items()}
-    return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _to_utf8(one) for key, one in value.items()}
+    return [_to_utf8(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def read_part_summary(name: str) -> PartSummary:
@@ -73,7 +73,7 @@ def read_part_summary(name: str) -> PartSummary:
     def read() -> PartSummary:
         with open_url(name) as file:
             try:
-                found = (parquet.read_metadata(file).metadata or {}).get(_KEY)
+                found = (parquet.read_metadata(file).metadata or {}).get(_METADATA_KEY)
             except pyarrow.ArrowInvalid:
                 found = None
         if found is None:
@@ -109,12 +109,12 @@ def _schema() -> Schema:
 
     known = cast("RecordDict", record_schema()["properties"])
     of_job = known["job"]["properties"]
-    own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in LIFTED}}
-    known = {**known, **{key: of_job[key] for key in LIFTED}, "job": own}
-    return pyarrow.schema([(key, _kind(known[key])) for key in LEAN_KEYS])
+    own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in INPUT_KEYS}}
+    known = {**known, **{key: of_job[key] for key in INPUT_KEYS}, "job": own}
+    return pyarrow.schema([(key, _arrow_type(known[key])) for key in LEAN_KEYS])
 
 
-def _kind(about: RecordDict) -> DataType:
+def _arrow_type(about: RecordDict) -> DataType:
     """Return the Arrow type of a JSON schema; string for values without a fixed type."""
     import pyarrow
 
@@ -122,8 +122,8 @@ def _kind(about: RecordDict) -> DataType:
     kinds = about.get("type")
     kind = "boolean" if about.get("const") is True else kinds if isinstance(kinds, str) else (kinds or ["string"])[0]
     if kind == "array":
-        return pyarrow.list_(_kind(about["items"]))
+        return pyarrow.list_(_arrow_type(about["items"]))
     if kind == "object" and about.get("properties"):
-        return pyarrow.struct([(key, _kind(one)) for key, one in about["properties"].items()])
+        return pyarrow.struct([(key, _arrow_type(one)) for key, one in about["properties"].items()])
     simple = {"integer": pyarrow.int64(), "number": pyarrow.float64(), "boolean": pyarrow.bool_()}
     return simple.get(kind, pyarrow.string())

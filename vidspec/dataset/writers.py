@@ -27,7 +27,7 @@ class StdoutLines:
             raise OutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
         self._wrap = WordWrap(terminal_columns(self._stream)) if prose and self._stream.isatty() else None
-        self._begun = ""  # written beginning of the next line
+        self._written = ""  # written beginning of the next line
 
     @property
     def terminal(self) -> bool:
@@ -36,21 +36,21 @@ class StdoutLines:
 
     def begin(self, beginning: str) -> None:
         """Write the beginning of the next line; each call extends it."""
-        if beginning.startswith(self._begun) and beginning != self._begun:
-            more, self._begun = beginning[len(self._begun) :], beginning
-            self._put(more if self._wrap is None else self._wrap.add(more))
+        if beginning.startswith(self._written) and beginning != self._written:
+            more, self._written = beginning[len(self._written) :], beginning
+            self._write_text(more if self._wrap is None else self._wrap.add(more))
 
     def abandon(self) -> None:
         """End a begun line without its rest."""
-        if self._begun:
-            self.write(self._begun)
+        if self._written:
+            self.write(self._written)
 
     def write(self, line: str) -> None:
-        rest = line[len(self._begun) :] if line.startswith(self._begun) else f"\n{line}"
-        self._begun = ""
-        self._put((rest if self._wrap is None else self._wrap.add(rest) + self._wrap.end()) + "\n")
+        rest = line[len(self._written) :] if line.startswith(self._written) else f"\n{line}"
+        self._written = ""
+        self._write_text((rest if self._wrap is None else self._wrap.add(rest) + self._wrap.end()) + "\n")
 
-    def _put(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         buffer = getattr(self._stream, "buffer", None)
         try:
             if buffer is None:

@@ -50,7 +50,7 @@ def json_text(value: Any, *, indent: int | None = None, default: Callable[[Any],
         ValueError: it contains a number that is not finite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=default)
-    return _JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def cell(text: str, *, raw: bool = False, lines: bool = True) -> str:
@@ -67,5 +67,5 @@ def cue(text: str) -> str:
     return html.escape(one_line(text), quote=False)
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _escape_match(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

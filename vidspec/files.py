@@ -57,13 +57,13 @@ def encode_line(line: str) -> bytes:
     return line.encode("utf-8", "backslashreplace")
 
 
-def read_whole(path: str | Path, most: int, said: str, *, pipe: bool = False) -> bytes:
+def read_whole(path: str | Path, most: int, label: str, *, pipe: bool = False) -> bytes:
     """Return the content of a file, or of standard input if ``path`` is ``-`` and ``pipe`` is set.
 
     Args:
         path: the file.
         most: maximum size in bytes.
-        said: beginning of error messages.
+        label: beginning of error messages.
         pipe: accept a pipe as well as a regular file. A device is never accepted: it may have no end.
 
     Raises:
@@ -75,13 +75,13 @@ def read_whole(path: str | Path, most: int, said: str, *, pipe: bool = False) ->
         else:
             mode = os.stat(path).st_mode  # checked before opening, which may block on a pipe
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
-                raise UsageError(f"{said}: is no regular file", hint="write it into a file")
+                raise UsageError(f"{label}: is no regular file", hint="write it into a file")
             with open(path, "rb") as file:
                 content = file.read(most + 1)
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
-        raise UsageError(f"{said}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(f"{label}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > most:
-        raise UsageError(f"{said}: is longer than {most >> 20} MiB")
+        raise UsageError(f"{label}: is longer than {most >> 20} MiB")
     return content
 
 
@@ -198,10 +198,10 @@ def check_distinct(written: Iterable[NamedPath], read: Iterable[NamedPath] = ())
 def _file_key(path: str | Path | None) -> object:
     """Return a key equal for all names of one regular file, existing or not; None for a folder, device or pipe."""
     try:
-        found = os.stat(path or "")
+        status = os.stat(path or "")
     except (OSError, ValueError):
         return os.path.realpath(str(path).replace("\0", ""))
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _is_kind(path: Path, kind: FileKind) -> bool:

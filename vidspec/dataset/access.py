@@ -181,10 +181,10 @@ class GuardedClient:
             if parts.hostname is None or parts.hostname == "*" or port != (parts.port or _PORTS.get(parts.scheme)):
                 continue
             try:
-                found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+                addresses = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
             except OSError:
                 continue
-            if any(_address(str(one[4][0])) == address for one in found):
+            if any(_address(str(one[4][0])) == address for one in addresses):
                 return
         raise PrivateAddressError(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 

@@ -95,16 +95,16 @@ def plan_run(
         retry: caption failed clips again.
         at: number of the first clip.
     """
-    made = Remaining()
+    remaining = Remaining()
     for number, job in enumerate(jobs, start=at):
         job = replace(job, number=number)
         try:
-            _plan_job(made, job, output, settings, checksum=checksum, retry=retry)
+            _plan_job(remaining, job, output, settings, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            made.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
-    return made
+            remaining.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
+    return remaining
 
 
 def plan_shards(
@@ -141,32 +141,32 @@ def plan_shards(
         tally.earlier += part.clips - part.failed
         tally.earlier_failed += part.failed
 
-    def found() -> Iterator[Job]:
+    def draw_clips() -> Iterator[Job]:
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
                 jobs = shard_members(shard, column, settings.config.fetch)
                 output.begin(shard.path)
-                one = plan_run(jobs, output, settings, retry=retry, at=number)
-                output.set_clips(shard.path, jobs, one.jobs, settings.of(shard))
+                part_plan = plan_run(jobs, output, settings, retry=retry, at=number)
+                output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                jobs, one = [shard], Remaining([replace(shard, number=number, error=error)])
+                jobs, part_plan = [shard], Remaining([replace(shard, number=number, error=error)])
             tally.total += len(jobs)
-            tally.earlier += one.captioned
-            tally.earlier_failed += one.failed
+            tally.earlier += part_plan.captioned
+            tally.earlier_failed += part_plan.failed
             number += len(jobs)
-            yield from one.jobs
+            yield from part_plan.jobs
 
-    jobs = found()
+    jobs = draw_clips()
     first = next(jobs, None)
     undrawn = None if first is None else chain((first,), jobs)
     return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
 
 
 def _plan_job(
-    made: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
+    remaining: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
 ) -> None:
     """Add one clip to the plan."""
     content = content_of(job.path, job.source, checksum=checksum)
@@ -176,28 +176,28 @@ def _plan_job(
     done = remaining_parts(parts, content, segmented=segmented, retry=retry)
     if done is None:
         output.restore(job, name)
-        of_these = any(stored.failed for stored in parts.values())
-        made.failed += of_these
-        made.captioned += not of_these
+        any_failed = any(entry.failed for entry in parts.values())
+        remaining.failed += any_failed
+        remaining.captioned += not any_failed
         return
     output.check(job)
     if output.leaves(job):
-        made.kept += 1
+        remaining.kept += 1
         return
     if not done and content.sha256 is not None and _reuse_caption(job, output, name, content):
-        made.reused += 1
+        remaining.reused += 1
         return
     captions = {one: raw_caption(parts[one].record()) for one in done}
-    made.contents[job.number] = content
-    made.jobs.append(replace(job, done=captions))
+    remaining.contents[job.number] = content
+    remaining.jobs.append(replace(job, done=captions))
 
 
 def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent) -> bool:
     """Copy an earlier caption of the same bytes and part to this clip; True if there was one."""
-    stored = output.same_content(job, content.sha256 or "", settings)
-    if stored is None:
+    entry = output.same_content(job, content.sha256 or "", settings)
+    if entry is None:
         return False
-    record = stored.record()
+    record = entry.record()
     part = {**{key: record.get(key) for key in INPUT_KEYS}, **record["job"]}  # top-level keys of lean records
     if (part.get("start"), part.get("end")) != (job.start, job.end):
         return False

@@ -51,8 +51,8 @@ class JournalFinder:
             real = Path(os.path.realpath(here))
             named = Path(job.root, self._file)
             above = (folder / self._file for folder in (real, *real.parents))
-            found = next((one for one in above if str(real) in self._folders(one)), named)
-            self._journal_paths[key] = named if os.path.realpath(named) == str(found) else found
+            nearest = next((one for one in above if str(real) in self._folders(one)), named)
+            self._journal_paths[key] = named if os.path.realpath(named) == str(nearest) else nearest
         return self._journal_paths[key]
 
     def _folders(self, journal: Path) -> set[str]:
@@ -213,10 +213,10 @@ class SidecarOutput(ClipFiles):
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write missing files once all parts of the clip are recorded."""
         wanted = [names for names in several if names.path(job) not in self._unreplaced]
-        stored = in_order(self.parts(job, settings)) if wanted else []
-        if not stored or len(stored) < (stored[0].segments or 1):
+        entries = in_order(self.parts(job, settings)) if wanted else []
+        if not entries or len(entries) < (entries[0].segments or 1):
             return
-        records = [one.record() for one in stored]
+        records = [one.record() for one in entries]
         for names in wanted:
             content, path = clip_document(records, names.form), names.path(job)
             if content is None:
@@ -234,9 +234,9 @@ class SidecarOutput(ClipFiles):
     def _render(self, *, complete: bool) -> list[str]:
         notes = []
         for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
-            if left := [path for path, found in self._unreplaced.items() if found == state]:
-                one = about.replace("files", "file").replace("were", "was")
-                notes.append(f"{len(left)} {one if len(left) == 1 else about} kept: {_shorten(left)}")
+            if left := [path for path, file_state in self._unreplaced.items() if file_state == state]:
+                singular = about.replace("files", "file").replace("were", "was")
+                notes.append(f"{len(left)} {singular if len(left) == 1 else about} kept: {_shorten(left)}")
         if notes:
             notes[-1] += "; --overwrite replaces them, keeping FILE~"
         if self._backups:

@@ -67,24 +67,24 @@ def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | N
     """
     limits = limits or FetchLimits()
     limits = limits._replace(access=limits.access.with_typed(shard.path))
-    found: list[Job] = []
+    members: list[Job] = []
 
     def read() -> None:
-        found.clear()
+        members.clear()
         if shard.path.lower().endswith(".tar"):
-            _list_tar(shard, limits, found)
+            _list_tar(shard, limits, members)
         else:
-            _list_parquet(shard, column, limits, found)
+            _list_parquet(shard, column, limits, members)
 
     try:
         retry(shard.path, read)
     except VideoError as error:
-        if not found:
+        if not members:
             raise
-        return [*found, replace(shard, shard=shard.path, error=error)]
-    if not found:
+        return [*members, replace(shard, shard=shard.path, error=error)]
+    if not members:
         raise VideoError(f"{shard.path}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
-    return found
+    return members
 
 
 class _Headers:
@@ -115,7 +115,7 @@ class _Headers:
         return self._file.tell()
 
 
-def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
+def _list_tar(shard: Job, limits: FetchLimits, members: list[Job]) -> None:
     """Add the clips of a tar: the video of each key, or the picture if there is no video.
 
     Raises:
@@ -128,19 +128,19 @@ def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
         try:
             _select_members(shard.path, headers, chosen, allowance)
         finally:
-            found += [_member_job(shard, one, headers.size) for one in chosen.values()]
+            members += [_member_job(shard, one, headers.size) for one in chosen.values()]
 
 
 def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
     at = 0
     try:
         tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
-        while (one := tar.next()) is not None:
-            one.name = posixpath.normpath(f"/{one.name}")
-            key, _, suffix = one.name.partition(".")
+        while (member := tar.next()) is not None:
+            member.name = posixpath.normpath(f"/{member.name}")
+            key, _, suffix = member.name.partition(".")
             suffix = suffix.rpartition(".")[2].lower()
-            if one.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
-                chosen[key] = one if suffix in EXTENSIONS else chosen.get(key, one)
+            if member.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
+                chosen[key] = member if suffix in EXTENSIONS else chosen.get(key, member)
             if tar.offset <= at or headers.members > MAX_MEMBERS:
                 raise tarfile.ReadError("members without end")
             at = tar.offset
@@ -161,26 +161,26 @@ def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarI
         raise VideoError(message, kind="truncated") from error
 
 
-def _member_job(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
+def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
     """Return the job of a member in a tar of ``size`` bytes; with an error if it is invalid."""
-    path = shard.path + one.name.replace("\0", "\\0")
+    path = shard.path + member.name.replace("\0", "\\0")
     error: VideoError | None = None
-    if "\0" in one.name:
+    if "\0" in member.name:
         error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
-    elif one.issparse():
+    elif member.issparse():
         error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
-    elif one.size < 0 or one.offset_data + one.size > size:
+    elif member.size < 0 or member.offset_data + member.size > size:
         error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
     if error is not None:
         return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
-    at = one.mtime * 1e9  # PAX headers may hold any number
+    at = member.mtime * 1e9  # PAX headers may hold any number
     mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
     return replace(
-        shard, path=path, source=MemberSource(shard.path, one.offset_data, one.size, mtime_ns), shard=shard.path
+        shard, path=path, source=MemberSource(shard.path, member.offset_data, member.size, mtime_ns), shard=shard.path
     )
 
 
-def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: list[Job]) -> None:
+def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, members: list[Job]) -> None:
     """Add a job per row: with its bytes as the source, or with the path that the row names.
 
     Raises:
@@ -200,22 +200,22 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
         seen = set[tuple[str, str | None]]()
         for row, values in enumerate(_iter_rows(table, [*filter(None, (ids, paths))])):
             try:
-                known = {key: value.as_py() for key, value in values.items()}
-                identity = None if ids is None else known[ids]
-                own = None if identity is None else str(identity)
+                row_values = {key: value.as_py() for key, value in values.items()}
+                identity = None if ids is None else row_values[ids]
+                row_id = None if identity is None else str(identity)
                 if paths is None:
                     source = MemberSource(name, row, size, None, column)
-                    found.append(replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name))
-                elif (path := known[paths]) is not None and (path, own) not in seen:
-                    seen.add((path, own))
+                    members.append(replace(shard, path=f"{name}/{row:05d}", id=row_id, source=source, shard=name))
+                elif (path := row_values[paths]) is not None and (path, row_id) not in seen:
+                    seen.add((path, row_id))
                     path = limits.access.locate(name, path)
                     fetched = MemberSource(path) if is_url(path) else None
-                    found.append(replace(shard, path=path, id=own, source=fetched, shard=name))
+                    members.append(replace(shard, path=path, id=row_id, source=fetched, shard=name))
             except (ValueError, ArithmeticError, VideoError) as error:  # unreadable or refused
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):
                     error = VideoError(f"{path}: cannot be read: {error}", kind="damaged")
-                found.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
+                members.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
 
 
 def _iter_rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
@@ -258,14 +258,14 @@ def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
         VideoError: the column is there twice, or holds neither bytes nor text.
     """
     names = list(dict.fromkeys(schema.names))
-    found = [one for one in names if _is_bytes(schema, one)]
-    found = found or [one for one in (*PATH_KEYS, "url") if one in names][:1]
-    found = found if wanted is None else [one for one in names if one == wanted]
-    if len(found) != 1:
-        what = "which column has the clips?" if wanted is None else f"has no column {wanted}"
+    candidates = [one for one in names if _is_bytes(schema, one)]
+    candidates = candidates or [one for one in (*PATH_KEYS, "url") if one in names][:1]
+    candidates = candidates if wanted is None else [one for one in names if one == wanted]
+    if len(candidates) != 1:
+        problem = "which column has the clips?" if wanted is None else f"has no column {wanted}"
         columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
-        raise UsageError(f"{name}: {what}", hint=f"--column NAME, of {columns}")
-    (column,) = found
+        raise UsageError(f"{name}: {problem}", hint=f"--column NAME, of {columns}")
+    (column,) = candidates
     if schema.names.count(column) > 1:
         raise VideoError(f"{name}: has the column {column} {schema.names.count(column)} times", kind="unsupported")
     if not _is_bytes(schema, column) and not str(_column_type(schema, column)).startswith(TEXT_TYPES):

@@ -24,13 +24,13 @@ class EarlierCost(NamedTuple):
 
 def earlier_costs(records: Iterable[RecordDict], settings: Collection[str]) -> list[EarlierCost]:
     """Return the costs of timed captions under these settings, each caption once even if several outputs have it."""
-    found = {}
+    costs = {}
     for record in records:
         job, seconds = record["job"], record.get("timings", {}).get("end_to_end")
         if job["settings"] in settings and record.get("error") is None and seconds is not None:
             start, end = time_range(record)
-            found[job["clip"], job["settings"], job.get("segment")] = EarlierCost(seconds, end - start)
-    return list(found.values())
+            costs[job["clip"], job["settings"], job.get("segment")] = EarlierCost(seconds, end - start)
+    return list(costs.values())
 
 
 @dataclass(frozen=True)

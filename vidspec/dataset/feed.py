@@ -246,10 +246,10 @@ class Feed:
     def _cut(self, job: Job, reader: ClipReader, segment: float | str) -> list[Job]:
         """Return the segments of a clip that are left."""
         with self._files.local(job.path, job.source) as file:
-            found = reader.segments(file, segment, job.start, job.end)
+            spans = reader.segments(file, segment, job.start, job.end)
         return [
-            replace(job, start=start, end=end, segment=number, segments=len(found), planned=job)
-            for number, (start, end) in enumerate(found)
+            replace(job, start=start, end=end, segment=number, segments=len(spans), planned=job)
+            for number, (start, end) in enumerate(spans)
             if number not in job.done
         ]
 
@@ -265,8 +265,8 @@ class Feed:
             return replace(job, error=error, spent=time.monotonic() - began), 0
         read = replace(job, clip=clip, spent=time.monotonic() - began)
         if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # these reuse frames
-            again = partial(_read_again, job, self._video, self.config)
-            read = replace(read, reread=again)
+            reread = partial(_read_again, job, self._video, self.config)
+            read = replace(read, reread=reread)
         if clip is None:
             return read, 0
         size = clip.nbytes

@@ -51,8 +51,10 @@ def parsed_mark(line: bytes) -> FileMark | None:
     if not is_mark(line):
         return None
     try:
-        found = json.loads(line)
-        return FileMark(0, 0, str(found["file"]), int(found["size"]), *(found.get(key) for key in FileMark._fields[4:]))
+        fields = json.loads(line)
+        return FileMark(
+            0, 0, str(fields["file"]), int(fields["size"]), *(fields.get(key) for key in FileMark._fields[4:])
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -164,8 +164,8 @@ def _interval(record: RecordDict) -> str:
 
 def _marked_caption(record: RecordDict) -> str:
     """Return the caption, with :data:`MARK` if built-in models wrote it and the user did not name them."""
-    unasked = record.get("demo") and not (record.get("job") or {}).get("models_named")
-    return f"{MARK if unasked else ''}{record['caption']}"
+    unnamed = record.get("demo") and not (record.get("job") or {}).get("models_named")
+    return f"{MARK if unnamed else ''}{record['caption']}"
 
 
 def _one_line_caption(caption: str) -> str:
@@ -213,7 +213,7 @@ def subtitle_cues(record: RecordDict, text: str | None = None) -> list[tuple[int
     parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
     if end - start < len(parts):
         return [(start, end, "\n".join(lines))]
-    ends = [start + round((end - start) * read / sum(map(len, parts))) for read in accumulate(map(len, parts))]
+    ends = [start + round((end - start) * length / sum(map(len, parts))) for length in accumulate(map(len, parts))]
     return list(zip([start, *ends], ends, parts, strict=False))
 
 

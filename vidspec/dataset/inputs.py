@@ -96,43 +96,43 @@ def collect_inputs(sources: InputSources) -> InputListing:
     Raises:
         UsageError: a list, manifest or URL cannot be read, or standard input is named twice.
     """
-    found = InputListing()
+    listing = InputListing()
     stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
     seen: set[tuple[object, ...]] = set()
-    for job in _jobs(sources, found):
+    for job in _jobs(sources, listing):
         # Each dangling link is an error of its own, whatever its target.
         file = os.path.realpath(job.path) if os.path.exists(job.path) else os.path.abspath(job.path)
         key = (file, job.start, job.end, job.prompt, job.questions, type(job.id), job.id)
         if key in seen:
-            found.duplicates += 1
+            listing.duplicates += 1
         else:
             seen.add(key)
-            found.entries.append(job)
-    found.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
-    return found
+            listing.entries.append(job)
+    listing.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
+    return listing
 
 
-def drop_missing(found: InputListing, named: Sequence[str]) -> None:
-    """Move missing clips of lists and manifests, and shards that are special files, to ``found.unreadable``.
+def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
+    """Move missing clips of lists and manifests, and shards that are special files, to ``listing.unreadable``.
 
     Shards behind URLs are checked when they are opened.
 
     Raises:
         UsageError: one of ``named``, given by the user directly, does not exist.
     """
-    local = [job for job in found.entries if not (is_url(job.path) and is_shard(job.path))]
+    local = [job for job in listing.entries if not (is_url(job.path) and is_shard(job.path))]
     missing = [job for job in local if not os.path.lexists(job.path)]
     for job in missing:
         if job.path in named:
             hint = "of URLs it reads .tar and .parquet; download it first" if is_url(job.path) else "check the path"
             raise UsageError(f"{job.path}: there is no such file", hint=hint)
-        found.unreadable.append(f"{job.path}: there is no such file")
+        listing.unreadable.append(f"{job.path}: there is no such file")
     special = [job for job in local if is_shard(job.path) and _is_special(job.path)]
-    found.unreadable += [f"{job.path}: is a pipe, a socket or a device, not a file" for job in special]
+    listing.unreadable += [f"{job.path}: is a pipe, a socket or a device, not a file" for job in special]
     gone = {*missing, *special}
-    found.entries = [job for job in found.entries if job not in gone]
+    listing.entries = [job for job in listing.entries if job not in gone]
 
 
 def _is_special(path: str) -> bool:
@@ -144,22 +144,22 @@ def _is_special(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _jobs(sources: InputSources, found: InputListing) -> Iterator[Job]:
+def _jobs(sources: InputSources, listing: InputListing) -> Iterator[Job]:
     for path in (one for name in sources.paths for one in expand_braces(name)):
         if path == "-":
-            found.several = True
-            yield from _list_jobs(path, sources, found)
+            listing.several = True
+            yield from _list_jobs(path, sources, listing)
         elif os.path.isdir(path):
-            found.several = True
-            yield from _folder_jobs(path, sources, found)
+            listing.several = True
+            yield from _folder_jobs(path, sources, listing)
         elif path.lower().endswith(SUFFIXES):
-            found.several = True
+            listing.several = True
             yield from _manifest_jobs(path)
         else:
-            found.several |= is_shard(path)
+            listing.several |= is_shard(path)
             yield Job(path, root=_mirror_root(path))
     for name in sources.lists:
-        yield from _list_jobs(name, sources, found)
+        yield from _list_jobs(name, sources, listing)
     for name in sources.manifests:
         yield from _manifest_jobs(name)
 
@@ -174,11 +174,11 @@ def _mirror_root(path: str) -> str:
     return "."
 
 
-def _list_jobs(name: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
+def _list_jobs(name: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
     data = _read_list(name)
     for line in data.split(b"\0" if b"\0" in data else b"\n"):
         path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
-        if path.strip() and (is_shard(path) or _is_clip(path, path, sources, found)):
+        if path.strip() and (is_shard(path) or _is_clip(path, path, sources, listing)):
             yield Job(path, root=_mirror_root(path))
 
 
@@ -190,13 +190,13 @@ def _manifest_jobs(name: str) -> Iterator[Job]:
     yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
 
 
-def _folder_jobs(folder: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
+def _folder_jobs(folder: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
     """Yield the videos in and below ``folder``, without hidden ones and without following links to folders."""
 
     paths: list[str] = []
 
     def failed(error: OSError) -> None:
-        found.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
+        listing.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
 
     for here, folders, files in os.walk(folder, onerror=failed):
         folders[:] = [
@@ -206,7 +206,7 @@ def _folder_jobs(folder: str, sources: InputSources, found: InputListing) -> Ite
         ]
         paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
     for path in sorted(paths):
-        if _is_clip(path, _posix(path, folder), sources, found):
+        if _is_clip(path, _posix(path, folder), sources, listing):
             yield Job(path, root=folder)
 
 
@@ -214,7 +214,7 @@ def _posix(path: str, folder: str) -> str:
     return os.path.relpath(path, folder).replace(os.sep, "/")
 
 
-def _is_clip(path: str, relative: str, sources: InputSources, found: InputListing) -> bool:
+def _is_clip(path: str, relative: str, sources: InputSources, listing: InputListing) -> bool:
     """Return True if a path of a folder or list is a clip; count it as skipped if not."""
     allowed = EXTENSIONS if sources.extensions is None else sources.extensions
     if sources.images and allowed:
@@ -222,11 +222,11 @@ def _is_clip(path: str, relative: str, sources: InputSources, found: InputListin
 
         allowed |= IMAGES
     if allowed and os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
-        found.not_video += 1
+        listing.not_video += 1
         return False
     relative = relative.replace(os.sep, "/").lstrip("/")
     if matches_any(relative, sources.exclude) or (sources.include and not matches_any(relative, sources.include)):
-        found.excluded += 1
+        listing.excluded += 1
         return False
     return True
 

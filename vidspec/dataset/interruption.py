@@ -25,13 +25,13 @@ def uninterrupted() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     before = {number: handler for number, handler in before.items() if callable(handler)}
-    came: list[int] = []
+    received: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
         handler = before[number]
-        if came and callable(handler):
+        if received and callable(handler):
             handler(number, frame)
-        came.append(number)
+        received.append(number)
 
     for number in before:
         signal.signal(number, wait)
@@ -40,5 +40,5 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
+    if received:
+        signal.raise_signal(received[0])

@@ -88,9 +88,9 @@ class Job(CaptionRequest):
     @property
     def relative(self) -> str:
         """Path relative to ``root``; the bare name if the clip is outside."""
-        below = os.path.relpath(self.path, self.root)
-        outside = below == os.pardir or below.startswith(os.pardir + os.sep) or os.path.isabs(below)
-        return os.path.basename(self.path) if outside else below
+        relative = os.path.relpath(self.path, self.root)
+        outside = relative == os.pardir or relative.startswith(os.pardir + os.sep) or os.path.isabs(relative)
+        return os.path.basename(self.path) if outside else relative
 
     @property
     def previous(self) -> int | None:
@@ -151,8 +151,8 @@ class JobConfig:
 
     def questions_of(self, job: Job) -> JobQuestions | None:
         """Return the questions about a clip; None if it has one prompt."""
-        whole = job.planned_job
-        return whole.questions if whole.questions or whole.prompt else self.questions
+        planned = job.planned_job
+        return planned.questions if planned.questions or planned.prompt else self.questions
 
     def one_by_one(self, job: Job) -> bool:
         """Return True if the parts of a clip are captioned one after the other."""

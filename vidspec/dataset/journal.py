@@ -116,7 +116,7 @@ class Journal:
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
-        return self.read([stored for stored in self._order if self._is_current(stored)])
+        return self.read([entry for entry in self._order if self._is_current(entry)])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
         """Yield the records of these entries.
@@ -128,15 +128,15 @@ class Journal:
             return
         try:
             with self.path.open("rb") as file:
-                for stored in wanted:
-                    file.seek(stored.offset)
-                    yield parse_record(file.read(stored.length)) or {}
+                for entry in wanted:
+                    file.seek(entry.offset)
+                    yield parse_record(file.read(entry.length)) or {}
         except OSError as error:
             raise self._failure(error) from None
 
     def records_after(self, mark: FileMark) -> Iterator[RecordDict]:
         """Return the records added after a mark, including superseded ones."""
-        return self.read([stored for stored in self._order if stored.offset > mark.offset and stored.clip])
+        return self.read([entry for entry in self._order if entry.offset > mark.offset and entry.clip])
 
     def append(self, record: RecordDict) -> None:
         """Append a record with its ``job``; it is on the disk on return.
@@ -222,20 +222,22 @@ class Journal:
             return
         self._check()
         rank = {clip: place for place, clip in enumerate(clips)}
-        kept = [stored for stored in self._order if self._is_current(stored)]
+        kept = [entry for entry in self._order if self._is_current(entry)]
         lines: list[JournalEntry | FileMark] = [
-            *sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0)),
+            *sorted(
+                kept, key=lambda item: (rank.get(item.clip, -1), -1 if item.clip not in rank else item.segment or 0)
+            ),
             *sorted(mark for marks in self._marks.values() for mark in marks),
         ]
-        in_place = all(one.offset < following.offset for one, following in pairwise(lines))
-        if in_place and sum(one.length for one in lines) == self._size:
+        in_place = all(item.offset < following.offset for item, following in pairwise(lines))
+        if in_place and sum(item.length for item in lines) == self._size:
             return
         part = self.path.with_name(self.path.name + ".part")
         try:
             with self.path.open("rb") as old, part.open("wb") as new:
-                for one in lines:
-                    old.seek(one.offset)
-                    new.write(old.read(one.length))
+                for item in lines:
+                    old.seek(item.offset)
+                    new.write(old.read(item.length))
                 new.flush()
                 os.fsync(new.fileno())
             shutil.copymode(self.path, part)
@@ -258,7 +260,7 @@ class Journal:
         """Return True if compaction drops a caption from a file that users see."""
         if not self._user_visible:
             return False
-        void = [stored for stored in self._order if stored.clip and not self._is_current(stored)]
+        void = [entry for entry in self._order if entry.clip and not self._is_current(entry)]
         return any(record.get("caption") is not None for record in self.read(void))
 
     def close(self, *, complete: bool = False) -> None:
@@ -305,8 +307,8 @@ class Journal:
                 offset += len(line)
         self._size = offset
         if bad and not self.look:  # disk damage, not a crash: keep the bytes
-            with self.path.with_name(self.path.name + ".damaged").open("ab") as aside:
-                aside.writelines(bad)
+            with self.path.with_name(self.path.name + ".damaged").open("ab") as damaged_file:
+                damaged_file.writelines(bad)
             self.damaged = len(bad)
         return True
 
@@ -315,28 +317,28 @@ class Journal:
         content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
         part = job.get("segment"), job.get("segments")
         failed = record.get("error") is not None
-        stored = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
-        parts = self._index.setdefault(stored.clip, {}).setdefault(stored.settings, {})
-        for key in [key for key, old in parts.items() if not _coexist(old, stored)]:
+        entry = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
+        parts = self._index.setdefault(entry.clip, {}).setdefault(entry.settings, {})
+        for key in [key for key, old in parts.items() if not _coexist(old, entry)]:
             del parts[key]
-        parts[stored.segment] = stored
-        if content.sha256 is not None and not failed and stored.segment is None:
-            self._by_hash[content.sha256, stored.settings] = stored
-        self._order.append(stored)
+        parts[entry.segment] = entry
+        if content.sha256 is not None and not failed and entry.segment is None:
+            self._by_hash[content.sha256, entry.settings] = entry
+        self._order.append(entry)
         self._size = offset + len(line)
 
     def _add_mark(self, offset: int, line: bytes) -> bool:
         """Add a line to the index if it is a file mark; True if it is."""
-        found = parsed_mark(line)
-        if found is None:
+        parsed = parsed_mark(line)
+        if parsed is None:
             return False
-        mark = found._replace(offset=offset, length=len(line))
+        mark = parsed._replace(offset=offset, length=len(line))
         self._marks[mark.file] = [*self._marks.get(mark.file, ())[-1:], mark]
         self._size = offset + len(line)
         return True
 
-    def _is_current(self, stored: JournalEntry) -> bool:
-        return self.parts(stored.clip, stored.settings).get(stored.segment) is stored
+    def _is_current(self, entry: JournalEntry) -> bool:
+        return self.parts(entry.clip, entry.settings).get(entry.segment) is entry
 
     def _open_file(self) -> int:
         if self._file is None:
@@ -405,8 +407,8 @@ def parse_record(line: bytes) -> RecordDict | None:
     if not isinstance(value, dict):
         return None
     job = value.get("job")
-    known = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
-    return value if known else None
+    identified = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
+    return value if identified else None
 
 
 def _coexist(old: JournalEntry, new: JournalEntry) -> bool:

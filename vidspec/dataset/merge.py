@@ -40,21 +40,21 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
     Raises:
         UsageError: a file cannot be read or holds anything other than records.
     """
-    made = MergedRecords()
+    merged = MergedRecords()
     best: dict[tuple[str, str, int | None], RecordDict] = {}
     for path in paths:
-        for record in _iter_records(path, made):
+        for record in _iter_records(path, merged):
             job = record["job"]
             key = (job["clip"], job["settings"], job.get("segment"))
             old = best.get(key)
-            made.duplicates += old is not None
+            merged.duplicates += old is not None
             if old is None or record.get("error") is None or old.get("error") is not None:
                 best[key] = record
-    cut = {(clip, settings) for clip, settings, segment in best if segment is not None}
+    cut_clips = {(clip, settings) for clip, settings, segment in best if segment is not None}
     # A failure to cut a clip is void once it has been cut.
-    void = {(*whole, None) for whole in cut}
-    made.records = sorted((one for key, one in best.items() if key not in void), key=_sort_key)
-    return made
+    void = {(*whole, None) for whole in cut_clips}
+    merged.records = sorted((one for key, one in best.items() if key not in void), key=_sort_key)
+    return merged
 
 
 def kind_of(form: Format) -> FileKind:
@@ -83,7 +83,7 @@ def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool
     return file_content(records, form, several=True, raw_csv=raw_csv)
 
 
-def _iter_records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
+def _iter_records(path: Path, merged: MergedRecords) -> Iterable[RecordDict]:
     try:
         if path.is_char_device():
             raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
@@ -95,7 +95,7 @@ def _iter_records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
                 elif is_mark(text):
                     continue
                 elif not text.endswith(b"\n") and not _is_json(text):
-                    made.torn += 1
+                    merged.torn += 1
                 else:
                     raise UsageError(
                         f"{path}, line {number}: is no record of vidspec",

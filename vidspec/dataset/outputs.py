@@ -227,8 +227,8 @@ class JournaledOutput(Output):
         finally:
             for path, journal in self._journals.items():
                 journal.close(complete=complete and path not in self._lost)
-        moved = [one for one in self._journals.values() if one.replaced]
-        return notes + [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
+        replaced = [one for one in self._journals.values() if one.replaced]
+        return notes + [f"{one.shown}: the earlier file is now {one.replaced}" for one in replaced]
 
     def _render(self, *, complete: bool) -> list[str]:
         """Write the files that are rendered once, from the compacted journals; return notes."""

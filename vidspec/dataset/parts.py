@@ -54,15 +54,15 @@ class PartOutput(Output):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
         if not is_url(folder):
             make_folder(Path(folder))
-        there = list_names(folder)
-        known = {shard: name for shard, name in names.items() if posixpath.basename(name) in there}
+        existing = list_names(folder)
+        earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
         if fresh:
-            for old, name in known.items():
+            for old, name in earlier_names.items():
                 self._journal_path(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
-            known = {}
-        self._earlier = {shard: read_part_summary(name) for shard, name in known.items()}
+            earlier_names = {}
+        self._earlier = {shard: read_part_summary(name) for shard, name in earlier_names.items()}
         self.finished: dict[str, PartSummary] = {
             shard: part
             for shard, part in self._earlier.items()
@@ -85,25 +85,25 @@ class PartOutput(Output):
         make_folder(self._journal_path(shard).parent)
         journal = self._journals[shard] = Journal(self._journal_path(shard))
         name, edited = self.name(shard), False
-        made = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
-        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in made]
-        known = {job: dict(journal.parts(*job)) for job in jobs}  # of all parts of a clip, before any is added
-        for record, job in zip(made, jobs, strict=True):
-            if not known[job]:
+        captioned = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
+        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in captioned]
+        stored_parts = {job: dict(journal.parts(*job)) for job in jobs}  # of all parts of a clip, before any is added
+        for record, job in zip(captioned, jobs, strict=True):
+            if not stored_parts[job]:
                 journal.append(record)
-            elif (stored := known[job].get(record["job"].get("segment"))) is not None:
+            elif (stored := stored_parts[job].get(record["job"].get("segment"))) is not None:
                 edited |= stored.record()["caption"] != record["caption"]
         if edited and not is_url(name) and (moved := back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
-    def set_clips(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
-        """Set the clips of an opened shard and those left to caption; write its part at once if none are left.
+    def set_clips(self, shard: str, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
+        """Set the clips of an opened shard and its unfinished ones; write its part at once if there are none.
 
         Raises:
             OutputError: the part cannot be written.
         """
         with self._lock:
-            self._clips[shard], self._clips_left[shard] = [*map(clip_id, jobs)], {*map(clip_id, left)}
+            self._clips[shard], self._clips_left[shard] = [*map(clip_id, jobs)], {*map(clip_id, unfinished)}
             if not self._clips_left[shard]:
                 self._finish(shard, settings)
 
@@ -114,12 +114,12 @@ class PartOutput(Output):
         if job.shard is None:  # a shard that cannot be read is tried again by the next run
             return
         with self._lock:
-            journal, left = self._journals[job.shard], self._clips_left[job.shard]
+            journal, unfinished = self._journals[job.shard], self._clips_left[job.shard]
             journal.append(lean_record(record))
             about, clip = record["job"], clip_id(job)
             if len(journal.parts(clip, about["settings"])) >= about.get("segments", 1):
-                left.discard(clip)
-            if not left:
+                unfinished.discard(clip)
+            if not unfinished:
                 self._finish(job.shard, about["settings"])
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:

@@ -155,16 +155,16 @@ def _handle_request(request: dict[str, Any], requests: queue.SimpleQueue[bytes],
             header: dict[str, Any] = {"segments": cut_clip(**request)}
         else:
             check = planned if request.pop("check") else None
-            into = allocate if hasattr(os, "memfd_create") else None
-            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit, allocate=into)
+            allocator = allocate if hasattr(os, "memfd_create") else None
+            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit, allocate=allocator)
             samples = None if clip.sound is None else len(clip.sound)
-            own = next((one.file.fileno() for one in shared if one.array is clip.frames), None)
-            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts), "memory": own}
-            payload = () if own is not None else (clip.frames,)
+            descriptor = next((one.file.fileno() for one in shared if one.array is clip.frames), None)
+            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts), "memory": descriptor}
+            payload = () if descriptor is not None else (clip.frames,)
             payload += (np.ascontiguousarray(clip.timestamps), *(() if clip.sound is None else (clip.sound,)))
     except VidspecError as error:
-        known = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
-        header = {"error": known, "class": type(error).__name__}
+        fields = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
+        header = {"error": fields, "class": type(error).__name__}
     except _Stopped:
         raise
     except Exception as error:  # a bug, marked by a null class

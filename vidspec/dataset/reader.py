@@ -198,11 +198,11 @@ class ClipReader:
         at = 0
         with limit.listening() as note_alive:
             while at < len(buffer):
-                got = source.readinto(buffer[at:]) if source else 0
-                if not got:
+                count = source.readinto(buffer[at:]) if source else 0
+                if not count:
                     raise limit.failure()
                 note_alive()
-                at += got
+                at += count
 
     def _ready_process(self, path: str) -> subprocess.Popen[bytes]:
         """Return the process, started and ready; its start does not count towards a clip's time."""
@@ -298,20 +298,20 @@ class _ReadDeadline:
 
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event) -> None:
         timeout, stall = self.reader.timeout, self.reader.stall
-        late = self._began + self._seconds_left
+        deadline = self._began + self._seconds_left
         while not done.is_set():
             now = time.monotonic()
-            silent = self._last_alive + stall
-            if now >= min(late, silent):
-                if late <= silent:
-                    what = f"not read within {timeout:g} s", "timeout", "raise --timeout"
+            stall_deadline = self._last_alive + stall
+            if now >= min(deadline, stall_deadline):
+                if deadline <= stall_deadline:
+                    failure = f"not read within {timeout:g} s", "timeout", "raise --timeout"
                 else:
-                    what = f"no packet and no frame came for {stall:g} s", "stalled", "of slow storage raise --stall"
-                message, kind, hint = what
+                    failure = f"no packet and no frame came for {stall:g} s", "stalled", "of slow storage raise --stall"
+                message, kind, hint = failure
                 self._error = VideoError(f"{self.path}: {message}", kind=kind, hint=hint)
                 process.kill()
                 return
-            done.wait(min(late - now, silent - now, stall))
+            done.wait(min(deadline - now, stall_deadline - now, stall))
 
     def failure(self) -> VideoError:
         """Clean up the dead process, so that the next clip gets a new one, and return the error."""

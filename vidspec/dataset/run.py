@@ -285,19 +285,19 @@ class _JobSource:
             yield due
 
     def _make_result(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
-        bare = job.without_frames()  # results are kept, frames are not
+        frameless = job.without_frames()  # results are kept, frames are not
         try:
             if error is not None:
                 raise error
             assert caption is not None
             if job.spent and "decode_video" not in caption.timings:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
-            return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, bare)
+            return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
         except Exception as error:
             record = failed_caption(job.path, _to_vidspec_error(error), profile=self._captioner.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
-            return JobResult(record, error, bare)
+            return JobResult(record, error, frameless)
 
 
 def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:

@@ -59,7 +59,7 @@ def scene_segments(path: str, start: float, end: float) -> Segments:
         VideoError: it cannot read the clip.
     """
     try:
-        found = import_module("scenedetect")
+        detector = import_module("scenedetect")
     except ImportError as error:
         raise UsageError(
             f"--segment scenes needs PySceneDetect ({error})", hint="pip install 'vidspec[scenes]'"
@@ -70,18 +70,18 @@ def scene_segments(path: str, start: float, end: float) -> Segments:
     # OpenCV opens the file with its own FFmpeg, which must not follow references in it either.
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = f"protocol_whitelist;file|format_whitelist;{FORMATS}"
     try:
-        video = found.open_video(os.path.abspath(path))
+        video = detector.open_video(os.path.abspath(path))
         read_frame = video.read
 
-        def read_on(*args: object, **options: object) -> object:
+        def read_and_advance(*args: object, **options: object) -> object:
             advance()
             return read_frame(*args, **options)
 
-        video.read = read_on
-        manager = found.SceneManager()
-        manager.add_detector(found.ContentDetector())
+        video.read = read_and_advance
+        manager = detector.SceneManager()
+        manager.add_detector(detector.ContentDetector())
         manager.detect_scenes(video)
-    except (found.VideoOpenFailure, OSError) as error:
+    except (detector.VideoOpenFailure, OSError) as error:
         raise VideoError(f"{path}: its scenes cannot be found: {error}", kind="unsupported") from None
     cuts = [first.seconds for first, _ in manager.get_scene_list()]
     edges = [start, *(moment for moment in cuts if start < moment < end), end]
@@ -109,5 +109,5 @@ def cut_clip(path: str, segment: float | str, start: float | None, end: float | 
             kind="range",
             hint="longer segments, or set end",
         )
-    found = scene_segments(path, first, last) if isinstance(segment, str) else fixed_segments(segment, first, last)
-    return [(round(low, 3), round(high, 3)) for low, high in found]
+    spans = scene_segments(path, first, last) if isinstance(segment, str) else fixed_segments(segment, first, last)
+    return [(round(low, 3), round(high, 3)) for low, high in spans]

@@ -35,8 +35,8 @@ class Shard:
         """
         if "{shard}" in path:
             return Path(path.replace("{shard}", self.label.lstrip(".") or "1-of-1"))
-        whole = Path(path)
-        return whole.with_name(f"{whole.stem}{self.label}{whole.suffix}") if self.automatic else whole
+        plain = Path(path)
+        return plain.with_name(f"{plain.stem}{self.label}{plain.suffix}") if self.automatic else plain
 
     def select(self, jobs: Iterable[Job]) -> list[Job]:
         """Return the jobs of this shard. All parts of one file are in the same shard."""
@@ -50,10 +50,10 @@ def parse_shard(text: str | None, env: Mapping[str, str]) -> Shard | None:
         UsageError: it is not I/N with I from 1 to N.
     """
     if text is not None:
-        found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise UsageError(f"--shard {text}: must be I/N with I from 1 to N, such as 1/8")
-        return Shard(int(found[1]), int(found[2]))
+        return Shard(int(match[1]), int(match[2]))
     try:
         task, count = int(env["SLURM_ARRAY_TASK_ID"]), int(env["SLURM_ARRAY_TASK_COUNT"])
         first, step = int(env.get("SLURM_ARRAY_TASK_MIN", 0)), int(env.get("SLURM_ARRAY_TASK_STEP", 1))

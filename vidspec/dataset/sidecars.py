@@ -74,7 +74,7 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
     Raises:
         UsageError: naming both.
     """
-    taken: dict[str, Job] = {}
+    owners: dict[str, Job] = {}
     clips = set()
     for job in jobs:
         clips.add(os.path.normpath(job.path))
@@ -83,13 +83,15 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
             forms = ",".join(one.form for one in names)
             raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
         for path in paths:
-            other = taken.setdefault(path, job)
+            other = owners.setdefault(path, job)
             if other is not job:
                 parts = os.path.normpath(other.path) == os.path.normpath(job.path)
-                apart = "{start}-{end}" if (other.start, other.end) != (job.start, job.end) else "{clip}"
-                better = f"{{stem}}-{apart}{{suffix}}" if parts else "{name}{suffix}"
+                part_fields = "{start}-{end}" if (other.start, other.end) != (job.start, job.end) else "{clip}"
+                suggestion = f"{{stem}}-{part_fields}{{suffix}}" if parts else "{name}{suffix}"
                 both = f"{other.path} and {job.path}"
-                raise UsageError(f"{both} would share the file {path}", hint=f"tell them apart by --name '{better}'")
-    lost = next((path for path in taken if path in clips), None)
+                raise UsageError(
+                    f"{both} would share the file {path}", hint=f"tell them apart by --name '{suggestion}'"
+                )
+    lost = next((path for path in owners if path in clips), None)
     if lost is not None:
         raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")

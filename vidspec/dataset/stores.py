@@ -150,8 +150,8 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: F
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
-            got = retry(name, partial(allowance.call, partial(_read_range, store, path, first, end)))
-            if file.write(got) < end - first:
+            content = retry(name, partial(allowance.call, partial(_read_range, store, path, first, end)))
+            if file.write(content) < end - first:
                 raise _truncated_error(name)
 
 
@@ -172,18 +172,18 @@ def _truncated_error(name: str) -> VideoError:
 def _copy_url(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:
     """Copy a file behind a URL, possibly of unknown size."""
     store, path = _file_system(name, limits.access)
-    whole = {"block_size": 0, "size": 1} if name.startswith(("http://", "https://")) else {"block_size": CHUNK}
-    source = allowance.call(partial(store.open, path, "rb", **whole))
+    options = {"block_size": 0, "size": 1} if name.startswith(("http://", "https://")) else {"block_size": CHUNK}
+    source = allowance.call(partial(store.open, path, "rb", **options))
     try:
         answer = getattr(source, "r", None)  # of a web server
         total = int((source.size if answer is None else answer.headers.get("Content-Length")) or 0)
         if total > limits.most:
             raise allowance.size_error()
-        counted = 0
+        written = 0
         with to.open("wb") as file:
             while content := allowance.call(partial(_read_full, source, CHUNK)):
-                counted += file.write(content)
-                if counted > limits.most:
+                written += file.write(content)
+                if written > limits.most:
                     raise allowance.size_error()
     finally:
         with suppress(Exception):
@@ -194,13 +194,13 @@ def list_names(folder: str) -> set[str]:
     """Return the names of the files in a folder; empty if there is no such folder."""
     store, path = _file_system(folder)
 
-    def listed() -> set[str]:
+    def list_files() -> set[str]:
         try:
             return {posixpath.basename(one) for one in store.ls(path, detail=False, refresh=True)}
         except FileNotFoundError:
             return set()
 
-    return retry(folder, listed)
+    return retry(folder, list_files)
 
 
 def write_url(name: str, content: bytes) -> None:

@@ -39,15 +39,15 @@ def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
     rows = [lean_record(record) for record in records]
     failed = {row["job"]["clip"] for row in rows if row["error"] is not None}
     settings = sorted({row["job"]["settings"] for row in rows})
-    about = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
+    summary = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
     for row in rows:  # these two may have any type
         row["id"] = None if row["id"] is None else str(row["id"])
         row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
-    made = pyarrow.Table.from_pylist(
-        [_to_utf8(row) for row in rows], _schema().with_metadata({_METADATA_KEY: json.dumps(about)})
+    table = pyarrow.Table.from_pylist(
+        [_to_utf8(row) for row in rows], _schema().with_metadata({_METADATA_KEY: json.dumps(summary)})
     )
     file = io.BytesIO()
-    parquet.write_table(made, file, compression="zstd")
+    parquet.write_table(table, file, compression="zstd")
     return file.getvalue()
 
 
@@ -73,13 +73,13 @@ def read_part_summary(name: str) -> PartSummary:
     def read() -> PartSummary:
         with open_url(name) as file:
             try:
-                found = (parquet.read_metadata(file).metadata or {}).get(_METADATA_KEY)
+                metadata = (parquet.read_metadata(file).metadata or {}).get(_METADATA_KEY)
             except pyarrow.ArrowInvalid:
-                found = None
-        if found is None:
+                metadata = None
+        if metadata is None:
             raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
-        about = json.loads(found)
-        return PartSummary(about["clips"], about["failed"], tuple(about["settings"]))
+        summary = json.loads(metadata)
+        return PartSummary(summary["clips"], summary["failed"], tuple(summary["settings"]))
 
     return retry(name, read)
 

@@ -41,22 +41,22 @@ def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int],
         difference of the best logit and the lower of both tokens' logits, as a share of the largest absolute logit; 0
         if the captions are equal, infinity if one is the beginning of the other.
     """
-    shared = first_difference(one, other)
-    if shared is None:
+    first = first_difference(one, other)
+    if first is None:
         return 0.0
-    if shared == min(len(one), len(other)):
+    if first == min(len(one), len(other)):
         return float("inf")
     engine, generate = captioner.target, captioner.profile.generate
     prompt, system = request.prompt or generate.prompt, request.system or generate.system
-    whole = CaptionRequest(request.path, request.frames, prompt, system, earlier=request.earlier)
-    prefix = run_to_completion(captioner.setup.read(whole, Trace()))
-    read = engine.prefill(prefix, len(one))
-    logits = read.logits
-    for token in one[:shared]:
-        logits = engine.run([Rows(read.span, [token])])[0].logits[-1]
+    full_request = CaptionRequest(request.path, request.frames, prompt, system, earlier=request.earlier)
+    prefix = run_to_completion(captioner.setup.read(full_request, Trace()))
+    prefilled = engine.prefill(prefix, len(one))
+    logits = prefilled.logits
+    for token in one[:first]:
+        logits = engine.run([Rows(prefilled.span, [token])])[0].logits[-1]
     scores, history = logits.float(), captioner.setup.history(prefix)
     size = float(scores.abs().max())
     if history is not None:
-        scores = history.changes_for_paths([one[:shared]])(scores[None])[0]
-    lower = min(float(scores[one[shared]]), float(scores[other[shared]]))
+        scores = history.changes_for_paths([one[:first]])(scores[None])[0]
+    lower = min(float(scores[one[first]]), float(scores[other[first]]))
     return (float(scores.max()) - lower) / size

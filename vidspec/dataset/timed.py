@@ -117,20 +117,20 @@ class ProfileContenderWorker:
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
         """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
-        found = []
-        for some in (clips[first : first + batch] for first in range(0, len(clips), batch)):
-            read = [(path, self.captioner.read(path)) for path in some]
+        rates = []
+        for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
+            read = [(path, self.captioner.read(path)) for path in group]
             arrivals = ReadyClips(deque(CaptionRequest(path, clip, key=path) for path, clip in read))
-            counted = SteadyRate(len(some))
+            rate = SteadyRate(len(group))
             for key, event in self.captioner.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Round):
-                    counted.emitted(time.perf_counter(), key, len(event.token_ids))
+                    rate.emitted(time.perf_counter(), key, len(event.token_ids))
                 elif isinstance(event, Finished):
-                    counted.finished(time.perf_counter())
-            found.append(counted)
-        return SteadyRate.combine(found)
+                    rate.finished(time.perf_counter())
+            rates.append(rate)
+        return SteadyRate.combine(rates)
 
     def plain(self, clips: Sequence[str]) -> dict[str, list[int]]:
         """Return the token ids of plain decoding, by clip."""
@@ -150,10 +150,10 @@ def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
 def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> TimedRun:
     """Caption clips into a temporary file and time it."""
     results = TimedResults()
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as folder:
         jobs = [Job(clip) for clip in clips]
         settings = SettingsDigest(profile.model_dump(), config)
-        output = SingleFileOutput(Path(place) / "captions.jsonl", "jsonl", several=True)
+        output = SingleFileOutput(Path(folder) / "captions.jsonl", "jsonl", several=True)
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))

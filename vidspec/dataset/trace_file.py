@@ -23,12 +23,12 @@ def merge_traces(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, A
         names: dict[int, str] = {}
         for event in trace["traceEvents"]:
             process = event.get("pid", 0)
-            moved = {**event, "pid": number * STRIDE + process}
+            renumbered = {**event, "pid": number * STRIDE + process}
             if event.get("ph") == "M" and event.get("name") == "process_name":
                 names[process] = str(event.get("args", {}).get("name", ""))
                 continue
             names.setdefault(process, "")
-            events.append(moved)
+            events.append(renumbered)
         for process, name in names.items():
             label = f"{path}: {name}" if name else path
             args = {"name": label}

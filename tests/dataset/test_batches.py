@@ -166,7 +166,7 @@ def test_a_folder_with_many_broken_files(tmp_path, monkeypatch, capsys):
         path.write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("vidspec.dataset.local.Reader", Files)
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", Files)
     monkeypatch.setattr("vidspec.captioner.Captioner", FakeCaptioner)
     assert main(["caption", "clips", "--format", "jsonl", "-o", "out.jsonl"]) == 1
     records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
@@ -184,7 +184,7 @@ from types import ModuleType
 from fake_captioner import FakeCaptioner
 from dataset.test_batches import Files
 import vidspec.dataset.local
-vidspec.dataset.local.Reader = Files
+vidspec.dataset.local.ClipReader = Files
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Slow(FakeCaptioner):

@@ -80,7 +80,7 @@ def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
         with real(name, *how) as file:
             yield Counting(file)
 
-    monkeypatch.setattr("vidspec.dataset.containers.opened", counting)
+    monkeypatch.setattr("vidspec.dataset.containers.open_url", counting)
     assert len(shard_members(Job("s.tar"))) == 4
     assert sum(read) < 10_000
 
@@ -167,7 +167,9 @@ def test_rows_are_read_once_though_threads_overtake_each_other(monkeypatch):
     job = table("v.parquet", {"mp4": [b"%d" % row for row in range(60)]}, row_group_size=7)
     found, opened = shard_members(job), []
     real = stores.open_url
-    monkeypatch.setattr("vidspec.dataset.containers.opened", lambda name, *how: opened.append(name) or real(name, *how))
+    monkeypatch.setattr(
+        "vidspec.dataset.containers.open_url", lambda name, *how: opened.append(name) or real(name, *how)
+    )
     files, got = ShardFiles(), {}
 
     def ask(job):

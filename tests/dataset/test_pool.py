@@ -207,7 +207,7 @@ class Players:
         task = self.queue.take(who) if len(hand) < 6 else None
         if task is not None:
             hand += [[piece, False] for piece in self.pieces(task)]
-        idle = [one for one in hand if not one[1] and not (one[0].alone and any(begun for _, begun in hand))]
+        idle = [one for one in hand if not one[1] and not (one[0].run_alone and any(begun for _, begun in hand))]
         busy = [one for one in hand if one[1]]
         if idle and len(busy) < 4 and self.rng.random() < 0.6:
             idle[0][1] = True
@@ -247,7 +247,7 @@ def test_only_what_a_captioner_dies_of_fails(count, segments):
         failed = {key for key, one in zip(ended, played.outcomes, strict=True) if one.error}
         assert failed == deadly and played.deaths <= 3 * len(deadly)
         assert all(one.caption.error["kind"] == "crashed" for one in played.outcomes if one.error)
-        lasts = [one.job.number for one in played.outcomes if one.job.last]
+        lasts = [one.job.number for one in played.outcomes if one.job.is_last]
         assert sorted(lasts) == list(range(20)), "every clip ends once"
 
 
@@ -263,7 +263,7 @@ def groups(monkeypatch, gpus, replicas, changes=None, **more):
     cluster = SimpleNamespace(cluster_resources=lambda: {"GPU": gpus})
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("vidspec.dataset.devices.connected", lambda address: cluster)
+    monkeypatch.setattr("vidspec.dataset.devices.connect_ray", lambda address: cluster)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
 

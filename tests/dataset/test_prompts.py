@@ -54,7 +54,7 @@ def outcomes(captioner, tasks, how):
 
 
 def kinds(found):
-    return [(one.job.segment, one.job.last, one.caption.error and one.caption.error["kind"]) for one in found]
+    return [(one.job.segment, one.job.is_last, one.caption.error and one.caption.error["kind"]) for one in found]
 
 
 def test_the_others_begin_when_the_first_has_read():

@@ -91,7 +91,7 @@ def test_the_reader_loads_no_torch(reader):
 
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = Slow()
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: slow)
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: slow)
     (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
@@ -483,7 +483,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
     list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
@@ -594,7 +594,7 @@ def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
     done = list(caption_locally(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
@@ -612,7 +612,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
 
 
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
 
     class Stuck(FakeCaptioner):
         def stream(self, path, **asked):

@@ -102,7 +102,7 @@ class StreamOutput(Output):
         order: Sequence[Job] | None = None,
     ) -> None:
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
-        self._begun = False
+        self._header_written = False
         self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._waiting: dict[str, list[RecordDict]] = {}  # by clip
 
@@ -130,8 +130,8 @@ class StreamOutput(Output):
         last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
         if self.form in SUBTITLES and not last:
             return False
-        first = None if self._begun else header_line(self.form)
-        self._begun = True
+        first = None if self._header_written else header_line(self.form)
+        self._header_written = True
         records = self._waiting.pop(clip)
         if self.form in SUBTITLES:
             texts = [(clip_document(records, self.form) or "").removesuffix("\n") or None]
@@ -254,8 +254,8 @@ class SingleFileOutput(JournaledOutput):
     ) -> None:
         own = form in ("json", "jsonl")
         super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path, look=look)
-        self.path, self.form, self.several, self.raw_csv, self._own = path, form, several, raw_csv, own
-        self._begun: os.stat_result | None = None  # the file as this run last left it
+        self.path, self.form, self.several, self.raw_csv, self._is_journal = path, form, several, raw_csv, own
+        self._last_status: os.stat_result | None = None  # the file as this run last left it
         self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
@@ -275,11 +275,11 @@ class SingleFileOutput(JournaledOutput):
         if not self._ours and journal.latest_mark(self.path) is not None:
             hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
             raise UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
-        if not self._ours or (self._own and journal.foreign):
+        if not self._ours or (self._is_journal and journal.foreign):
             hint = f"{keeping}; or name another file"
             raise UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
         first = next(journal.records(), None)
-        if self._own and first is not None and ("timings" in first) != (self.form == "json"):
+        if self._is_journal and first is not None and ("timings" in first) != (self.form == "json"):
             other = "jsonl" if self.form == "json" else "json"
             raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
 
@@ -305,16 +305,16 @@ class SingleFileOutput(JournaledOutput):
         if self._look:
             return
         with self._losing_journal(job):
-            if not self._own:
+            if not self._is_journal:
                 self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
             super().add(job, lean_record(record) if self.form == "jsonl" else record)
-            if not self._own:
+            if not self._is_journal:
                 self._append(record)
 
     def _append(self, record: RecordDict) -> None:
         if self.form == "parquet":  # its footer depends on all rows: written once, at the end
             return
-        if self._begun is None or self.form in SUBTITLES:
+        if self._last_status is None or self.form in SUBTITLES:
             self._rewrite()
             return
         if text := self._line(record):
@@ -336,7 +336,7 @@ class SingleFileOutput(JournaledOutput):
 
     def _check(self) -> None:
         """Check that the file is still the one that this run began."""
-        if self._begun is not None and not is_same_file(self.path, self._begun):
+        if self._last_status is not None and not is_same_file(self.path, self._last_status):
             raise missing_file_error(self.path)
 
     def _back_up_foreign(self) -> None:
@@ -355,7 +355,7 @@ class SingleFileOutput(JournaledOutput):
         self._digest, self._size = hashlib.sha256(content), len(content)
         self._mark()
         write_whole(self.path, content)
-        self._begun = self.path.stat()
+        self._last_status = self.path.stat()
 
     def _content(self) -> bytes:
         """Return the content of the file according to its journal."""
@@ -369,18 +369,18 @@ class SingleFileOutput(JournaledOutput):
         self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        if self._begun is not None and not self._lost:
+        if self._last_status is not None and not self._lost:
             with contextlib.suppress(OutputError):  # a lost journal is reported below
                 self._mark()  # for the appended lines, before their records are reordered
         return super().close(jobs, complete=complete)
 
     def _render(self, *, complete: bool) -> list[str]:
-        if self._own or self._lost or not (complete or self._begun):
+        if self._is_journal or self._lost or not (complete or self._last_status):
             return []
-        if self._begun is not None:
+        if self._last_status is not None:
             self._check()
             if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
-                self._ours, self._begun = False, None
+                self._ours, self._last_status = False, None
         self._back_up_foreign()
         self._rewrite()
         return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []

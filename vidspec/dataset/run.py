@@ -45,13 +45,13 @@ def caption_jobs(
         events = captioner.serve(jobs, batch=config.batch, wake=source.wake)
         try:
             for key, event in events:
-                yield from jobs.unreadable()
+                yield from jobs.unreadable_results()
                 yield from jobs.handle(key, event)
         finally:
             if isinstance(events, Generator):
                 events.close()
-        yield from jobs.unreadable()
-        yield from jobs.abandoned()
+        yield from jobs.unreadable_results()
+        yield from jobs.abandoned_results()
         if jobs.count == before and not jobs.done:
             raise RuntimeError("the captioner ended before it had taken a clip")
 
@@ -70,7 +70,7 @@ class _ClipParts:
     """
 
     def __init__(self, job: Job, config: JobConfig) -> None:
-        self.whole, self._config = job.planned_job, config  # not the job, which would keep its frames
+        self.planned, self._config = job.planned_job, config  # not the job, which would keep its frames
         self._questions = None if job.error is not None else config.questions_of(job)
         self._prompts: PromptQueue[Job] | None = None
         self._ready: deque[Job] = deque()
@@ -106,12 +106,12 @@ class _ClipParts:
             return self._ready.popleft()
         return self._prompts.take() if self._prompts is not None else None
 
-    def prefilled(self, job: Job) -> None:
+    def mark_prefilled(self, job: Job) -> None:
         """Note the end of a part's prefill."""
         if self._prompts is not None:
             self._prompts.read(job.segment or 0)
 
-    def ended(self, outcome: JobResult, job: Job) -> list[JobResult]:
+    def finish_part(self, outcome: JobResult, job: Job) -> list[JobResult]:
         """Record the result of one part; return the results that are due now, in part order."""
         if self._prompts is not None:
             self._prompts.ended()
@@ -240,13 +240,13 @@ class _JobSource:
                 return part
         return None
 
-    def unreadable(self) -> Iterator[JobResult]:
+    def unreadable_results(self) -> Iterator[JobResult]:
         """Yield the results of unreadable jobs."""
         while self._unreadable:
             job = self._unreadable.pop(0)
             yield from self._finish_job(job, None, job.error)
 
-    def abandoned(self) -> Iterator[JobResult]:
+    def abandoned_results(self) -> Iterator[JobResult]:
         """Yield failed results for jobs that the captioner left unfinished."""
         for job in [self._running.pop(key) for key in list(self._running)]:
             yield from self._finish_job(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
@@ -265,7 +265,7 @@ class _JobSource:
             yield from self._finish_job(self._running.pop(key), event.caption, None)
         elif isinstance(event, Prefilled):
             job = self._running[key]
-            self._clips[job.number].prefilled(job)
+            self._clips[job.number].mark_prefilled(job)
             if job.reread is not None:
                 self._running[key] = job.without_frames()
                 self._source.mark_encoded(job)
@@ -277,11 +277,11 @@ class _JobSource:
         parts = self._clips[job.number]
         if not parts.has_questions:
             self._source.release(job)
-        for due in parts.ended(outcome, job):
+        for due in parts.finish_part(outcome, job):
             if due.job.is_last:
                 del self._clips[job.number]
                 if parts.has_questions:
-                    self._source.release(parts.whole)
+                    self._source.release(parts.planned)
             yield due
 
     def _make_result(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:

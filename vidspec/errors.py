@@ -1,7 +1,7 @@
-"""The one family of errors a user can cause; anything else that escapes is a bug and keeps its traceback.
+"""Errors that a user can cause, one family; any other exception is a bug and keeps its traceback.
 
-Every error says in one line what is wrong and, where there is one, in a hint what to do about it.
-``exit_code`` is what the command line ends with; ``stage`` is where in the way of the data it happened.
+Every error has a one-line message and optionally a hint. ``exit_code`` is the exit code of the command line; ``stage``
+is the step of processing that failed.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class UsageError(VidspecError):
 
 
 class ArgumentError(UsageError, TypeError):
-    """A keyword argument that a method of the library does not have."""
+    """An unknown keyword argument of a library method."""
 
 
 class ClosedError(UsageError, AttributeError):
-    """A use of a captioner after, or during, its :meth:`~vidspec.captioner.Captioner.close`."""
+    """Use of a captioner during or after its :meth:`~vidspec.captioner.Captioner.close`."""
 
     kind = "closed"
 
@@ -74,7 +74,7 @@ class ProfileError(UsageError):
 
 
 class ModelError(VidspecError):
-    """A model that is missing, unreadable or of a family that is not supported."""
+    """A model that is missing, unreadable or of an unsupported family."""
 
     exit_code = 3
     stage = "models"
@@ -90,12 +90,12 @@ class DeviceError(VidspecError):
 
 
 class VideoError(VidspecError):
-    """A file that gives no frames: missing, a folder, empty, not a video, damaged.
+    """A file without usable frames: missing, a folder, empty, not a video, damaged.
 
     Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
-    ``damaged``, ``unsupported``, ``no_frames``, ``range``, ``memory``; of a reader's process also ``timeout``,
-    ``stalled`` and ``crashed``; of shards and URLs ``timeout``, ``too_large``, and ``refused`` where data name what
-    they may not.
+    ``damaged``, ``unsupported``, ``no_frames``, ``range``, ``memory``; from a reader process also ``timeout``,
+    ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and ``refused`` if a row names a
+    path or URL that is not allowed.
     """
 
     stage = "decode_video"
@@ -103,14 +103,14 @@ class VideoError(VidspecError):
 
 
 class GenerationError(VidspecError):
-    """A clip whose captioning failed after its frames were read (out of memory, prompt too long)."""
+    """A failure to caption a clip after its frames were read (out of memory, prompt too long)."""
 
     stage = "generate"
     kind = "generation"
 
 
 class OutputError(VidspecError):
-    """A caption that could not be written where it was asked for."""
+    """A caption or other output that could not be written."""
 
     stage = "output"
     kind = "output"

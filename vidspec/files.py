@@ -1,5 +1,4 @@
-"""Files that are written: whole or not at all, as UTF-8 whatever the locale, never over what vidspec did not write;
-and files that are read whole, which may be only so long."""
+"""Read and write whole files: atomic UTF-8 writes that never replace foreign files, and reads of bounded size."""
 
 from __future__ import annotations
 
@@ -29,65 +28,65 @@ __all__ = [
     "write_whole",
 ]
 
-#: An option and the file that it names, None or ``-`` for none.
+#: An option and the file it names; None or ``-`` for none.
 NamedPath: TypeAlias = "tuple[str, str | Path | None]"
-#: Bytes from the beginning of a file within which its mark stands.
+#: Bytes at the beginning of a file that are searched for its mark.
 _HEAD = 1 << 20
 
 
 class FileKind(NamedTuple):
-    """Files of one sort that vidspec writes, by what tells them from all others.
+    """A kind of file that vidspec writes, recognised by its content.
 
-    ``name`` completes "is no ..." in an error; ``mark`` is a regular expression that is found in the first MiB of each
-    of them and of no other file.
+    ``name`` completes "is no ..." in an error; ``mark`` is a regular expression that matches within the first MiB of
+    these files and of no others.
     """
 
     name: str
     mark: bytes
 
 
-#: PNG and SVG; their writers name vidspec as the software or the creator, or in a comment.
+#: PNG and SVG that name vidspec as the software or the creator, or in a comment.
 PICTURE = FileKind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 def encode_line(line: str) -> bytes:
-    """UTF-8 of ``line``, whatever the locale; of a path that is not UTF-8 the foreign bytes become ``\\udcXX``.
+    """Encode ``line`` as UTF-8 in any locale; bytes of a path that is not UTF-8 become ``\\udcXX``.
 
     JSON escapes them the same way, so a JSON line stays valid.
     """
     return line.encode("utf-8", "backslashreplace")
 
 
-def read_whole(path: str | Path, most: int, said: str, *, pipe: bool = False) -> bytes:
-    """The content of a file, or of standard input where ``path`` is ``-`` and ``pipe`` is set.
+def read_whole(path: str | Path, most: int, label: str, *, pipe: bool = False) -> bytes:
+    """Return the content of a file, or of standard input if ``path`` is ``-`` and ``pipe`` is set.
 
     Args:
         path: the file.
-        most: bytes that it may have.
-        said: what errors begin with.
-        pipe: whether a pipe will do for a regular file. A device never does: it may have no end.
+        most: maximum size in bytes.
+        label: beginning of error messages.
+        pipe: accept a pipe as well as a regular file. A device is never accepted: it may have no end.
 
     Raises:
-        UsageError: it cannot be read, is no such file, or is longer.
+        UsageError: the file cannot be read, is of another kind, or is too long.
     """
     try:
         if pipe and str(path) == "-":
             content = sys.stdin.buffer.read(most + 1)
         else:
-            mode = os.stat(path).st_mode  # before it is opened: to open a pipe may wait for ever
+            mode = os.stat(path).st_mode  # checked before opening, which may block on a pipe
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
-                raise UsageError(f"{said}: is no regular file", hint="write it into a file")
+                raise UsageError(f"{label}: is no regular file", hint="write it into a file")
             with open(path, "rb") as file:
                 content = file.read(most + 1)
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
-        raise UsageError(f"{said}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(f"{label}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > most:
-        raise UsageError(f"{said}: is longer than {most >> 20} MiB")
+        raise UsageError(f"{label}: is longer than {most >> 20} MiB")
     return content
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file at once: it is replaced whole or not at all.
+    """Write a file atomically: it is replaced whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -104,31 +103,30 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def backup_of(path: Path) -> Path:
-    """The name that a file is kept under: ``NAME~``, or ``NAME~1~`` and so on, whichever is free."""
+    """Return the first free backup name of a file: ``NAME~``, ``NAME~1~`` and so on."""
     names = (path.with_name(f"{path.name}~{f'{number}~' if number else ''}") for number in count())
     return next(name for name in names if not os.path.lexists(name))
 
 
 def back_up(path: Path) -> Path | None:
-    """Keep a file that is there as :func:`backup_of` it; returns that, or None where there was nothing to keep."""
+    """Rename a file to its :func:`backup_of` name and return that; None if there is no file or it is empty."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     return path.replace(backup_of(path))
 
 
 class FileLock:
-    """Keeps other processes from a file by a locked ``.NAME.lock`` beside it, which is gone when the lock is released.
+    """Locks a file against other processes through ``.NAME.lock`` next to it; the lock file is removed on release.
 
-    Whoever waits for a lock file that was removed meanwhile gets a lock on no name: filelock finds that out when it has
-    the lock, and begins again with the file of that name.
+    A waiter may lock a file that was unlinked meanwhile; filelock detects this and starts over with the current one.
 
     Args:
         path: the file.
-        timeout: seconds to wait for another process, at least those that one takes that is just letting go.
+        timeout: seconds to wait for another process; long enough for one that is just releasing the lock.
 
     Raises:
-        TimeoutError: another process has the lock.
-        OSError: the lock file cannot be made.
+        TimeoutError: another process holds the lock.
+        OSError: the lock file cannot be created.
     """
 
     def __init__(self, path: Path, timeout: float = 0.2) -> None:
@@ -138,10 +136,10 @@ class FileLock:
         self._lock.acquire()
 
     def release(self) -> None:
-        """Let go; a second time does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._lock.is_locked:
-            with contextlib.suppress(OSError):  # some systems remove no open file: it stays
-                os.unlink(self._lock.lock_file)  # while it is locked, or it might be somebody else's by then
+            with contextlib.suppress(OSError):  # some systems cannot remove an open file
+                os.unlink(self._lock.lock_file)  # while still locked: later it may belong to another process
             self._lock.release()
 
     def __enter__(self) -> FileLock:
@@ -152,14 +150,14 @@ class FileLock:
 
 
 def check_output(path: Path, inputs: Iterable[str], option: str, kind: FileKind | None = None) -> None:
-    """Find out before any model is loaded that ``path`` cannot be written, is one of the clips, or is not to be lost.
+    """Check before any model is loaded that ``path`` can be written and is neither a clip nor a foreign file.
 
     Args:
         path: the file.
         inputs: the clips.
-        option: that names the file.
-        kind: of a file that is replaced or added to: what is there already must be of this kind, or empty. None where
-            the caller keeps what was there.
+        option: the option that names the file.
+        kind: required kind of an existing file that will be replaced or appended to; an empty file passes. None if the
+            caller keeps the existing file.
 
     Raises:
         UsageError: naming ``option``.
@@ -172,14 +170,14 @@ def check_output(path: Path, inputs: Iterable[str], option: str, kind: FileKind 
         raise UsageError(f"{option} {path}: no permission to write there")
     if any(os.path.realpath(path) == os.path.realpath(clip) for clip in inputs):
         raise UsageError(f"{option} {path}: is one of the clips")
-    if kind is not None and path.exists() and not _is(path, kind):
+    if kind is not None and path.exists() and not _is_kind(path, kind):
         raise UsageError(
             f"{option} {path}: is there already, and is no {kind.name}", hint="name another file, or move this one away"
         )
 
 
 def check_distinct(written: Iterable[NamedPath], read: Iterable[NamedPath] = ()) -> None:
-    """Refuse a file that is written twice, or both read and written. Devices and pipes may be named several times.
+    """Reject a file that is written twice, or both read and written. Devices and pipes may be named several times.
 
     Args:
         written, read: options with their files.
@@ -187,27 +185,27 @@ def check_distinct(written: Iterable[NamedPath], read: Iterable[NamedPath] = ())
     Raises:
         UsageError: naming both options.
     """
-    inputs = {_identity(path): f"{option} {path}" for option, path in read if path not in (None, "-")}
+    inputs = {_file_key(path): f"{option} {path}" for option, path in read if path not in (None, "-")}
     outputs: dict[object, str] = {}
     for option, path in written:
-        if path in (None, "-") or (file := _identity(path)) is None:
+        if path in (None, "-") or (file := _file_key(path)) is None:
             continue
         if other := inputs.get(file) or outputs.get(file):
             raise UsageError(f"{option} {path}: is the same file as {other}", hint="name another file")
         outputs[file] = f"{option} {path}"
 
 
-def _identity(path: str | Path | None) -> object:
-    """Something equal for all names of one regular file, there or not; None for a folder, a device or a pipe."""
+def _file_key(path: str | Path | None) -> object:
+    """Return a key equal for all names of one regular file, existing or not; None for a folder, device or pipe."""
     try:
-        found = os.stat(path or "")
+        status = os.stat(path or "")
     except (OSError, ValueError):
         return os.path.realpath(str(path).replace("\0", ""))
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def _is(path: Path, kind: FileKind) -> bool:
-    """Whether a file is of a kind, or empty; what is no regular file is of none."""
+def _is_kind(path: Path, kind: FileKind) -> bool:
+    """Return True if a regular file is of a kind, or empty."""
     if not path.is_file():
         return False
     try:

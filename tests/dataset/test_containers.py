@@ -167,7 +167,9 @@ def test_rows_are_read_once_though_threads_overtake_each_other(monkeypatch):
     job = table("v.parquet", {"mp4": [b"%d" % row for row in range(60)]}, row_group_size=7)
     found, opened = shard_members(job), []
     real = stores.open_url
-    monkeypatch.setattr("vidspec.dataset.containers.open_url", lambda name, *how: opened.append(name) or real(name, *how))
+    monkeypatch.setattr(
+        "vidspec.dataset.containers.open_url", lambda name, *how: opened.append(name) or real(name, *how)
+    )
     files, got = ShardFiles(), {}
 
     def ask(job):

@@ -208,7 +208,8 @@ def test_ray_takes_shards_from_the_store(store, tmp_path):
     pytest.importorskip("ray")
     code = PROGRAM.replace(
         "from vidspec.cli import main\n",
-        'from vidspec.dataset.pool import Factory\nFactory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)\n'
+        "from vidspec.dataset.pool import CaptionerFactory\n"
+        'CaptionerFactory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)\n'
         "from vidspec.cli import main\n",
     )
     (tmp_path / "program.py").write_text(code)

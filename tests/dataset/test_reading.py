@@ -306,7 +306,7 @@ def test_waiting_for_memory_is_not_reading(reader, tmp_path, monkeypatch):
 
 def test_the_reader_ends_with_its_parent():
     code = (
-        "import os, sys; from vidspec.dataset.reader import Reader; r = Reader();"
+        "import os, sys; from vidspec.dataset.reader import ClipReader; r = ClipReader();"
         f"r.read({CLIP!r}, None, None, {{'frames': 1}}); print(r._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

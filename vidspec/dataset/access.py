@@ -1,5 +1,4 @@
-"""Access of data to files and servers: the paths and URLs that rows of a shard may name, and the addresses that may be
-connected to. Opens no file."""
+"""Access rules: paths and URLs that shard rows may name, and addresses that may be connected to. Opens no file."""
 
 from __future__ import annotations
 
@@ -20,29 +19,29 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMES", "Access", "GuardedClient", "PrivateAddressError", "check_allowed_url", "is_url"]
 
-#: URLs that data may name; others run programs, read local files or log in somewhere.
+#: URL schemes that data may name; others run programs, read local files or log in somewhere.
 SCHEMES = ("abfs", "az", "gcs", "gs", "hf", "http", "https", "memory", "s3", "s3a")
-#: Scheme, host or bucket with a port, and the rest of a URL. A user name before the host is not part of it.
+#: Scheme, host or bucket with a port, and the rest of a URL. A user name before the host does not match.
 _URL = re.compile(
     r"([a-z][a-z0-9]*)://((?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?)((?:[/?#].*)?)", re.IGNORECASE | re.DOTALL
 )
-#: The port of a URL without one.
+#: Default ports.
 _PORTS = {"http": 80, "https": 443}
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a URL."""
+    """Return True if a name is a URL."""
     return "://" in name
 
 
 @dataclass(frozen=True)
 class Access:
-    """Permissions of data, plain values that travel to other processes.
+    """Access that data are granted; plain values that can be pickled.
 
     Attributes:
-        paths: folders that rows of local shards may name files in, besides the shard's own.
+        paths: folders in which rows of local shards may name files, in addition to the shard's own.
         urls: ``SCHEME://HOST`` that rows may name; the host ``*`` is any with a public address.
-        typed: URLs that the user gave. Their hosts, and those in ``urls``, may have private addresses.
+        typed: origins of URLs that the user gave. Their hosts, and those in ``urls``, may have private addresses.
     """
 
     paths: tuple[str, ...] = ()
@@ -50,62 +49,62 @@ class Access:
     typed: tuple[str, ...] = ()
 
     def with_typed(self, *names: str) -> Access:
-        """The same where the user gave these too, those that are URLs."""
+        """Return a copy with the origins of these names added, of those that are URLs."""
         origins = {_origin(name) for name in names if is_url(name)}
         return replace(self, typed=tuple(sorted(origins | {*self.typed})))
 
     def locate(self, shard: str, name: str) -> str:
-        """The path or URL that a row of a shard names.
+        """Return the path or URL that a row of a shard names.
 
         Raises:
-            VideoError: of kind ``refused``, where the row may not name it.
+            VideoError: of kind ``refused``, if the row may not name it.
         """
         if "\0" in name:
-            raise _refused(shard, name, "which holds a NUL")
+            raise _refusal(shard, name, "which holds a NUL")
         if is_url(name):
-            return self._located_url(shard, name)
-        return _below_url(shard, name) if is_url(shard) else self._located_path(shard, name)
+            return self._resolve_url(shard, name)
+        return _member_url(shard, name) if is_url(shard) else self._resolve_path(shard, name)
 
-    def _located_path(self, shard: str, name: str) -> str:
+    def _resolve_path(self, shard: str, name: str) -> str:
         folder = os.path.dirname(shard) or "."
         path = os.path.join(folder, name)
         real = os.path.realpath(path)
-        for root in (_real(os.path.abspath(one)) for one in (folder, *self.paths)):
+        for root in (_real_path(os.path.abspath(one)) for one in (folder, *self.paths)):
             if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
                 return path
         hint = f"--allow-paths {os.path.dirname(real)} if it may be read"
-        raise _refused(shard, name, "which is outside the shard's folder", hint)
+        raise _refusal(shard, name, "which is outside the shard's folder", hint)
 
-    def _located_url(self, shard: str, name: str) -> str:
+    def _resolve_url(self, shard: str, name: str) -> str:
         parts = _URL.fullmatch(name)
         if parts is None or "::" in name or (scheme := parts[1].lower()) not in SCHEMES:
-            raise _refused(shard, name, "a URL that data may not name", f"download it; allowed: {', '.join(SCHEMES)}")
+            raise _refusal(shard, name, "a URL that data may not name", f"download it; allowed: {', '.join(SCHEMES)}")
         host = parts[2].lower()
         if is_url(shard) and shard.split("://")[0].lower() == scheme:
             return name
         if f"{scheme}://{host}" in self.urls or f"{scheme}://*" in self.urls:
             return name
         hint = f"--allow-urls {scheme}://{host} if it may be read"
-        raise _refused(shard, name, "a URL of another scheme than the shard's", hint)
+        raise _refusal(shard, name, "a URL of another scheme than the shard's", hint)
 
 
-def _below_url(shard: str, name: str) -> str:
-    """The URL of a file in the folder of a shard behind a URL, or below."""
+def _member_url(shard: str, name: str) -> str:
+    """Return the URL of a file in or below the folder of a shard behind a URL."""
     plain = name
     while (decoded := unquote(plain)) != plain:
         plain = decoded
     path = posixpath.normpath(name.lstrip("/") or ".")
     parts = posixpath.normpath(plain.replace("\\", "/").lstrip("/") or ".").split("/")
     if os.pardir in (path.split("/")[0], *parts) or "::" in plain:
-        raise _refused(shard, name, "which is outside the shard's folder")
+        raise _refusal(shard, name, "which is outside the shard's folder")
     return f"{shard.rpartition('/')[0]}/{path}"
 
 
 def check_allowed_url(text: str) -> str:
-    """``SCHEME://HOST`` of ``--allow-urls``, in lower case.
+    """Return the ``SCHEME://HOST`` of ``--allow-urls`` in lower case.
 
     Raises:
-        UsageError: it is no such text, or of a scheme that data may never name.
+        UsageError: the text is malformed, or of a scheme that data may never name.
     """
     scheme, _, host = text.lower().rstrip("/").partition("://")
     if scheme not in SCHEMES or not (host == "*" or re.fullmatch(_URL, f"{scheme}://{host}")) or "/" in host:
@@ -115,7 +114,7 @@ def check_allowed_url(text: str) -> str:
     return f"{scheme}://{host}"
 
 
-def _refused(shard: str, name: str, reason: str, hint: str | None = None) -> VideoError:
+def _refusal(shard: str, name: str, reason: str, hint: str | None = None) -> VideoError:
     shown = name if len(name) <= 200 else f"{name[:200]}..."
     return VideoError(f"{shard}: a row names {shown}, {reason}", kind="refused", hint=hint)
 
@@ -126,12 +125,12 @@ def _origin(url: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _real(folder: str) -> str:
+def _real_path(folder: str) -> str:
     return os.path.realpath(folder)
 
 
 class PrivateAddressError(OSError):
-    """A connection that was not made. Of a name with several addresses, aiohttp keeps the first of equal errors."""
+    """A refused connection. If a host name has several addresses, aiohttp keeps the first of equal errors."""
 
     def __init__(self, address: str) -> None:
         super().__init__("the address is not public")
@@ -140,9 +139,9 @@ class PrivateAddressError(OSError):
 
 @dataclass(frozen=True)
 class GuardedClient:
-    """Makes HTTP sessions that connect to public addresses only, and to hosts that the user named.
+    """Factory of HTTP sessions that connect only to public addresses and to hosts the user named.
 
-    Every connection is checked by the address that it is made to, those after a redirect too.
+    Every connection is checked by its address, also after a redirect.
 
     Attributes:
         named: ``SCHEME://HOST`` of hosts that may have any address.
@@ -151,17 +150,17 @@ class GuardedClient:
     named: tuple[str, ...] = ()
 
     async def __call__(self, **options: Any) -> ClientSession:
-        """A session; fsspec calls this once for each of its file systems."""
+        """Return a new session; fsspec calls this once per file system."""
         import aiohttp
 
         try:
-            connector = aiohttp.TCPConnector(socket_factory=self._connected)
+            connector = aiohttp.TCPConnector(socket_factory=self._make_socket)
         except TypeError:  # before 3.12
             raise UsageError("URLs need aiohttp 3.12 or later", hint="pip install --upgrade aiohttp") from None
-        bounds = aiohttp.ClientTimeout(total=None)  # fetching is bounded clip by clip
+        bounds = aiohttp.ClientTimeout(total=None)  # fetching is bounded per clip
         return aiohttp.ClientSession(**{"connector": connector, "timeout": bounds, **options})
 
-    def _connected(self, address: tuple[Any, ...]) -> socket.socket:
+    def _make_socket(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, (host, port, *_) = address
         self.check(host, port)
         made = socket.socket(family, kind, protocol)
@@ -169,10 +168,10 @@ class GuardedClient:
         return made
 
     def check(self, host: str, port: int) -> None:
-        """Refuse an address that is neither public nor that of a named host.
+        """Reject an address that is neither public nor that of a named host.
 
         Raises:
-            PrivateAddressError: and no connection is made.
+            PrivateAddressError: the address is not allowed.
         """
         address = _address(host)
         if address.is_global and not address.is_multicast:
@@ -182,10 +181,10 @@ class GuardedClient:
             if parts.hostname is None or parts.hostname == "*" or port != (parts.port or _PORTS.get(parts.scheme)):
                 continue
             try:
-                found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+                addresses = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
             except OSError:
                 continue
-            if any(_address(str(one[4][0])) == address for one in found):
+            if any(_address(str(one[4][0])) == address for one in addresses):
                 return
         raise PrivateAddressError(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 

@@ -1,4 +1,4 @@
-"""Time and bytes that fetching a clip may take; fetches nothing itself."""
+"""Time and byte limits of fetching a clip; fetches nothing itself."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Allowance", "FetchLimits"]
 
 T = TypeVar("T")
 
-#: Seconds within which a store gives a chunk of 2 MiB, or it has stalled: 280 kbit/s are enough.
+#: Seconds without a chunk of 2 MiB after which a store counts as stalled: 280 kbit/s are enough.
 STALLED = 60.0
-#: Bytes of a clip that are fetched at most by default.
+#: Default maximum of bytes fetched per clip.
 MAX_FETCH = 4 << 30
 
 
 class FetchLimits(NamedTuple):
-    """Bounds of what is fetched, and what data may name; plain values that travel to other processes.
+    """Limits of fetching, and access rules; plain values that can be pickled.
 
     Attributes:
-        timeout: seconds that fetching a clip may take; None for no limit but :data:`STALLED`.
-        most: bytes of a clip, and of what is read of a shard to find its clips.
-        access: what rows of shards may name.
+        timeout: seconds to fetch a clip; None for no limit except :data:`STALLED`.
+        most: bytes per clip, and bytes read of a shard to find its clips.
+        access: paths and URLs that shard rows may name.
     """
 
     timeout: float | None = None
@@ -36,12 +36,12 @@ class FetchLimits(NamedTuple):
 
 
 class Allowance:
-    """Time and bytes that one clip, or finding the clips of a shard, may still take.
+    """Remaining time and bytes for one clip, or for listing the clips of a shard.
 
     Args:
-        name: what is fetched, for errors.
-        limits: of it.
-        whole: whether the timeout is for all of it, and not for each request alone.
+        name: the file, for error messages.
+        limits: limits to start from.
+        whole: apply the timeout to the whole fetch instead of each request.
     """
 
     def __init__(self, name: str, limits: FetchLimits, *, whole: bool = True) -> None:
@@ -49,48 +49,48 @@ class Allowance:
         self.renew()
 
     def renew(self) -> None:
-        """Begin again, with the next clip."""
-        self._left = self.limits.most
+        """Reset time and bytes for the next clip."""
+        self._bytes_left = self.limits.most
         timeout = self.limits.timeout
-        self._until = time.monotonic() + timeout if timeout is not None and self._whole else None
+        self._deadline = time.monotonic() + timeout if timeout is not None and self._whole else None
 
     def take(self, size: int) -> None:
-        """Count bytes that are to be fetched.
+        """Count bytes about to be fetched.
 
         Raises:
-            VideoError: they are too many.
+            VideoError: the limit is exceeded.
         """
-        self._left -= size
-        if self._left < 0:
-            raise self.exceeded()
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise self.size_error()
 
-    def exceeded(self) -> VideoError:
-        """The error of a clip with too many bytes."""
+    def size_error(self) -> VideoError:
+        """Return the error for a clip with too many bytes."""
         most = self.limits.most
         shown = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
         return VideoError(f"{self.name}: has more than {shown}", kind="too_large", hint="raise --max-fetch")
 
     @property
     def seconds(self) -> float:
-        """Seconds that the next request may take.
+        """Seconds left for the next request.
 
         Raises:
-            VideoError: of kind ``timeout``, where none are left.
+            VideoError: of kind ``timeout``, if none are left.
         """
         timeout = self.limits.timeout
         left = [STALLED, *([] if timeout is None else [timeout])]
-        if self._until is not None:
-            left.append(self._until - time.monotonic())
+        if self._deadline is not None:
+            left.append(self._deadline - time.monotonic())
         if min(left) <= 0:
-            raise self._expired(timeout or 0.0)
+            raise self._timeout_error(timeout or 0.0)
         return min(left)
 
     def call(self, request: Callable[[], T], seconds: float | None = None) -> T:
-        """The result of a request to a store; one that takes too long is given up, and its thread left to itself.
+        """Return the result of a request to a store; after a timeout its thread is abandoned.
 
         Raises:
             VideoError: of kind ``timeout``.
-            Exception: whatever ``request`` raises.
+            Exception: any exception of ``request``.
         """
         seconds = self.seconds if seconds is None else seconds
         results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
@@ -105,12 +105,12 @@ class Allowance:
         try:
             result, error = results.get(timeout=seconds)
         except queue.Empty:
-            raise self._expired(seconds) from None
+            raise self._timeout_error(seconds) from None
         if error is not None:
             raise error
         return cast(T, result)
 
-    def _expired(self, seconds: float) -> VideoError:
+    def _timeout_error(self, seconds: float) -> VideoError:
         timeout = self.limits.timeout
         if timeout is not None and (seconds <= 0 or seconds < STALLED):
             return VideoError(f"{self.name}: not fetched within {timeout:g} s", kind="timeout", hint="raise --timeout")

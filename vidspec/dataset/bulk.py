@@ -1,4 +1,4 @@
-"""A run over many clips: what an earlier run left to do, and outcomes of an executor as records, counts and events.
+"""A run over many clips: the work left by an earlier run, and executor results as records, counts and events.
 
 Knows no model and no terminal.
 """
@@ -15,7 +15,7 @@ from vidspec.dataset.job import Job, JobResult
 from vidspec.dataset.journal import JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.dataset.parts import PartOutput
-from vidspec.dataset.records import LIFTED, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
+from vidspec.dataset.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
 from vidspec.dataset.run import exit_code
 from vidspec.errors import OutputError, UsageError, VideoError
 from vidspec.events.record import failed_caption
@@ -23,22 +23,22 @@ from vidspec.events.tally import Tally
 
 __all__ = ["Executor", "Remaining", "ResultListener", "plan_run", "plan_shards", "remaining_parts", "run_plan"]
 
-#: Turns jobs into outcomes, in any order, each as soon as it is known; closing the iterator ends its work.
+#: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
 Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
 
 
 @dataclass
 class Remaining:
-    """What is to be done, and what an earlier run did.
+    """Work left to do, and counts of an earlier run.
 
     Attributes:
-        jobs: clips with something left to do.
-        undrawn: those of shards instead, which are found while they are drawn; None for none.
-        contents: the content of each clip before it is read, by the number of its job; none of those in shards.
+        jobs: clips with parts left to caption.
+        undrawn: clips of shards instead, found lazily as they are drawn; None without shards.
+        contents: content of each clip before it is read, by job number; not of clips in shards.
         captioned, failed: clips that an earlier run finished.
-        kept: clips whose files were edited or no run wrote: they are not captioned.
-        reused: clips whose caption was taken over from the same content under another name.
-        unkept: clips whose caption cannot be kept, and so is not made.
+        kept: clips skipped because their files were edited or written by no run.
+        reused: clips whose caption was copied from the same content under another name.
+        unkept: results of clips that are skipped because their caption could not be written.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -52,20 +52,20 @@ class Remaining:
 
     @property
     def left(self) -> bool:
-        """Whether there is a clip to caption."""
+        """True if there is a clip to caption."""
         return bool(self.jobs or self.undrawn)
 
 
 def remaining_parts(
     parts: Mapping[int | None, JournalEntry], content: FileContent, *, segmented: bool, retry: bool
 ) -> set[int] | None:
-    """What of a clip counts as done: a set of segments (empty for nothing), or None if nothing is left to do.
+    """Return the finished segments of a clip (empty if none), or None if nothing is left to do.
 
     Args:
-        parts: its records under the same settings, by segment.
-        content: of the file now; records of another content do not count.
-        segmented: whether the clip is captioned in segments, or asked several things.
-        retry: whether error records count as not done.
+        parts: records of the clip under the same settings, by segment.
+        content: current content of the file; records of other content do not count.
+        segmented: True if the clip is captioned in segments or by several questions.
+        retry: True if error records count as not done.
     """
     parts = {key: one for key, one in parts.items() if one.content.same(content) and not (retry and one.failed)}
     if None in parts:  # the whole clip, or a clip that could not be cut
@@ -85,26 +85,26 @@ def plan_run(
     retry: bool = False,
     at: int = 1,
 ) -> Remaining:
-    """What is left of a run over ``jobs`` into ``output``.
+    """Return the work left of a run over ``jobs`` into ``output``.
 
     Args:
-        jobs: the clips, each once; they are numbered here.
-        output: knows the records of earlier runs; takes those of reused captions.
-        settings: how clips are captioned.
-        checksum: tell content by hash instead of size and time; a clip that was renamed keeps its caption.
-        retry: try clips again that failed.
-        at: the number of the first clip.
+        jobs: unique clips; they are numbered here.
+        output: holds the records of earlier runs; receives the records of reused captions.
+        settings: captioning settings.
+        checksum: compare content by hash instead of size and time; a renamed clip keeps its caption.
+        retry: caption failed clips again.
+        at: number of the first clip.
     """
-    made = Remaining()
+    remaining = Remaining()
     for number, job in enumerate(jobs, start=at):
         job = replace(job, number=number)
         try:
-            _planned(made, job, output, settings, checksum=checksum, retry=retry)
+            _plan_job(remaining, job, output, settings, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            made.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
-    return made
+            remaining.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
+    return remaining
 
 
 def plan_shards(
@@ -116,20 +116,20 @@ def plan_shards(
     *,
     retry: bool,
 ) -> Remaining:
-    """What is left of a run over shards: each is opened when all clips of those before it are drawn.
+    """Return the work left of a run over shards, opening each shard after all clips of those before are drawn.
 
-    A shard that cannot be read is a clip that has failed. The first clip is drawn at once.
+    A shard that cannot be read counts as one failed clip. The first clip is drawn immediately.
 
     Args:
-        shards: as jobs.
-        output: knows which parts are finished.
-        settings: how clips are captioned.
+        shards: the shards, as jobs.
+        output: knows the finished parts.
+        settings: captioning settings.
         tally: counts clips as they are found.
-        column: of Parquet files.
-        retry: try clips again that failed.
+        column: column of clips in Parquet files.
+        retry: caption failed clips again.
 
     Raises:
-        UsageError: parts were made with other settings; or the first shard's column is not clear.
+        UsageError: parts were made with other settings, or the first shard's column is ambiguous.
     """
     for shard in shards:
         if (part := output.finished.get(shard.path)) is None:
@@ -141,34 +141,34 @@ def plan_shards(
         tally.earlier += part.clips - part.failed
         tally.earlier_failed += part.failed
 
-    def found() -> Iterator[Job]:
+    def draw_clips() -> Iterator[Job]:
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
                 jobs = shard_members(shard, column, settings.config.fetch)
                 output.begin(shard.path)
-                one = plan_run(jobs, output, settings, retry=retry, at=number)
-                output.expect(shard.path, jobs, one.jobs, settings.of(shard))
+                part_plan = plan_run(jobs, output, settings, retry=retry, at=number)
+                output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                jobs, one = [shard], Remaining([replace(shard, number=number, error=error)])
+                jobs, part_plan = [shard], Remaining([replace(shard, number=number, error=error)])
             tally.total += len(jobs)
-            tally.earlier += one.captioned
-            tally.earlier_failed += one.failed
+            tally.earlier += part_plan.captioned
+            tally.earlier_failed += part_plan.failed
             number += len(jobs)
-            yield from one.jobs
+            yield from part_plan.jobs
 
-    jobs = found()
+    jobs = draw_clips()
     first = next(jobs, None)
     undrawn = None if first is None else chain((first,), jobs)
     return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
 
 
-def _planned(
-    made: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
+def _plan_job(
+    remaining: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
 ) -> None:
-    """Enter one clip into the plan."""
+    """Add one clip to the plan."""
     content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
     parts = output.parts(job, name)
@@ -176,29 +176,29 @@ def _planned(
     done = remaining_parts(parts, content, segmented=segmented, retry=retry)
     if done is None:
         output.restore(job, name)
-        of_these = any(stored.failed for stored in parts.values())
-        made.failed += of_these
-        made.captioned += not of_these
+        any_failed = any(entry.failed for entry in parts.values())
+        remaining.failed += any_failed
+        remaining.captioned += not any_failed
         return
     output.check(job)
     if output.leaves(job):
-        made.kept += 1
+        remaining.kept += 1
         return
-    if not done and content.sha256 is not None and _taken_over(job, output, name, content):
-        made.reused += 1
+    if not done and content.sha256 is not None and _reuse_caption(job, output, name, content):
+        remaining.reused += 1
         return
     captions = {one: raw_caption(parts[one].record()) for one in done}
-    made.contents[job.number] = content
-    made.jobs.append(replace(job, done=captions))
+    remaining.contents[job.number] = content
+    remaining.jobs.append(replace(job, done=captions))
 
 
-def _taken_over(job: Job, output: Output, settings: str, content: FileContent) -> bool:
-    """Write the caption of the same bytes under this name too, if there is one for the same part."""
-    stored = output.same_content(job, content.sha256 or "", settings)
-    if stored is None:
+def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent) -> bool:
+    """Copy an earlier caption of the same bytes and part to this clip; True if there was one."""
+    entry = output.same_content(job, content.sha256 or "", settings)
+    if entry is None:
         return False
-    record = stored.record()
-    part = {**{key: record.get(key) for key in LIFTED}, **record["job"]}  # a lean record says it beside the job
+    record = entry.record()
+    part = {**{key: record.get(key) for key in INPUT_KEYS}, **record["job"]}  # top-level keys of lean records
     if (part.get("start"), part.get("end")) != (job.start, job.end):
         return False
     known = {key: value for key, value in content._asdict().items() if value is not None}
@@ -206,19 +206,19 @@ def _taken_over(job: Job, output: Output, settings: str, content: FileContent) -
     about = {key: value for key, value in {**part, **known, **own}.items() if value is not None}
     about["clip"] = clip_id(job)
     video = {**record["video"], "path": job.path} if "path" in record["video"] else record["video"]
-    record = {key: value for key, value in record.items() if key not in LIFTED}
+    record = {key: value for key, value in record.items() if key not in INPUT_KEYS}
     output.add(job, {**record, "path": job.path, "video": video, "job": about})
     return True
 
 
 class ResultListener:
-    """Gets the outcomes of a run; this one does nothing with them."""
+    """Listener for the results of a run; the base class ignores them."""
 
     def result(self, outcome: JobResult, tally: Tally) -> None:
-        """A clip or segment is captioned or has failed, and its record is kept."""
+        """Handle the result of a clip or segment, after its record was written."""
 
     def ended(self, tally: Tally) -> None:
-        """Nothing more happens."""
+        """Handle the end of the run."""
 
 
 def run_plan(
@@ -231,25 +231,26 @@ def run_plan(
     *,
     max_failures: int | None = None,
 ) -> int:
-    """Caption what ``plan`` leaves; returns the exit code (see ``vidspec.dataset.run.exit_code``).
+    """Caption the clips of ``plan`` and return the exit code (see ``vidspec.dataset.run.exit_code``).
 
     Args:
-        plan, settings: what to do, and how.
-        engine: does it.
-        output: keeps a record before listeners get it. A clip whose record it cannot keep has failed; the run ends
-            where it can keep no more.
-        tally: counts; its ``stopped`` says why the run ended early.
-        listeners: get each outcome, and the end.
-        max_failures: the run ends with this many failed clips.
+        plan: the work left.
+        engine: executor of the jobs.
+        output: writes each record before listeners get the result. A clip whose record cannot be written counts as
+            failed; the run ends once nothing can be written any more.
+        settings: captioning settings.
+        tally: counts; ``stopped`` is set to the reason of an early end.
+        listeners: receive each result, and the end.
+        max_failures: number of failed clips that ends the run.
     """
     listeners = tuple(listeners)
-    codes: set[int] = set()  # and not the errors themselves, whose tracebacks hold the frames of their clips
+    codes: set[int] = set()  # not the errors: their tracebacks hold frames
     outcomes = engine(plan.undrawn or plan.jobs)
     try:
         for outcome in chain(plan.unkept, outcomes):
             try:
-                with uninterrupted():  # what is kept is counted
-                    outcome = _kept(outcome, plan, output, settings)
+                with uninterrupted():  # a written record is also counted
+                    outcome = _write_record(outcome, plan, output, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
                     tally.unkept += not _is_kept(outcome, output)
             except OutputError as error:
@@ -272,23 +273,23 @@ def run_plan(
 
 
 def _is_kept(outcome: JobResult, output: Output) -> bool:
-    """Whether there is a record of an outcome: not where it could not be written, nor of a shard without a part."""
+    """Return True if a result has a record: not after a failed write, nor for a shard without a part."""
     return not (
         isinstance(outcome.error, OutputError) or (isinstance(output, PartOutput) and outcome.job.shard is None)
     )
 
 
-def _kept(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
-    """Give a record to ``output``; the outcome, or that it could not be kept.
+def _write_record(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
+    """Write a record to ``output``; return the result, or a failed one if the record could not be written.
 
     Raises:
-        OutputError: nothing can be kept any more.
+        OutputError: nothing can be written any more.
     """
     job = outcome.job
-    if isinstance(outcome.error, OutputError):  # it was known before
+    if isinstance(outcome.error, OutputError):  # found while planning
         return outcome
     try:
-        content = plan.contents.get(job.number) or content_of(job.path, job.source)  # the latter in shards
+        content = plan.contents.get(job.number) or content_of(job.path, job.source)  # of a clip in a shard
         output.add(job.planned_job, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:

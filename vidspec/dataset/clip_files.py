@@ -1,4 +1,4 @@
-"""A file for each clip and format. Files that somebody else wrote or changed are neither replaced nor removed."""
+"""One file per clip and format. Files written or edited by others are neither replaced nor removed."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from vidspec.files import back_up, backup_of, encode_line, write_whole
 
 __all__ = ["ClipFiles", "FileState", "JournalFinder", "SidecarOutput"]
 
-#: A file that is not there (or is empty), one as a run wrote it, one that was edited since, and one that no run wrote.
+#: Missing or empty; as a run wrote it; edited since; written by no run.
 FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
 
 
 class JournalFinder:
-    """Finds the journal of a file beside a clip: however clips are named, the files of a folder have one journal.
+    """Finds the journal of a clip's file: one per folder, however the clips are named.
 
-    It is the nearest one in the file's folder or above that marks files of that folder; where there is none, the one in
-    the folder that the user named. Below an output folder it is always the one in that folder.
+    It is the nearest journal in the file's folder or above that marks files of that folder, else the one in the folder
+    that the user named. With an output folder it is always the one in that folder.
 
     Args:
-        names: of the files.
-        label: of the shard.
+        names: names of the files.
+        label: label of the shard.
     """
 
     def __init__(self, names: SidecarNames, label: str = "") -> None:
         self.names, self._file = names, f".vidspec{label}.jsonl"
         self._marked: dict[Path, set[str]] = {}  # folders by journal
-        self._found: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
+        self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
 
     def __call__(self, job: Job) -> Path:
         if self.names.folder is not None:
             return Path(self.names.folder, self._file)
         here = self.names.path(job).parent
         key = str(here), job.root
-        if key not in self._found:
+        if key not in self._journal_paths:
             real = Path(os.path.realpath(here))
             named = Path(job.root, self._file)
             above = (folder / self._file for folder in (real, *real.parents))
-            found = next((one for one in above if str(real) in self._folders(one)), named)
-            self._found[key] = named if os.path.realpath(named) == str(found) else found
-        return self._found[key]
+            nearest = next((one for one in above if str(real) in self._folders(one)), named)
+            self._journal_paths[key] = named if os.path.realpath(named) == str(nearest) else nearest
+        return self._journal_paths[key]
 
     def _folders(self, journal: Path) -> set[str]:
         if journal not in self._marked:
@@ -62,13 +62,13 @@ class JournalFinder:
 
 
 class ClipFiles(JournaledOutput):
-    """What the files of clips hold, and which of them may be replaced; writes nothing.
+    """State of clips' files, and which of them may be replaced; writes nothing.
 
     Args:
-        names: of the files of each clip, which share a folder.
-        label: of the shard.
-        fresh: begin anew: files that are not as a run wrote them are replaced too, and kept as ``NAME~``.
-        look: only read what is there.
+        names: names of each clip's files, which share a folder.
+        label: label of the shard.
+        fresh: start over: edited and foreign files are replaced too, with a backup as ``NAME~``.
+        look: read only.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class ClipFiles(JournaledOutput):
     ) -> None:
         super().__init__(JournalFinder(names[0], label), fresh=fresh, look=look)
         self.names = tuple(names)
-        self._others: dict[Path, list[Journal]] = {}  # of other shards, by journal
-        self._left: dict[Path, FileState] = {}  # files that were not replaced
+        self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
+        self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
 
     def state(self, job: Job, names: SidecarNames) -> FileState:
-        """The state of one of a clip's files; without a mark, as version 0.2.0 left it, it must show records."""
+        """Return the state of one of a clip's files; one without a mark (version 0.2.0) must match its records."""
         path = names.path(job)
         if not os.path.isfile(path):
             return "foreign" if os.path.islink(path) else "free"
@@ -100,16 +100,16 @@ class ClipFiles(JournaledOutput):
         return "written" if content in self._documents(job, names.form) else "foreign"
 
     def _with_other_shards(self, job: Job) -> Iterator[Journal]:
-        """The journal of a clip, and those in its folder of runs that had other shards, or none."""
+        """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
         yield self.journal(job)
         own = self._journal_for(job)
-        if own not in self._others:
+        if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
-            self._others[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
-        yield from self._others[own]
+            self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
+        yield from self._other_journals[own]
 
     def _documents(self, job: Job, form: Format) -> Iterator[bytes]:
-        """What a clip's file may hold, by the records of each settings."""
+        """Yield the possible contents of a clip's file, one per settings with records."""
         clip, journal = clip_id(job), self.journal(job)
         for settings in journal.settings_of(clip):
             text = clip_document([one.record() for one in in_order(journal.parts(clip, settings))], form)
@@ -117,14 +117,14 @@ class ClipFiles(JournaledOutput):
                 yield encode_line(text)
 
     def states(self, job: Job) -> dict[Path, FileState]:
-        """The state of each of a clip's files."""
+        """Return the state of each of a clip's files."""
         return {names.path(job): self.state(job, names) for names in self.names}
 
     def leaves(self, job: Job) -> bool:
         states = self.states(job)
         leaves = not self._fresh and all(state in ("edited", "foreign") for state in states.values())
         if leaves:
-            self._left |= states
+            self._unreplaced |= states
         return leaves
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
@@ -136,7 +136,7 @@ class ClipFiles(JournaledOutput):
         return changes | {path: "replaced" for path, state in states.items() if state == "written"}
 
     def outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
-        """Files of a clip with records under these settings that do not show these: gone, or of other settings."""
+        """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
             mark = self.journal(job).latest_mark(path)
@@ -146,7 +146,7 @@ class ClipFiles(JournaledOutput):
 
 
 class SidecarOutput(ClipFiles):
-    """A file for each clip and format, written when all of the clip is captioned."""
+    """One file per clip and format, written when all parts of the clip are captioned."""
 
     def __init__(
         self, names: Sequence[SidecarNames], jobs: Sequence[Job], *, fresh: bool = False, label: str = ""
@@ -156,19 +156,19 @@ class SidecarOutput(ClipFiles):
         journals = {self._journal_for(job): job for job in jobs}
         self._folders = len(journals)
         for journal, job in sorted(journals.items()):
-            with contextlib.suppress(OutputError), self._keeping(job):  # it costs its own clips alone
+            with contextlib.suppress(OutputError), self._losing_journal(job):  # it fails its own clips only
                 make_folder(journal.parent)
                 self.journal(job)
         if len(self._lost) == self._folders > 0:
             first = next(iter(self._lost.values()))
             raise UsageError(first.message, hint=first.hint)
-        self._moved: list[Path] = []
+        self._backups: list[Path] = []
 
     def check(self, job: Job) -> None:
         self.journal(job)
         for path in (names.path(job) for names in self.names):
             folder = path.parent
-            while not os.path.exists(folder):  # it is made with its first file
+            while not os.path.exists(folder):  # made together with its first file
                 folder = folder.parent
             if not (folder.is_dir() and os.access(folder, os.W_OK)):
                 raise OutputError(
@@ -179,7 +179,7 @@ class SidecarOutput(ClipFiles):
 
     def add(self, job: Job, record: RecordDict) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
-            # The earlier file goes before the record comes: a file beside a record is that record's, or nobody's here.
+            # The earlier file is removed before the record is added: a file must never show other than its record.
             for names in self.names:
                 self._clear(job, names)
         super().add(job, record)
@@ -191,58 +191,58 @@ class SidecarOutput(ClipFiles):
             self._clear(job, names)
         self._write(job, settings, outdated)
 
-    def _scoped(self, error: OutputError) -> OutputError:
-        """An error of a journal is that of one clip as long as there are others."""
+    def _journal_error(self, error: OutputError) -> OutputError:
+        """Return a journal's error as one of a single clip while other journals work."""
         if len(self._lost) == self._folders:
             return error
         return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
     def _clear(self, job: Job, names: SidecarNames) -> None:
-        """Remove a file as a run wrote it. One that is not stays; if the run begins anew, under another name."""
+        """Remove a file as a run wrote it. Any other file stays, or is renamed if the run starts over."""
         state, path = self.state(job, names), names.path(job)
         try:
             if state == "written":
                 path.unlink(missing_ok=True)
             elif state != "free" and not self._fresh:
-                self._left[path] = state
+                self._unreplaced[path] = state
             elif state != "free" and (moved := back_up(path)):
-                self._moved.append(moved)
+                self._backups.append(moved)
         except OSError as error:
             raise unwritable_error(path, error, ONE_CLIP) from None
 
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
-        """Write files that are not there once all parts of the clip are."""
-        wanted = [names for names in several if names.path(job) not in self._left]
-        stored = in_order(self.parts(job, settings)) if wanted else []
-        if not stored or len(stored) < (stored[0].segments or 1):
+        """Write missing files once all parts of the clip are recorded."""
+        wanted = [names for names in several if names.path(job) not in self._unreplaced]
+        entries = in_order(self.parts(job, settings)) if wanted else []
+        if not entries or len(entries) < (entries[0].segments or 1):
             return
-        records = [one.record() for one in stored]
+        records = [one.record() for one in entries]
         for names in wanted:
             content, path = clip_document(records, names.form), names.path(job)
             if content is None:
                 continue
             data = encode_line(content)
-            with self._keeping(job):
+            with self._losing_journal(job):
                 self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form)
             try:
                 make_folder(path.parent)
                 write_whole(path, data)
-            except OutputError as error:  # its record is kept
+            except OutputError as error:  # the record is in the journal
                 hint = "give the same command again when it can be: nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
     def _render(self, *, complete: bool) -> list[str]:
         notes = []
         for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
-            if left := [path for path, found in self._left.items() if found == state]:
-                one = about.replace("files", "file").replace("were", "was")
-                notes.append(f"{len(left)} {one if len(left) == 1 else about} kept: {_first(left)}")
+            if left := [path for path, file_state in self._unreplaced.items() if file_state == state]:
+                singular = about.replace("files", "file").replace("were", "was")
+                notes.append(f"{len(left)} {singular if len(left) == 1 else about} kept: {_shorten(left)}")
         if notes:
             notes[-1] += "; --overwrite replaces them, keeping FILE~"
-        if self._moved:
-            notes.append(f"files that were there before are kept as {_first(self._moved)}")
+        if self._backups:
+            notes.append(f"files that were there before are kept as {_shorten(self._backups)}")
         return notes
 
 
-def _first(paths: Sequence[Path]) -> str:
+def _shorten(paths: Sequence[Path]) -> str:
     return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"

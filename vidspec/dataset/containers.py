@@ -1,6 +1,6 @@
-"""Clips in tar files (WebDataset's shards) and in Parquet files: which there are, and one at a time as a local file.
+"""Clips in tar (WebDataset) and Parquet shards: list them, and extract one at a time to a local file.
 
-Of a tar only the headers are read to find its clips, of a Parquet file only the columns that name them.
+Listing reads only the headers of a tar, and only the columns of a Parquet file that name clips.
 """
 
 from __future__ import annotations
@@ -34,61 +34,61 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardFiles", "shard_members"]
 
-#: Columns that a record's ``id`` is taken from.
+#: Columns that give a record's ``id``.
 ID_KEYS = ("__key__", "key", "id")
-#: How the pictures begin that a column may hold; all other bytes are taken for a video.
+#: Signatures of pictures in a column; all other bytes are taken for a video.
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
-#: Bytes that are read at once of a column.
+#: Read buffer of a column, in bytes.
 _BUFFER = 1 << 20
-#: Bytes of the headers of one member of a tar, and members of a tar, at most.
+#: Maximum bytes of the headers of one tar member, and maximum members of a tar.
 MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
-#: Rows of paths that are decoded at once.
+#: Rows of paths decoded per batch.
 ROWS = 4096
-#: How the types of columns begin that may hold paths.
-TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
-#: Rows that were passed over on the way to a later one, which another thread asks for next.
-_PASSED = 8
+#: Type prefixes of columns that may hold paths.
+TEXT_TYPES = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+#: Maximum of skipped rows kept for other threads, which read them next.
+_MAX_SKIPPED = 8
 
 
 def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
-    """The clips in a shard, as the shard itself is asked for, in its order.
+    """Return the clips in a shard as jobs, in the order of the shard and with its settings.
 
-    A clip that cannot be is one with an error. Of a shard that cannot be read to its end, the last one is the shard
-    itself, with the error.
+    An invalid clip becomes a job with an error. If the shard cannot be read to its end, the last job is the shard
+    itself with the error.
 
     Args:
-        shard: path of a .tar or .parquet file, or its URL.
-        column: of a Parquet file; None for the only one that can be meant.
-        limits: of what is read, and what its rows may name; None for the usual ones.
+        shard: path or URL of a .tar or .parquet file.
+        column: column of clips in a Parquet file; None to detect it.
+        limits: read limits and access rules; None for the defaults.
 
     Raises:
-        VideoError: it cannot be read, is no such file, or holds no clip.
-        UsageError: the column is not there or not clear, or a package is missing.
+        VideoError: the shard cannot be read, is of another type, or has no clips.
+        UsageError: the column is missing or ambiguous, or a package is missing.
     """
     limits = limits or FetchLimits()
     limits = limits._replace(access=limits.access.with_typed(shard.path))
-    found: list[Job] = []
+    members: list[Job] = []
 
     def read() -> None:
-        found.clear()
+        members.clear()
         if shard.path.lower().endswith(".tar"):
-            _list_tar(shard, limits, found)
+            _list_tar(shard, limits, members)
         else:
-            _list_parquet(shard, column, limits, found)
+            _list_parquet(shard, column, limits, members)
 
     try:
         retry(shard.path, read)
     except VideoError as error:
-        if not found:
+        if not members:
             raise
-        return [*found, replace(shard, shard=shard.path, error=error)]
-    if not found:
+        return [*members, replace(shard, shard=shard.path, error=error)]
+    if not members:
         raise VideoError(f"{shard.path}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
-    return found
+    return members
 
 
 class _Headers:
-    """The file of a tar as its headers are read: a few bytes of each member, and never beyond its end."""
+    """File object for reading tar headers: bounded bytes per member, and never past the end of the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size = file, file.seek(0, os.SEEK_END)
@@ -96,7 +96,7 @@ class _Headers:
         self._left, self.members = MAX_HEADER, 0
 
     def begin(self) -> None:
-        """The next member has all of :data:`MAX_HEADER` again."""
+        """Reset the :data:`MAX_HEADER` limit for the next member."""
         self._left = MAX_HEADER
         self.members += 1
 
@@ -115,32 +115,32 @@ class _Headers:
         return self._file.tell()
 
 
-def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
-    """Add the clips of a tar: of each key the video, or without one the picture.
+def _list_tar(shard: Job, limits: FetchLimits, members: list[Job]) -> None:
+    """Add the clips of a tar: the video of each key, or the picture if there is no video.
 
     Raises:
-        VideoError: it is no tar, or damaged; the clips before are added.
+        VideoError: the file is no tar or is damaged; clips before the damage are added.
     """
     chosen: dict[str, tarfile.TarInfo] = {}
     allowance = Allowance(shard.path, limits, whole=False)
     with open_url(shard.path, limits, allowance) as file:
         headers = _Headers(file)
         try:
-            _choose(shard.path, headers, chosen, allowance)
+            _select_members(shard.path, headers, chosen, allowance)
         finally:
-            found += [_member(shard, one, headers.size) for one in chosen.values()]
+            members += [_member_job(shard, one, headers.size) for one in chosen.values()]
 
 
-def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
+def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
     at = 0
     try:
-        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  which has nothing to close
-        while (one := tar.next()) is not None:
-            one.name = posixpath.normpath(f"/{one.name}")
-            key, _, suffix = one.name.partition(".")
+        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
+        while (member := tar.next()) is not None:
+            member.name = posixpath.normpath(f"/{member.name}")
+            key, _, suffix = member.name.partition(".")
             suffix = suffix.rpartition(".")[2].lower()
-            if one.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
-                chosen[key] = one if suffix in EXTENSIONS else chosen.get(key, one)
+            if member.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
+                chosen[key] = member if suffix in EXTENSIONS else chosen.get(key, member)
             if tar.offset <= at or headers.members > MAX_MEMBERS:
                 raise tarfile.ReadError("members without end")
             at = tar.offset
@@ -161,65 +161,65 @@ def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], al
         raise VideoError(message, kind="truncated") from error
 
 
-def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
-    """The job of a member of a tar of ``size`` bytes; with an error where it cannot be."""
-    path = shard.path + one.name.replace("\0", "\\0")
+def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
+    """Return the job of a member in a tar of ``size`` bytes; with an error if it is invalid."""
+    path = shard.path + member.name.replace("\0", "\\0")
     error: VideoError | None = None
-    if "\0" in one.name:
+    if "\0" in member.name:
         error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
-    elif one.issparse():
+    elif member.issparse():
         error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
-    elif one.size < 0 or one.offset_data + one.size > size:
+    elif member.size < 0 or member.offset_data + member.size > size:
         error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
     if error is not None:
         return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
-    at = one.mtime * 1e9  # which may be anything, in PAX headers
+    at = member.mtime * 1e9  # PAX headers may hold any number
     mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
     return replace(
-        shard, path=path, source=MemberSource(shard.path, one.offset_data, one.size, mtime_ns), shard=shard.path
+        shard, path=path, source=MemberSource(shard.path, member.offset_data, member.size, mtime_ns), shard=shard.path
     )
 
 
-def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: list[Job]) -> None:
-    """Add a job for each row: with its bytes as the source, or with the path that the row names.
+def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, members: list[Job]) -> None:
+    """Add a job per row: with its bytes as the source, or with the path that the row names.
 
     Raises:
-        VideoError: it is no Parquet file, or damaged; the rows before are added.
-        UsageError: the column is not clear.
+        VideoError: the file is no Parquet file or is damaged; rows before the damage are added.
+        UsageError: the column is ambiguous.
     """
     name = shard.path
     with open_url(name, limits) as file:
         size = file.seek(0, os.SEEK_END)
-        table = _table(name, file)
+        table = _open_parquet(name, file)
         schema = table.schema_arrow
         if not 0 <= table.metadata.num_rows <= size:
             raise VideoError(f"{name}: cannot have {table.metadata.num_rows} rows", kind="damaged")
-        column = _column(name, schema, column)
+        column = _clip_column(name, schema, column)
         ids = next((key for key in ID_KEYS if schema.names.count(key) == 1 and key != column), None)
         paths = None if _is_bytes(schema, column) else column
         seen = set[tuple[str, str | None]]()
-        for row, values in enumerate(_rows(table, [*filter(None, (ids, paths))])):
+        for row, values in enumerate(_iter_rows(table, [*filter(None, (ids, paths))])):
             try:
-                known = {key: value.as_py() for key, value in values.items()}
-                identity = None if ids is None else known[ids]
-                own = None if identity is None else str(identity)
+                row_values = {key: value.as_py() for key, value in values.items()}
+                identity = None if ids is None else row_values[ids]
+                row_id = None if identity is None else str(identity)
                 if paths is None:
                     source = MemberSource(name, row, size, None, column)
-                    found.append(replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name))
-                elif (path := known[paths]) is not None and (path, own) not in seen:
-                    seen.add((path, own))
+                    members.append(replace(shard, path=f"{name}/{row:05d}", id=row_id, source=source, shard=name))
+                elif (path := row_values[paths]) is not None and (path, row_id) not in seen:
+                    seen.add((path, row_id))
                     path = limits.access.locate(name, path)
                     fetched = MemberSource(path) if is_url(path) else None
-                    found.append(replace(shard, path=path, id=own, source=fetched, shard=name))
-            except (ValueError, ArithmeticError, VideoError) as error:  # a value that cannot be read, or not be meant
+                    members.append(replace(shard, path=path, id=row_id, source=fetched, shard=name))
+            except (ValueError, ArithmeticError, VideoError) as error:  # unreadable or refused
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):
                     error = VideoError(f"{path}: cannot be read: {error}", kind="damaged")
-                found.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
+                members.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
 
 
-def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
-    """The values of each row in these columns."""
+def _iter_rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
+    """Yield the values of each row in these columns."""
     if not columns:
         yield from ({} for _ in range(table.metadata.num_rows))
         return
@@ -229,7 +229,7 @@ def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]
             yield {key: value[row] for key, value in values.items()}
 
 
-def _table(name: str, file: BinaryIO) -> ParquetFile:
+def _open_parquet(name: str, file: BinaryIO) -> ParquetFile:
     import pyarrow
     from pyarrow import parquet
 
@@ -241,72 +241,72 @@ def _table(name: str, file: BinaryIO) -> ParquetFile:
 
 
 def _is_bytes(schema: Schema, column: str) -> bool:
-    """Whether a column is of bytes, or of such that stand beside a path (as in data sets of Hugging Face)."""
-    kind = str(_type(schema, column))
+    """Return True if a column holds bytes, or structs of bytes and path (Hugging Face datasets)."""
+    kind = str(_column_type(schema, column))
     return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
 
 
-def _type(schema: Schema, column: str) -> DataType:
+def _column_type(schema: Schema, column: str) -> DataType:
     return schema.field(schema.names.index(column)).type
 
 
-def _column(name: str, schema: Schema, wanted: str | None) -> str:
-    """The column of clips.
+def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
+    """Return the column of clips.
 
     Raises:
-        UsageError: it is not there; or none is named, and it is not clear which one it is.
-        VideoError: it is there twice, or holds neither bytes nor text.
+        UsageError: the column is missing, or none is named and the choice is ambiguous.
+        VideoError: the column is there twice, or holds neither bytes nor text.
     """
     names = list(dict.fromkeys(schema.names))
-    found = [one for one in names if _is_bytes(schema, one)]
-    found = found or [one for one in (*PATH_KEYS, "url") if one in names][:1]
-    found = found if wanted is None else [one for one in names if one == wanted]
-    if len(found) != 1:
-        what = "which column has the clips?" if wanted is None else f"has no column {wanted}"
+    candidates = [one for one in names if _is_bytes(schema, one)]
+    candidates = candidates or [one for one in (*PATH_KEYS, "url") if one in names][:1]
+    candidates = candidates if wanted is None else [one for one in names if one == wanted]
+    if len(candidates) != 1:
+        problem = "which column has the clips?" if wanted is None else f"has no column {wanted}"
         columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
-        raise UsageError(f"{name}: {what}", hint=f"--column NAME, of {columns}")
-    (column,) = found
+        raise UsageError(f"{name}: {problem}", hint=f"--column NAME, of {columns}")
+    (column,) = candidates
     if schema.names.count(column) > 1:
         raise VideoError(f"{name}: has the column {column} {schema.names.count(column)} times", kind="unsupported")
-    if not _is_bytes(schema, column) and not str(_type(schema, column)).startswith(TEXTS):
-        message = f"{name}: column {column} holds neither bytes nor text, but {_type(schema, column)}"
+    if not _is_bytes(schema, column) and not str(_column_type(schema, column)).startswith(TEXT_TYPES):
+        message = f"{name}: column {column} holds neither bytes nor text, but {_column_type(schema, column)}"
         raise VideoError(message, kind="unsupported", hint="--column NAME")
     return column
 
 
 class ShardFiles:
-    """Gives clips out of shards as local files, one at a time; may be used by several threads.
+    """Extracts clips of shards to local files, one at a time. Thread-safe.
 
     Args:
-        limits: of what is fetched; None for the usual ones.
+        limits: fetch limits; None for the defaults.
     """
 
     def __init__(self, limits: FetchLimits | None = None) -> None:
         self._limits = limits or FetchLimits()
         self._lock = threading.Lock()
-        self._column = "", ""  # the Parquet file that is being read, and its column
+        self._column = "", ""  # Parquet file being read, and its column
         self._values: Generator[bytes | None, None, None] | None = None
         self._next = 0
-        self._passed: OrderedDict[int, bytes | None] = OrderedDict()
+        self._skipped: OrderedDict[int, bytes | None] = OrderedDict()
 
     @contextmanager
     def local(self, path: str, source: MemberSource | None) -> Iterator[str]:
-        """A file with the clip while this lasts; errors in here that name it name the clip instead.
+        """Provide the clip as a local file within the context; errors that name the file are made to name the clip.
 
         Raises:
-            VideoError: the clip cannot be had.
+            VideoError: the clip cannot be fetched.
         """
         if source is None:
             yield path
             return
         with TemporaryDirectory(prefix="vidspec-", ignore_cleanup_errors=True) as folder:
-            suffix = posixpath.splitext(path)[1].lower()  # of the name no more: it may be any text
+            suffix = posixpath.splitext(path)[1].lower()  # the rest of the name may be any text
             file = Path(folder, f"clip{suffix if suffix[1:] in EXTENSIONS or suffix[1:] in IMAGES else ''}")
             try:
                 if source.column is None:
                     copy(source.url, file, source.start, source.size, self._limits)
                 else:
-                    content = self._content(source)
+                    content = self._read_row(source)
                     file = file.with_suffix(".png" if _PICTURE.match(content) else ".mp4")
                     file.write_bytes(content)
                 yield str(file)
@@ -316,52 +316,52 @@ class ShardFiles:
                 raise type(error)(message, hint=error.hint, kind=error.kind, stage=error.stage) from error.__cause__
 
     def close(self) -> None:
-        """Let go of the file that was read last."""
+        """Close the file that was read last."""
         with self._lock:
-            self._end()
+            self._close_column()
 
-    def _content(self, source: MemberSource) -> bytes:
-        """The bytes of a row."""
+    def _read_row(self, source: MemberSource) -> bytes:
+        """Return the bytes of a row."""
         with self._lock:
-            content = retry(source.url, partial(self._value, source.url, source.column or "", source.start))
+            content = retry(source.url, partial(self._next_value, source.url, source.column or "", source.start))
         if len(content) > self._limits.most:
-            raise Allowance(source.url, self._limits).exceeded()
+            raise Allowance(source.url, self._limits).size_error()
         return content
 
-    def _end(self) -> None:
+    def _close_column(self) -> None:
         if self._values is not None:
             self._values.close()
         self._values = None
 
-    def _value(self, url: str, column: str, row: int) -> bytes:
-        """A value of a column that is read forward, page by page; begun anew for one that lies behind."""
-        if self._values is None or (url, column) != self._column or (row < self._next and row not in self._passed):
-            self._end()
-            self._column, self._values, self._next = (url, column), _values(url, column, row, self._limits), row
-            self._passed.clear()
+    def _next_value(self, url: str, column: str, row: int) -> bytes:
+        """Return a value of a column, which is read forward page by page and reopened for an earlier row."""
+        if self._values is None or (url, column) != self._column or (row < self._next and row not in self._skipped):
+            self._close_column()
+            self._column, self._values, self._next = (url, column), _iter_column(url, column, row, self._limits), row
+            self._skipped.clear()
         try:
             while self._next <= row:
-                self._passed[self._next] = next(self._values)
+                self._skipped[self._next] = next(self._values)
                 self._next += 1
-                if len(self._passed) > _PASSED:
-                    self._passed.popitem(last=False)
+                if len(self._skipped) > _MAX_SKIPPED:
+                    self._skipped.popitem(last=False)
         except StopIteration:
-            self._end()
+            self._close_column()
             raise VideoError(f"row {row} is missing", kind="truncated") from None
         except Exception:
-            self._end()  # the next attempt begins anew
+            self._close_column()  # the next attempt reopens the file
             raise
-        content = self._passed.pop(row, None)
+        content = self._skipped.pop(row, None)
         if content is None:
             raise VideoError(f"row {row} holds no bytes", kind="empty")
         return content
 
 
-def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
-    """The bytes of a column from a row on; of the row groups before it nothing is read."""
+def _iter_column(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
+    """Yield the bytes of a column from a row on, without reading the row groups before it."""
     allowance = Allowance(url, limits)
     with open_url(url, limits, allowance) as file:
-        table = _table(url, file)
+        table = _open_parquet(url, file)
         groups = list(range(table.num_row_groups))
         while groups and row >= (rows := table.metadata.row_group(groups[0]).num_rows):
             row -= rows
@@ -370,4 +370,4 @@ def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[b
             if number >= row:
                 value = batch.column(0)[0].as_py()
                 yield value.get("bytes") if isinstance(value, Mapping) else value
-            allowance.renew()  # for each row
+            allowance.renew()  # limits hold per row

@@ -1,4 +1,4 @@
-"""Which devices each captioner of a run gets: groups of GPUs or a share of the cores, in processes or Ray actors."""
+"""Device assignment of a run's captioners: groups of GPUs or a share of the cores, for processes or Ray actors."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ __all__ = ["device_groups"]
 def device_groups(
     replicas: str | None, profile: Profile, *, ray: bool = False, address: str | None = None
 ) -> list[DeviceGroup]:
-    """One group of devices for each captioner.
+    """Return one group of devices per captioner.
 
-    A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two), two where models that work at
-    the same time have no device named and there are as many; a target that ``device_map`` splits has all there are,
-    shared evenly.
+    A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two). It has two if the models run
+    concurrently without named devices and enough GPUs exist. With ``device_map``, all GPUs are shared evenly.
 
     Args:
-        replicas: a number, ``auto`` for one captioner on each group of GPUs (one in all without GPUs), or None for
-            ``auto``.
-        profile: of each captioner.
-        ray: whether captioners are Ray actors: Ray then chooses the GPUs of each and hides the others.
-        address: of the Ray cluster, whose GPUs count for ``auto``.
+        replicas: a number, or ``auto`` or None for one captioner per group of GPUs (one in total without GPUs).
+        profile: profile of each captioner.
+        ray: True if captioners are Ray actors: Ray then assigns the GPUs of each and hides the others.
+        address: address of the Ray cluster, whose GPUs count for ``auto``.
 
     Raises:
-        UsageError: ``replicas`` is neither, or the profile places the target elsewhere than on a group's first GPU.
-        DeviceError: there are to be more captioners than there are groups, on a machine that has GPUs.
+        UsageError: ``replicas`` is invalid, or the profile does not place the target on a group's first GPU.
+        DeviceError: more captioners than groups of GPUs are requested, on a machine with GPUs.
     """
-    wanted = None if replicas in (None, "auto") else _number(replicas)
+    wanted = None if replicas in (None, "auto") else _parse_count(replicas)
     device = profile.models.device
-    gpus = 0 if device.startswith(("cpu", "mps", "xpu")) else (_ray_gpus(address) if ray else _gpus())
+    gpus = 0 if device.startswith(("cpu", "mps", "xpu")) else (_ray_gpu_count(address) if ray else _gpu_count())
     size = _group_size(profile, gpus, wanted or 1)
     count = wanted or max(1, gpus // size)
     if count > 1 and device.startswith("cuda:") and device != "cuda:0":
@@ -62,7 +60,7 @@ def device_groups(
 
 
 def _group_size(profile: Profile, gpus: int, count: int) -> int:
-    """GPUs of one captioner."""
+    """Return the number of GPUs per captioner."""
     if profile.models.device_map is not None:
         return max(1, gpus // count)
     if profile.concurrent and profile.takes_second_gpu and gpus >= 2 * count:
@@ -71,17 +69,17 @@ def _group_size(profile: Profile, gpus: int, count: int) -> int:
     return 1 + max((int(name.partition(":")[2] or 0) for name in named if name and name.startswith("cuda")), default=0)
 
 
-def _number(text: str | None) -> int:
+def _parse_count(text: str | None) -> int:
     if text is None or not text.isdigit() or int(text) < 1:
         raise UsageError(f"--replicas {text}: must be a number or auto")
     return int(text)
 
 
-def _gpus() -> int:
+def _gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _ray_gpus(address: str | None) -> int:
+def _ray_gpu_count(address: str | None) -> int:
     return int(connect_ray(address).cluster_resources().get("GPU", 0))

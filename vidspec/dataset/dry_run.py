@@ -1,4 +1,4 @@
-"""What a run would do, and how long that may take. Looks at clips and earlier records; loads and writes nothing."""
+"""Preview of a run and its estimated time, from clips and earlier records. Loads no model and writes nothing."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ __all__ = ["EarlierCost", "PlannedClip", "RunEstimate", "earlier_costs", "estima
 
 
 class EarlierCost(NamedTuple):
-    """What an earlier record says of its cost: ``seconds`` it took, for ``covered`` seconds of video."""
+    """Cost of an earlier record: ``seconds`` it took for ``covered`` seconds of video."""
 
     seconds: float
     covered: float
 
 
 def earlier_costs(records: Iterable[RecordDict], settings: Collection[str]) -> list[EarlierCost]:
-    """Of captions under these settings with their times, each counted once however many outputs have it."""
-    found = {}
+    """Return the costs of timed captions under these settings, each caption once even if several outputs have it."""
+    costs = {}
     for record in records:
         job, seconds = record["job"], record.get("timings", {}).get("end_to_end")
         if job["settings"] in settings and record.get("error") is None and seconds is not None:
             start, end = time_range(record)
-            found[job["clip"], job["settings"], job.get("segment")] = EarlierCost(seconds, end - start)
-    return list(found.values())
+            costs[job["clip"], job["settings"], job.get("segment")] = EarlierCost(seconds, end - start)
+    return list(costs.values())
 
 
 @dataclass(frozen=True)
 class PlannedClip:
-    """What is to be captioned of a clip: ``seconds`` of it, in so many ``parts`` (None where scenes make them).
+    """Part of a clip left to caption: ``seconds`` of video in ``parts`` parts (None if scenes determine them).
 
-    ``error`` says why nothing can be.
+    ``error`` is the reason if it cannot be captioned.
     """
 
     job: Job
@@ -47,7 +47,7 @@ class PlannedClip:
 
 
 def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
-    """How much of a clip is left, from its index alone; scenes are not looked for."""
+    """Return the part of a clip that is left, from its index alone; scenes are not detected."""
     from vidspec.video import probe
 
     try:
@@ -64,19 +64,19 @@ def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
 
 
 class RunEstimate(NamedTuple):
-    """``seconds`` that a run may take, None where nothing tells, and on what that rests."""
+    """Estimated ``seconds`` of a run (None if unknown), and the basis of the estimate."""
 
     seconds: float | None
     why: str
 
 
 def estimate_run(left: Iterable[PlannedClip], earlier: Sequence[EarlierCost], *, by_length: bool) -> RunEstimate:
-    """How long one captioner may need, from what earlier clips of the same settings took; loading is not in it.
+    """Estimate the time of one captioner from earlier clips with the same settings, without model loading.
 
     Args:
-        left: what is to be captioned.
-        earlier: what earlier records say.
-        by_length: whether a clip's cost follows its length, as with frames per second or segments, or is the same.
+        left: clips left to caption.
+        earlier: costs of earlier records.
+        by_length: True if cost is proportional to length, as with frames per second or segments; False if constant.
     """
     todo = [one for one in left if one.error is None]
     if not earlier:

@@ -1,4 +1,4 @@
-"""Marks of files as lines of a journal: which file a run wrote, and the hash of its bytes. Compares no file."""
+"""File marks: journal lines with the name of a file that a run wrote and the hash of its bytes. Compares no file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vidspec.files import encode_line
 
 __all__ = ["FileMark", "is_mark", "mark_line", "marked_folders", "parsed_mark"]
 
-#: How the line of a mark begins; no record begins so.
+#: Beginning of a mark's line; no record begins like this.
 _MARK = b'{"file": '
 
 
 class FileMark(NamedTuple):
-    """A file as the run wrote it: its first ``size`` bytes have this ``sha256``.
+    """State of a file as a run wrote it: the ``sha256`` of its first ``size`` bytes.
 
-    ``offset`` and ``length`` are those of the line in the journal, ``file`` is relative to the journal's folder, and
-    ``settings`` and ``format`` are those of the records that the file shows.
+    ``offset`` and ``length`` locate the line in the journal, ``file`` is relative to the journal's folder, ``settings``
+    and ``format`` are those of the records in the file.
     """
 
     offset: int
@@ -33,12 +33,12 @@ class FileMark(NamedTuple):
 
 
 def is_mark(line: bytes) -> bool:
-    """Whether a line of a journal is the mark of a file and no record."""
+    """Return True if a line of a journal is a file mark, not a record."""
     return line.startswith(_MARK)
 
 
 def marked_folders(path: Path) -> set[str]:
-    """The folders of the files that the journal at ``path`` marks; none where it cannot be read or written."""
+    """Return the folders of the files marked in the journal at ``path``; none if it cannot be read or written."""
     if not (path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK)):
         return set()
     with path.open("rb") as file:
@@ -47,17 +47,19 @@ def marked_folders(path: Path) -> set[str]:
 
 
 def parsed_mark(line: bytes) -> FileMark | None:
-    """The mark in a line, whose place is not known yet; None if it is none."""
+    """Parse the mark in a line, without its place in the journal; None if the line is no mark."""
     if not is_mark(line):
         return None
     try:
-        found = json.loads(line)
-        return FileMark(0, 0, str(found["file"]), int(found["size"]), *(found.get(key) for key in FileMark._fields[4:]))
+        fields = json.loads(line)
+        return FileMark(
+            0, 0, str(fields["file"]), int(fields["size"]), *(fields.get(key) for key in FileMark._fields[4:])
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def mark_line(mark: FileMark) -> bytes:
-    """A mark as a line of a journal."""
+    """Return a mark as a line of a journal."""
     known = {key: value for key, value in mark._asdict().items() if key not in ("offset", "length")}
     return encode_line(json_text(known) + "\n")

@@ -1,7 +1,7 @@
-"""How records look when they are written: lines for one file or a terminal, documents for a file per clip. Pure.
+"""Text formats of records: lines for one file or a terminal, documents for a file per clip. Pure.
 
-SRT and VTT are made by the libraries ``srt`` and ``webvtt-py``. A record is a dictionary as ``Caption.to_dict`` makes
-it, with the ``job`` that ``vidspec.dataset.records`` adds.
+The libraries ``srt`` and ``webvtt-py`` write SRT and VTT. A record is a dictionary from ``Caption.to_dict`` with the
+``job`` that ``vidspec.dataset.records`` adds.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 
 Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-#: Of a file in each format.
+#: File suffix of each format.
 SUFFIXES = {form: ".txt" if form in ("text", "webdataset-txt") else f".{form}" for form in FORMATS}
-#: Of one clip, all its captions are one document.
+#: Formats in which all captions of a clip form one document.
 SUBTITLES = ("srt", "vtt")
 CSV_COLUMNS = (
     "path",
@@ -60,54 +60,54 @@ CSV_COLUMNS = (
     "settings",
     "prompt",
 )
-#: Of these, what may have several lines; names, messages and paths have one.
+#: Columns whose values may have several lines; names, messages and paths have one.
 _PROSE = ("caption", "prompt")
 
-#: Of a subtitle, what is read at a glance: lines, and characters of a line.
+#: Maximum lines of a subtitle, and characters per line.
 LINES, WIDTH = 2, 42
-#: The comment of a WebVTT file. SRT has none: whatever stands in it may be shown.
+#: Comment in a WebVTT file. SRT has no comments: players may show all of its text.
 DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
-#: Before such a caption in formats without room for a remark, unless the user named these models.
+#: Prefix of such a caption in formats without comments, unless the user named these models.
 MARK = "[demo] "
 
 
 def format_of(path: str) -> Format | None:
-    """The format that the suffix of a file names; None if it names none."""
+    """Return the format of a file by its suffix; None if unknown."""
     suffix = os.path.splitext(path)[1].lower()
     return next((form for form in FORMATS if SUFFIXES[form] == suffix), None)
 
 
 def header_line(form: Format) -> str | None:
-    """The first line of a file of records, without its end; only CSV has one."""
+    """Return the header line of a file of records without its newline; None except for CSV."""
     return ",".join(CSV_COLUMNS) if form == "csv" else None
 
 
 def record_line(record: RecordDict, form: Format, *, several: bool, raw_csv: bool = False) -> str | None:
-    """One record of several as it is written, without the final newline; None if nothing is (a failed clip as text).
+    """Return one record as written, without the final newline; None if it has no text (a failed clip as text).
 
-    As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose line
-    breaks become spaces; a segment's times come before its caption, and each of several answers is a line. As JSON
-    every clip, failed or not, gives one object on one line, and as CSV one row, whose cells are kept from being
-    formulas unless ``raw_csv``. A caption of the built-in models that nobody named is marked in text. What a terminal
-    would obey becomes escapes (``vidspec.escaping``).
+    As text, a single clip gives its bare caption. With ``several``, each clip gives one line: path, tab and caption,
+    with spaces for line breaks. A segment's times come before its caption; each answer to several questions is a line.
+    As JSON, every clip, failed or not, gives one object on one line. As CSV it gives one row, with cells guarded
+    against formulas unless ``raw_csv``. Captions of built-in models that the user did not name are marked in text.
+    Control characters are escaped (``vidspec.escaping``).
     """
     if form in ("json", "jsonl"):
         return json_text(record)
     if form == "csv":
-        return _row(record, raw_csv)
+        return _csv_row(record, raw_csv)
     if record["caption"] is None:
         return None
     if form == "webdataset-txt":
-        return _flat(_marked(record))
+        return _one_line_caption(_marked_caption(record))
     part = _segment(record) is not None
     timed = f"{_interval(record)}\t" if part and not record.get("question") else ""
     if several:
-        return f"{one_line(record['path'])}\t{timed}{_flat(_marked(record))}"
-    return f"{timed}{_flat(_marked(record))}" if part else escape_text(_marked(record))
+        return f"{one_line(record['path'])}\t{timed}{_one_line_caption(_marked_caption(record))}"
+    return f"{timed}{_one_line_caption(_marked_caption(record))}" if part else escape_text(_marked_caption(record))
 
 
 def clip_document(records: Sequence[RecordDict], form: Format) -> str | None:
-    """All records of one clip, in the order of its segments, as one file's content; None if it has no caption."""
+    """Return all records of one clip, in segment order, as a file's content; None if no record has a caption."""
     captioned = [record for record in records if record["caption"] is not None]
     if not captioned:
         return None
@@ -118,7 +118,7 @@ def clip_document(records: Sequence[RecordDict], form: Format) -> str | None:
     if form == "vtt":
         return _vtt(captioned)
     if form == "webdataset-txt":
-        return " ".join(_flat(_marked(record)) for record in captioned) + "\n"
+        return " ".join(_one_line_caption(_marked_caption(record)) for record in captioned) + "\n"
     return file_content(records, form, several=False)
 
 
@@ -131,12 +131,12 @@ def file_content(records: Iterable[RecordDict], form: Format, *, several: bool, 
 
 
 def _flat_record(record: RecordDict) -> RecordDict:
-    """The record with what its job says of the part, which a lean record says beside the job."""
+    """Return the record with the keys of its job at the top level, where a lean record has some of them."""
     return {**record, **(record.get("job") or {})}
 
 
 def time_range(record: RecordDict) -> tuple[float, float]:
-    """From where to where the caption is about, in seconds of the video."""
+    """Return start and end of the captioned part, in seconds of the video."""
     part = _flat_record(record)
     start = float(part.get("start") or 0.0)
     duration = record.get("video", {}).get("duration_s")
@@ -147,7 +147,7 @@ def time_range(record: RecordDict) -> tuple[float, float]:
 
 
 def clock(seconds: float) -> str:
-    """``hh:mm:ss.mmm``."""
+    """Format seconds as ``hh:mm:ss.mmm``."""
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}.{rest % 1000:03d}"
@@ -162,17 +162,17 @@ def _interval(record: RecordDict) -> str:
     return "-".join(clock(moment) for moment in time_range(record))
 
 
-def _marked(record: RecordDict) -> str:
-    """The caption as text, with :data:`MARK` where it is the built-in models' and nobody named these."""
-    unasked = record.get("demo") and not (record.get("job") or {}).get("models_named")
-    return f"{MARK if unasked else ''}{record['caption']}"
+def _marked_caption(record: RecordDict) -> str:
+    """Return the caption, with :data:`MARK` if built-in models wrote it and the user did not name them."""
+    unnamed = record.get("demo") and not (record.get("job") or {}).get("models_named")
+    return f"{MARK if unnamed else ''}{record['caption']}"
 
 
-def _flat(caption: str) -> str:
+def _one_line_caption(caption: str) -> str:
     return one_line(" ".join(caption.split()))
 
 
-def _row(record: RecordDict, raw: bool) -> str:
+def _csv_row(record: RecordDict, raw: bool) -> str:
     start, end = time_range(record) if record["error"] is None else (None, None)
     error = record["error"] or {}
     values = {
@@ -202,24 +202,23 @@ def _row(record: RecordDict, raw: bool) -> str:
 
 
 def subtitle_cues(record: RecordDict, text: str | None = None) -> list[tuple[int, int, str]]:
-    """A caption, or its marked ``text``, as a viewer can read it: two lines of 42 characters at a time, each as long as
-    its share of the text.
+    """Split a caption, or its marked ``text``, into cues of two lines of 42 characters.
 
     Returns:
-        start and end in milliseconds, one cue beginning where the one before ends, and the text with its line break. A
-        caption whose time is unknown, or too short for its parts, stays one cue.
+        start and end in milliseconds and the text with its line break. Cues are contiguous, and each lasts for its
+        share of the text. A caption of unknown time, or too short for its cues, stays one cue.
     """
     start, end = (round(moment * 1000) for moment in time_range(record))
-    lines = textwrap.wrap(_flat(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
+    lines = textwrap.wrap(_one_line_caption(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
     parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
     if end - start < len(parts):
         return [(start, end, "\n".join(lines))]
-    ends = [start + round((end - start) * read / sum(map(len, parts))) for read in accumulate(map(len, parts))]
+    ends = [start + round((end - start) * length / sum(map(len, parts))) for length in accumulate(map(len, parts))]
     return list(zip([start, *ends], ends, parts, strict=False))
 
 
-def _escaped(text: str) -> str:
-    """The lines of one of :func:`subtitle_cues` as subtitles hold them; what is escaped has been wrapped before."""
+def _escape_cue(text: str) -> str:
+    """Escape the lines of a cue of :func:`subtitle_cues`, after wrapping."""
     return "\n".join(cue(one) for one in text.split("\n"))
 
 
@@ -227,9 +226,9 @@ def _srt(records: Sequence[RecordDict]) -> str:
     import srt  # type: ignore[import-untyped]
 
     times = (
-        (timedelta(milliseconds=start), timedelta(milliseconds=end), _escaped(text))
+        (timedelta(milliseconds=start), timedelta(milliseconds=end), _escape_cue(text))
         for record in records
-        for start, end, text in subtitle_cues(record, _marked(record))
+        for start, end, text in subtitle_cues(record, _marked_caption(record))
     )
     return str(srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False))
 
@@ -241,5 +240,5 @@ def _vtt(records: Sequence[RecordDict]) -> str:
     if any(record.get("demo") for record in records):
         file.header_comments.append(DEMO)
     for start, end, text in (one for record in records for one in subtitle_cues(record)):
-        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escaped(text)))
+        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escape_cue(text)))
     return str(file.content) + "\n"

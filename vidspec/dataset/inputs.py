@@ -1,4 +1,4 @@
-"""Finds the clips of a run: files, folders, lists and manifests become jobs, each once; opens no clip."""
+"""Collect the clips of a run: files, folders, lists and manifests become unique jobs. Opens no clip."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ __all__ = [
     "matches_any",
 ]
 
-#: Bytes of a list or a manifest: some ten million clips.
+#: Maximum bytes of a list or a manifest: some ten million clips.
 MAX_LIST_BYTES = 1 << 30
-#: What is taken for a video in folders and lists; files that are named one by one are always tried.
+#: Suffixes of videos in folders and lists; files named individually are always tried.
 EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
     "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
 )
-#: Files with many clips, by their suffixes.
+#: Suffixes of files with many clips.
 SHARDS = (".tar", ".parquet")
 
 
 def expand_braces(name: str) -> list[str]:
-    """The shards that a name with braces, ``{00..09}`` or ``{a,b}``, stands for; any other name stands for itself."""
+    """Expand the braces in a shard name, ``{00..09}`` or ``{a,b}``; any other name is returned as it is."""
     return bracex.expand(name) if is_shard(name) and not os.path.lexists(name) else [name]
 
 
 def is_shard(path: str) -> bool:
-    """Whether a path or URL names a file with many clips."""
+    """Return True if a path or URL names a file with many clips."""
     return path.lower().endswith(SHARDS)
 
 
 @dataclass(frozen=True)
 class InputSources:
-    """Where clips are looked for.
+    """Inputs that clips are collected from.
 
     Attributes:
         paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
             of shards are expanded.
-        lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
+        lists: files that list paths, separated by NUL if there is any, else by newlines; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
-        images: whether image files in folders and lists are taken too.
+        images: take image files in folders and lists too.
         extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
     """
 
@@ -75,9 +75,9 @@ class InputSources:
 
 @dataclass
 class InputListing:
-    """The entries in their order, and what was left out on the way to them.
+    """Collected jobs in order, and counts of skipped inputs.
 
-    ``several`` says whether a list, a folder or more than one file was asked for, so that output names each clip.
+    ``several`` is True for a list, a folder or more than one file; output then names each clip.
     """
 
     entries: list[Job] = field(default_factory=list)
@@ -89,53 +89,54 @@ class InputListing:
 
 
 def collect_inputs(sources: InputSources) -> InputListing:
-    """All clips that ``sources`` name, folders in the order of their sorted paths.
+    """Collect all clips that ``sources`` name, those of folders sorted by path.
 
     The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
 
     Raises:
-        UsageError: a list or manifest cannot be read, standard input is asked for twice, or a URL cannot be.
+        UsageError: a list, manifest or URL cannot be read, or standard input is named twice.
     """
-    found = InputListing()
+    listing = InputListing()
     stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
     seen: set[tuple[object, ...]] = set()
-    for job in _jobs(sources, found):
-        # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
+    for job in _jobs(sources, listing):
+        # Each dangling link is an error of its own, whatever its target.
         file = os.path.realpath(job.path) if os.path.exists(job.path) else os.path.abspath(job.path)
         key = (file, job.start, job.end, job.prompt, job.questions, type(job.id), job.id)
         if key in seen:
-            found.duplicates += 1
+            listing.duplicates += 1
         else:
             seen.add(key)
-            found.entries.append(job)
-    found.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
-    return found
+            listing.entries.append(job)
+    listing.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
+    return listing
 
 
-def drop_missing(found: InputListing, named: Sequence[str]) -> None:
-    """Leave out clips of lists and manifests that do not exist, and shards that are pipes, sockets or devices, and say
-    so in ``found.unreadable``. What is behind URLs of shards is found out when these are opened.
+def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
+    """Move missing clips of lists and manifests, and shards that are special files, to ``listing.unreadable``.
+
+    Shards behind URLs are checked when they are opened.
 
     Raises:
-        UsageError: one of ``named`` does not exist, which the user wrote himself.
+        UsageError: one of ``named``, given by the user directly, does not exist.
     """
-    local = [job for job in found.entries if not (is_url(job.path) and is_shard(job.path))]
+    local = [job for job in listing.entries if not (is_url(job.path) and is_shard(job.path))]
     missing = [job for job in local if not os.path.lexists(job.path)]
     for job in missing:
         if job.path in named:
             hint = "of URLs it reads .tar and .parquet; download it first" if is_url(job.path) else "check the path"
             raise UsageError(f"{job.path}: there is no such file", hint=hint)
-        found.unreadable.append(f"{job.path}: there is no such file")
+        listing.unreadable.append(f"{job.path}: there is no such file")
     special = [job for job in local if is_shard(job.path) and _is_special(job.path)]
-    found.unreadable += [f"{job.path}: is a pipe, a socket or a device, not a file" for job in special]
+    listing.unreadable += [f"{job.path}: is a pipe, a socket or a device, not a file" for job in special]
     gone = {*missing, *special}
-    found.entries = [job for job in found.entries if job not in gone]
+    listing.entries = [job for job in listing.entries if job not in gone]
 
 
 def _is_special(path: str) -> bool:
-    """Return whether a path is there and neither a file nor a folder, so that opening it may wait for ever."""
+    """Return True if a path is a pipe, socket or device, which may block when opened."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -143,28 +144,28 @@ def _is_special(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _jobs(sources: InputSources, found: InputListing) -> Iterator[Job]:
+def _jobs(sources: InputSources, listing: InputListing) -> Iterator[Job]:
     for path in (one for name in sources.paths for one in expand_braces(name)):
         if path == "-":
-            found.several = True
-            yield from _listed(path, sources, found)
+            listing.several = True
+            yield from _list_jobs(path, sources, listing)
         elif os.path.isdir(path):
-            found.several = True
-            yield from _below(path, sources, found)
+            listing.several = True
+            yield from _folder_jobs(path, sources, listing)
         elif path.lower().endswith(SUFFIXES):
-            found.several = True
-            yield from _manifest(path)
+            listing.several = True
+            yield from _manifest_jobs(path)
         else:
-            found.several |= is_shard(path)
-            yield Job(path, root=_root(path))
+            listing.several |= is_shard(path)
+            yield Job(path, root=_mirror_root(path))
     for name in sources.lists:
-        yield from _listed(name, sources, found)
+        yield from _list_jobs(name, sources, listing)
     for name in sources.manifests:
-        yield from _manifest(name)
+        yield from _manifest_jobs(name)
 
 
-def _root(path: str) -> str:
-    """The working folder for a relative path below it, else the folder the file is in."""
+def _mirror_root(path: str) -> str:
+    """Return ``.`` for a relative path below the working folder, else the folder of the file."""
     if is_url(path):
         return path.rpartition("/")[0]
     relative = os.path.normpath(path)
@@ -173,84 +174,84 @@ def _root(path: str) -> str:
     return "."
 
 
-def _listed(name: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
-    data = _content(name)
+def _list_jobs(name: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
+    data = _read_list(name)
     for line in data.split(b"\0" if b"\0" in data else b"\n"):
         path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
-        if path.strip() and (is_shard(path) or _wanted(path, path, sources, found)):
-            yield Job(path, root=_root(path))
+        if path.strip() and (is_shard(path) or _is_clip(path, path, sources, listing)):
+            yield Job(path, root=_mirror_root(path))
 
 
-def _manifest(name: str) -> Iterator[Job]:
+def _manifest_jobs(name: str) -> Iterator[Job]:
     try:
-        text = _content(name).decode("utf-8")
+        text = _read_list(name).decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{name}: is not UTF-8 text") from None
     yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
 
 
-def _below(folder: str, sources: InputSources, found: InputListing) -> Iterator[Job]:
-    """The videos in ``folder`` and below, hidden ones left out; links to folders are not followed."""
+def _folder_jobs(folder: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
+    """Yield the videos in and below ``folder``, without hidden ones and without following links to folders."""
 
     paths: list[str] = []
 
     def failed(error: OSError) -> None:
-        found.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
+        listing.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
 
     for here, folders, files in os.walk(folder, onerror=failed):
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(".") and not matches_any(_slashed(os.path.join(here, name), folder), sources.exclude)
+            if not name.startswith(".") and not matches_any(_posix(os.path.join(here, name), folder), sources.exclude)
         ]
         paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
     for path in sorted(paths):
-        if _wanted(path, _slashed(path, folder), sources, found):
+        if _is_clip(path, _posix(path, folder), sources, listing):
             yield Job(path, root=folder)
 
 
-def _slashed(path: str, folder: str) -> str:
+def _posix(path: str, folder: str) -> str:
     return os.path.relpath(path, folder).replace(os.sep, "/")
 
 
-def _wanted(path: str, relative: str, sources: InputSources, found: InputListing) -> bool:
-    """Whether a path of a folder or list is one of the clips; counts it where it is not."""
+def _is_clip(path: str, relative: str, sources: InputSources, listing: InputListing) -> bool:
+    """Return True if a path of a folder or list is a clip; count it as skipped if not."""
     allowed = EXTENSIONS if sources.extensions is None else sources.extensions
     if sources.images and allowed:
         from vidspec.video.image import IMAGES
 
         allowed |= IMAGES
     if allowed and os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
-        found.not_video += 1
+        listing.not_video += 1
         return False
     relative = relative.replace(os.sep, "/").lstrip("/")
     if matches_any(relative, sources.exclude) or (sources.include and not matches_any(relative, sources.include)):
-        found.excluded += 1
+        listing.excluded += 1
         return False
     return True
 
 
-def _content(name: str) -> bytes:
+def _read_list(name: str) -> bytes:
     return read_whole(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True)
 
 
 def matches_any(relative: str, patterns: Iterable[str]) -> bool:
-    """Whether ``relative``, a path with ``/``, is meant by one of ``patterns``.
+    """Return True if ``relative``, a path with ``/``, matches one of ``patterns``.
 
-    A pattern without ``/`` is compared with every part of the path, so that ``tmp`` means a folder of that name and all
-    that is in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay within
-    a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
+    A pattern without ``/`` is compared with every part of the path, so ``tmp`` matches a folder of that name and
+    everything in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay
+    within a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
     """
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     leading = ["/".join(parts[: length + 1]) for length in range(len(parts))]
     return any(
-        _compiled(pattern).fullmatch(one)
+        _compile_pattern(pattern).fullmatch(one)
         for pattern in (pattern.removeprefix("./").rstrip("/") for pattern in patterns)
         for one in (leading if "/" in pattern else parts)
     )
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     (regex,), _ = glob.translate(pattern, flags=glob.GLOBSTAR | glob.DOTGLOB | glob.CASE)
     return re.compile(regex)

@@ -1,4 +1,4 @@
-"""Signals that would end a run between two things that belong together."""
+"""Deferral of signals during steps that must not be split."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from types import FrameType
 
 __all__ = ["uninterrupted"]
 
-#: Signals that are raised as exceptions: Ctrl-C, and those of ``vidspec.cli.interrupts``.
+#: Signals raised as exceptions: Ctrl-C, and those of ``vidspec.cli.interrupts``.
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """In here the first signal waits for the end; a second one is handled at once, as where a disk hangs.
+    """Defer the first signal to the end of the block; a second one is handled at once, for a hanging disk.
 
-    Outside the main thread, which gets no signals, nothing changes.
+    No effect outside the main thread, as only that gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     before = {number: handler for number, handler in before.items() if callable(handler)}
-    came: list[int] = []
+    received: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
         handler = before[number]
-        if came and callable(handler):
+        if received and callable(handler):
             handler(number, frame)
-        came.append(number)
+        received.append(number)
 
     for number in before:
         signal.signal(number, wait)
@@ -40,5 +40,5 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
+    if received:
+        signal.raise_signal(received[0])

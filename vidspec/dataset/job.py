@@ -1,4 +1,4 @@
-"""A clip of a run as one object, :class:`Job`, and how all jobs of the run are done; reads and captions nothing."""
+"""Data classes of a run: :class:`Job`, one clip or part, and the settings and results of jobs. Reads no clip."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from vidspec.models.request import CaptionRequest
 
 __all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
 
-#: The prompt of a segment that quotes the caption of the one before.
+#: Prompt of a segment that quotes the previous segment's caption.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
 
 
 class JobQuestions(NamedTuple):
-    """Several questions about one clip: asked in turns, each after the answers before, or all at once."""
+    """Several questions about one clip: either dialogue turns that follow earlier answers, or independent prompts."""
 
     texts: tuple[str, ...]
     in_turns: bool
 
 
 class MemberSource(NamedTuple):
-    """Where the bytes of a clip are that is no local file; plain values that travel to other processes.
+    """Location of a clip's bytes in a shard or behind a URL; plain values that can be pickled.
 
     Attributes:
-        url: the shard, local or not, or the clip itself where ``size`` is None.
-        start: in a tar its first byte, in a Parquet file its row.
-        size: of a tar member its bytes, of a Parquet file those of the file.
-        mtime_ns: of a tar member; None where it is not known.
-        column: of a Parquet file; None for all else.
+        url: the shard, local or not, or the clip itself if ``size`` is None.
+        start: first byte in a tar, row in a Parquet file.
+        size: bytes of the tar member, or of the whole Parquet file.
+        mtime_ns: modification time of a tar member; None if unknown.
+        column: column of a Parquet file; None otherwise.
     """
 
     url: str
@@ -47,23 +47,23 @@ class MemberSource(NamedTuple):
 class Job(CaptionRequest):
     """A clip to caption, or one part of it: a segment, or one of several questions.
 
-    The inputs make it of a path, the plan numbers it, the feed adds frames and cuts it into segments, the run asks
-    the questions. The fields of ``CaptionRequest`` are those of the part; ``path`` is as the user named it,
-    ``prompt`` None for the run's, and ``spent`` begins with the seconds that reading took.
+    ``collect_inputs`` makes it from a path, the plan numbers it, the feed adds frames and cuts it into segments, the
+    run adds the questions. Fields of ``CaptionRequest`` are those of the part; ``path`` is as the user named it,
+    ``prompt`` is None for the run's, and ``spent`` starts with the seconds of reading.
 
     Attributes:
-        root: the folder that ``--output-dir`` mirrors from; the clip lies below it, or its name alone is used.
-        questions: asked instead of the run's prompt or questions.
-        id: what the manifest calls it; two of the same part are two inputs.
-        columns: other columns of the manifest; kept in the record and otherwise without meaning.
-        source: where its bytes are; None where ``path`` is a file.
-        shard: the tar or Parquet file that it was found in; None for none.
+        root: folder that ``--output-dir`` mirrors; a clip outside it keeps only its name.
+        questions: questions in place of the run's prompt or questions.
+        id: id in the manifest; jobs of the same part with different ids are separate inputs.
+        columns: other columns of the manifest, only copied to the record.
+        source: location of its bytes; None if ``path`` is a file.
+        shard: tar or Parquet file that contains it; None if there is none.
         number: place in the run, from 1.
         done: captions of finished parts by number, None for failed ones.
-        alone: whether its parts are captioned one after the other, as where one of them ended a process.
-        segment, segments: which part of how many, from 0; None for the whole clip.
-        error: why there are no frames.
-        planned: the clip as it was planned, whole and without frames; None for itself.
+        run_alone: True if it runs alone on its worker, part by part, after a part of it ended a process.
+        segment, segments: index of the part, from 0, and number of parts; None for the whole clip.
+        error: reason for missing frames.
+        planned: the whole clip as planned, without frames; None for the job itself.
     """
 
     root: str = "."
@@ -82,54 +82,54 @@ class Job(CaptionRequest):
 
     @property
     def planned_job(self) -> Job:
-        """The clip that this is a part of, as it was planned."""
+        """The planned clip that this job is a part of."""
         return self.planned or self
 
     @property
     def relative(self) -> str:
-        """The path below ``root``; the bare name where it is not below."""
-        below = os.path.relpath(self.path, self.root)
-        outside = below == os.pardir or below.startswith(os.pardir + os.sep) or os.path.isabs(below)
-        return os.path.basename(self.path) if outside else below
+        """Path relative to ``root``; the bare name if the clip is outside."""
+        relative = os.path.relpath(self.path, self.root)
+        outside = relative == os.pardir or relative.startswith(os.pardir + os.sep) or os.path.isabs(relative)
+        return os.path.basename(self.path) if outside else relative
 
     @property
     def previous(self) -> int | None:
-        """The part before it that is captioned in the same run; None for the first."""
+        """Number of the part before it in the same run; None for the first."""
         before = range((self.segment or 0) - 1, -1, -1)
         return next((number for number in before if number not in self.done), None)
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last part of its clip."""
+        """True if this is the last part of its clip to caption."""
         if self.segment is None or self.segments is None:
             return True
         return all(number in self.done for number in range(self.segment + 1, self.segments))
 
     def without_frames(self) -> Job:
-        """The same without frames and caches, for records and other processes."""
+        """Return a copy without frames and caches, for records and other processes."""
         return replace(self, clip=None, cache=None, error=None, reread=None)
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """How every job of a run is done; plain values that travel to other processes.
+    """Settings of all jobs of a run; plain values that can be pickled.
 
     Attributes:
         video: ``frames, fps, max_pixels, decoder, allow_damaged`` as ``vidspec.video.read`` takes them.
-        prompt: the run's prompt; context is added to it, a job's own prompt replaces it.
-        questions: asked about each clip instead of the prompt.
+        prompt: prompt of the run; context is added to it, a job's own prompt replaces it.
+        questions: questions about each clip in place of the prompt.
         segment: None for whole clips, ``scenes``, or the length of a segment in seconds.
-        context: whether a segment's prompt quotes the caption of the one before.
-        baseline, verify: also decode plainly, to report the true speed-up or to fail on a difference.
-        timeout: seconds a clip (or segment) may take; None for no limit.
-        stall: seconds that reading it may go on without a packet or a frame.
-        fetch: limits of clips that are no local files.
-        batch: how many clips are captioned at once at most; None to leave it to the captioner.
-        ahead: how many clips may be read while they wait for their turn.
-        total: how many clips the run has.
-        template: text that each caption is written into, see :mod:`vidspec.dataset.rendering`; None for none.
-        single_line: whether each caption is written on one line.
-        models_named: whether the user named the models; captions of built-in ones that nobody named are marked.
+        context: quote the previous segment's caption in a segment's prompt.
+        baseline, verify: also run plain decoding, to report the true speed-up or to fail on a difference.
+        timeout: time limit per clip (or segment) in seconds; None for no limit.
+        stall: seconds without a packet or frame after which reading is stopped.
+        fetch: fetch limits for clips that are no local files.
+        batch: maximum of clips captioned at once; None leaves it to the captioner.
+        ahead: maximum of clips read ahead.
+        total: number of clips in the run.
+        template: text around each written caption, see :mod:`vidspec.dataset.rendering`; None for no template.
+        single_line: write each caption on one line.
+        models_named: True if the user named the models; otherwise captions of built-in models are marked.
     """
 
     video: Mapping[str, object] = field(default_factory=dict)
@@ -150,22 +150,22 @@ class JobConfig:
     models_named: bool = False
 
     def questions_of(self, job: Job) -> JobQuestions | None:
-        """The questions about a clip; None where there is one prompt."""
-        whole = job.planned_job
-        return whole.questions if whole.questions or whole.prompt else self.questions
+        """Return the questions about a clip; None if it has one prompt."""
+        planned = job.planned_job
+        return planned.questions if planned.questions or planned.prompt else self.questions
 
     def one_by_one(self, job: Job) -> bool:
-        """Whether the parts of a clip are captioned one after the other."""
+        """Return True if the parts of a clip are captioned one after the other."""
         return self.context or job.run_alone
 
     def prompt_of(self, job: Job) -> str:
-        """What a clip or its part is asked, without context."""
+        """Return the prompt of a clip or its part, without context."""
         questions = self.questions_of(job)
         return questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
 
 
 class JobResult(NamedTuple):
-    """The record of a job, why it failed (a VidspecError, a bug, or None), and the job without its frames."""
+    """Result of a job: its caption, the error (a VidspecError, a bug, or None), and the job without frames."""
 
     caption: Caption
     error: Exception | None

@@ -1,12 +1,12 @@
-"""The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
+"""Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
-Between the records stand marks of the files that were written from them, each with the file's hash: a file whose bytes
-are others was changed by somebody else (``Journal.marks_of``).
+Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
+else (``Journal.marks_of``).
 
-A line is appended in one write and flushed to the disk before the run goes on. A line that a crash tore is repaired
-when the file is opened again. A lock keeps a second run out; a file that is moved or deleted while it is written is
-noticed with the next record. Knows nothing of captioning or of formats. Not SQLite, whose locks do not hold on network
-file systems and whose file is no list of records for other tools.
+Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
+on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
+Independent of captioning and formats. Not SQLite, whose locks fail on network file systems and whose file other tools
+cannot read as a list of records.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Journal", "JournalEntry", "is_same_file", "missing_file_error", "par
 
 
 class JournalEntry(NamedTuple):
-    """A record in a journal: where it lies in the file (bytes), and what it is about.
+    """Index entry of a record in a journal: its place in the file (bytes) and its identity.
 
-    ``segment`` of ``segments`` is None for a whole clip; ``failed`` is whether it is an error record.
+    ``segment`` and ``segments`` are None for a whole clip; ``failed`` is True for an error record.
     """
 
     journal: Journal
@@ -47,7 +47,7 @@ class JournalEntry(NamedTuple):
     failed: bool = True
 
     def record(self) -> RecordDict:
-        """The record itself.
+        """Read the record.
 
         Raises:
             OutputError: it cannot be read any more.
@@ -56,21 +56,20 @@ class JournalEntry(NamedTuple):
 
 
 class Journal:
-    """Records by clip and settings.
+    """Journal of records, indexed by clip and settings.
 
     Args:
-        path: the file; made with the first record, so that a run that fails early leaves nothing.
-        fresh: whether to begin anew. An earlier file, one that is no file of records too, is kept as ``NAME~``; what
-            it marks is still known.
-        visible: the file that users know it by, whose lock is the run's whatever it is written as; ``path`` if None.
-        look: only to read it, also while another run writes it: it is neither locked nor repaired, and takes no record.
+        path: the file; created with the first record, so that a run that fails early leaves nothing.
+        fresh: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
+        visible: the file that users see, which is locked for the run in any format; None for ``path``.
+        look: read only, also while another run writes: no lock, no repair, no new records.
 
     Attributes:
-        foreign: whether there is a file that holds something else than records.
-        replaced: where an earlier file was moved to, or None.
-        repaired: bytes of a torn last line that were cut off when the file was opened.
-        damaged: lines that are no records; they are kept in ``NAME.damaged``.
-        gone: that the file was taken away while it was written, after which nothing is written any more; None else.
+        foreign: True if the file holds anything other than records.
+        replaced: backup path of an earlier file, or None.
+        repaired: bytes of a torn last line that were cut off on opening.
+        damaged: number of lines that are no records; they are kept in ``NAME.damaged``.
+        gone: error once the file was moved or deleted during the run, after which nothing is written; else None.
 
     Raises:
         UsageError: another run is writing the file.
@@ -85,42 +84,42 @@ class Journal:
         self.damaged = 0
         self.gone: OutputError | None = None
         self._file: int | None = None
-        self._forget()
+        self._reset()
         shown = visible or path
-        self._own = visible == path
-        self._lock = None if look else _locked(Path(os.path.realpath(shown)), shown)
+        self._user_visible = visible == path
+        self._lock = None if look else _lock_file(Path(os.path.realpath(shown)), shown)
         try:
             self.foreign = not self._load()
         except OSError as error:
             self._unlock()
             raise self._failure(error) from None
-        self._set_aside = self.foreign or fresh
-        if self._set_aside:
-            self._forget(self._marks)
+        self._needs_backup = self.foreign or fresh
+        if self._needs_backup:
+            self._reset(self._marks)
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
-        """The records of a clip under these settings, by segment (None for the whole clip)."""
+        """Return the records of a clip under these settings, by segment (None for the whole clip)."""
         return self._index.get(clip, {}).get(settings, {})
 
     def settings_of(self, clip: str) -> Collection[str]:
-        """The settings under which there are records of a clip."""
+        """Return the settings with records of a clip."""
         return self._index.get(clip, {}).keys()
 
     def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
-        """A caption of the same content under the same settings, whatever its file was called."""
-        return self._hashes.get((sha256, settings))
+        """Return a caption of the same content and settings under any file name."""
+        return self._by_hash.get((sha256, settings))
 
     def other_settings_count(self, settings: Collection[str]) -> int:
-        """How many records were made under other settings than these."""
+        """Return the number of records made under other settings than these."""
         named = (item for by_settings in self._index.values() for item in by_settings.items())
         return sum(len(parts) for other, parts in named if other not in settings)
 
     def records(self) -> Iterator[RecordDict]:
-        """The records that count, in the order of the file; raises as :meth:`read` does."""
-        return self.read([stored for stored in self._order if self._counts(stored)])
+        """Return the current records in file order; raises as :meth:`read` does."""
+        return self.read([entry for entry in self._order if self._is_current(entry)])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
-        """Some of the records.
+        """Yield the records of these entries.
 
         Raises:
             OutputError: they cannot be read any more.
@@ -129,22 +128,22 @@ class Journal:
             return
         try:
             with self.path.open("rb") as file:
-                for stored in wanted:
-                    file.seek(stored.offset)
-                    yield parse_record(file.read(stored.length)) or {}
+                for entry in wanted:
+                    file.seek(entry.offset)
+                    yield parse_record(file.read(entry.length)) or {}
         except OSError as error:
             raise self._failure(error) from None
 
     def records_after(self, mark: FileMark) -> Iterator[RecordDict]:
-        """Records that were added after a mark, also those that do not count any more."""
-        return self.read([stored for stored in self._order if stored.offset > mark.offset and stored.clip])
+        """Return the records added after a mark, including superseded ones."""
+        return self.read([entry for entry in self._order if entry.offset > mark.offset and entry.clip])
 
     def append(self, record: RecordDict) -> None:
-        """Add a record with its ``job``; when this returns it is on the disk.
+        """Append a record with its ``job``; it is on the disk on return.
 
         Raises:
-            OutputError: it cannot be written, and the file is as it was before; or (kind ``gone``) the record is in a
-                file that is not under its name any more.
+            OutputError: it cannot be written, and the file is unchanged; or (kind ``gone``) the record went to a file
+                that has been moved or deleted.
         """
         if self.look:
             return
@@ -154,12 +153,12 @@ class Journal:
         self._check()
 
     def mark(self, path: Path, size: int, sha256: str, settings: str | None = None, form: str | None = None) -> None:
-        """Note what a file is about to hold. A mark that is lost with the power makes a file one that is left alone.
+        """Record the content a file is about to have. If a power cut loses the mark, the file counts as foreign.
 
         Raises:
             OutputError: as :meth:`append` does.
         """
-        latest, new = self.latest_mark(path), FileMark(0, 0, self._name(path), size, sha256, settings, form)
+        latest, new = self.latest_mark(path), FileMark(0, 0, self._relative_name(path), size, sha256, settings, form)
         if latest is not None and latest[2:] == new[2:]:
             return
         line = mark_line(new)
@@ -168,25 +167,25 @@ class Journal:
         self._check()
 
     def latest_mark(self, path: Path) -> FileMark | None:
-        """The last mark of a file, whatever the file holds now."""
-        return next(reversed(self._marks.get(self._name(path), ())), None)
+        """Return the last mark of a file, whatever its current content."""
+        return next(reversed(self._marks.get(self._relative_name(path), ())), None)
 
     def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
-        """The marks that the beginning of a file's content agrees with; none for a file that a run did not write so.
+        """Return the marks that match the beginning of a file's content; empty if no run wrote it so.
 
-        Beside the last mark the one before it counts: a run may have been killed before it wrote what it marked.
+        Both the last mark and the one before count: a run may have been killed between mark and write.
         """
-        marks = [mark for mark in self._marks.get(self._name(path), ()) if mark.size <= len(content)]
+        marks = [mark for mark in self._marks.get(self._relative_name(path), ()) if mark.size <= len(content)]
         return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
 
-    def _name(self, path: Path) -> str:
+    def _relative_name(self, path: Path) -> str:
         return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.path.parent)
 
     def _write(self, line: bytes, *, sync: bool) -> None:
         if self.gone is not None:
             raise self.gone
         try:
-            file = self._opened()
+            file = self._open_file()
             try:
                 written = os.write(file, line)
                 while written < len(line):  # a full disk writes less, and then raises
@@ -200,7 +199,7 @@ class Journal:
             raise self._failure(error) from None
 
     def _check(self) -> None:
-        """Find out whether what was written is where it was to be."""
+        """Check that the written bytes are in the file of this path."""
         if self._file is None:
             return
         status = os.fstat(self._file)
@@ -210,34 +209,35 @@ class Journal:
             raise self.gone
 
     def compact(self, clips: Sequence[str]) -> None:
-        """Leave one record for each clip, those of ``clips`` last and in this order; replaces the file whole.
+        """Rewrite the file with current records only, those of ``clips`` last and in this order.
 
-        Records that a later one made void go, and marks of what no file holds any more; the other marks are last. What
-        is about other clips or other settings stays where it is. A file that is in order already is not touched, nor is
-        one that is gone. Where a caption goes from a file that users know (a hand may have changed it), the file is
-        kept as ``NAME~``.
+        Superseded records and outdated marks are dropped; the other marks come last. Records of other clips or
+        settings keep their order. A file already in order, or gone, is left alone. If a caption is dropped from a file
+        that users see (they may have edited it), the file is kept as ``NAME~``.
 
         Raises:
-            OutputError: it cannot be written, or is gone since the last record.
+            OutputError: it cannot be written, or has gone since the last record.
         """
         if self.gone is not None:
             return
         self._check()
         rank = {clip: place for place, clip in enumerate(clips)}
-        kept = [stored for stored in self._order if self._counts(stored)]
+        kept = [entry for entry in self._order if self._is_current(entry)]
         lines: list[JournalEntry | FileMark] = [
-            *sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0)),
+            *sorted(
+                kept, key=lambda item: (rank.get(item.clip, -1), -1 if item.clip not in rank else item.segment or 0)
+            ),
             *sorted(mark for marks in self._marks.values() for mark in marks),
         ]
-        in_place = all(one.offset < following.offset for one, following in pairwise(lines))
-        if in_place and sum(one.length for one in lines) == self._size:
+        in_place = all(item.offset < following.offset for item, following in pairwise(lines))
+        if in_place and sum(item.length for item in lines) == self._size:
             return
         part = self.path.with_name(self.path.name + ".part")
         try:
             with self.path.open("rb") as old, part.open("wb") as new:
-                for one in lines:
-                    old.seek(one.offset)
-                    new.write(old.read(one.length))
+                for item in lines:
+                    old.seek(item.offset)
+                    new.write(old.read(item.length))
                 new.flush()
                 os.fsync(new.fileno())
             shutil.copymode(self.path, part)
@@ -245,29 +245,29 @@ class Journal:
             if self._loses_captions():
                 backup = backup_of(self.path)
                 shutil.copy2(self.path, backup)
-                self.replaced = self._shown(backup)
+                self.replaced = self._backup_as_named(backup)
             part.replace(self.path)
-            self._forget()
+            self._reset()
             self._load()
         except OSError as error:
             raise self._failure(error) from None
 
-    def _shown(self, backup: Path | None) -> Path | None:
-        """A backup as the user would name it."""
+    def _backup_as_named(self, backup: Path | None) -> Path | None:
+        """Return a backup's path relative to the path the user gave."""
         return backup if backup is None or self.shown.is_symlink() else self.shown.with_name(backup.name)
 
     def _loses_captions(self) -> bool:
-        """Whether a caption does not count any more in a file that users know by its name."""
-        if not self._own:
+        """Return True if compaction drops a caption from a file that users see."""
+        if not self._user_visible:
             return False
-        void = [stored for stored in self._order if stored.clip and not self._counts(stored)]
+        void = [entry for entry in self._order if entry.clip and not self._is_current(entry)]
         return any(record.get("caption") is not None for record in self.read(void))
 
     def close(self, *, complete: bool = False) -> None:
-        """Let go of file and lock. A ``complete`` run without records leaves an empty file."""
+        """Close the file and release the lock. A ``complete`` run without records leaves an empty file."""
         try:
             if complete and self.gone is None:
-                self._opened()
+                self._open_file()
         except OSError as error:
             raise self._failure(error) from None
         finally:
@@ -275,8 +275,8 @@ class Journal:
             self._unlock()
 
     def _load(self) -> bool:
-        """Read and repair the file. False if it holds something else than records."""
-        if not self.path.is_file():  # a device has no records, and perhaps no end
+        """Read and repair the file; False if it holds anything other than records."""
+        if not self.path.is_file():  # a device has no records and may have no end
             return True
         bad: list[bytes] = []
         offset = 0
@@ -289,12 +289,12 @@ class Journal:
                 record = parse_record(line)
                 if record is None and not offset and (ended or not line.startswith(b"{")):
                     return False
-                if record is None and not ended:  # a crash tore it
+                if record is None and not ended:  # torn by a crash
                     self.repaired = len(line)
                     if not self.look:
                         os.truncate(self.path, offset)
                     break
-                if not ended:  # only its end is missing
+                if not ended:  # only the newline is missing
                     line += b"\n"
                     if not self.look:
                         with self.path.open("ab") as end:
@@ -306,9 +306,9 @@ class Journal:
                     self._add(offset, line, record)
                 offset += len(line)
         self._size = offset
-        if bad and not self.look:  # the disk did this, not a crash: nothing is thrown away
-            with self.path.with_name(self.path.name + ".damaged").open("ab") as aside:
-                aside.writelines(bad)
+        if bad and not self.look:  # disk damage, not a crash: keep the bytes
+            with self.path.with_name(self.path.name + ".damaged").open("ab") as damaged_file:
+                damaged_file.writelines(bad)
             self.damaged = len(bad)
         return True
 
@@ -317,38 +317,38 @@ class Journal:
         content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
         part = job.get("segment"), job.get("segments")
         failed = record.get("error") is not None
-        stored = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
-        parts = self._index.setdefault(stored.clip, {}).setdefault(stored.settings, {})
-        for key in [key for key, old in parts.items() if not _belong(old, stored)]:
+        entry = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
+        parts = self._index.setdefault(entry.clip, {}).setdefault(entry.settings, {})
+        for key in [key for key, old in parts.items() if not _coexist(old, entry)]:
             del parts[key]
-        parts[stored.segment] = stored
-        if content.sha256 is not None and not failed and stored.segment is None:
-            self._hashes[content.sha256, stored.settings] = stored
-        self._order.append(stored)
+        parts[entry.segment] = entry
+        if content.sha256 is not None and not failed and entry.segment is None:
+            self._by_hash[content.sha256, entry.settings] = entry
+        self._order.append(entry)
         self._size = offset + len(line)
 
     def _add_mark(self, offset: int, line: bytes) -> bool:
-        """Enter a line, if it is the mark of a file."""
-        found = parsed_mark(line)
-        if found is None:
+        """Add a line to the index if it is a file mark; True if it is."""
+        parsed = parsed_mark(line)
+        if parsed is None:
             return False
-        mark = found._replace(offset=offset, length=len(line))
+        mark = parsed._replace(offset=offset, length=len(line))
         self._marks[mark.file] = [*self._marks.get(mark.file, ())[-1:], mark]
         self._size = offset + len(line)
         return True
 
-    def _counts(self, stored: JournalEntry) -> bool:
-        return self.parts(stored.clip, stored.settings).get(stored.segment) is stored
+    def _is_current(self, entry: JournalEntry) -> bool:
+        return self.parts(entry.clip, entry.settings).get(entry.segment) is entry
 
-    def _opened(self) -> int:
+    def _open_file(self) -> int:
         if self._file is None:
-            if self._set_aside:
-                self.replaced = self._shown(back_up(self.path))
-                self._set_aside = False
-                if self._marks:  # a run that is ended and gone on with still knows them
+            if self._needs_backup:
+                self.replaced = self._backup_as_named(back_up(self.path))
+                self._needs_backup = False
+                if self._marks:  # needed if this run is interrupted and resumed
                     marks = [mark for several in self._marks.values() for mark in several]
                     write_whole(self.path, b"".join(map(mark_line, marks)))
-                    self._forget()
+                    self._reset()
                     self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
@@ -362,10 +362,10 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
 
-    def _forget(self, marks: dict[str, list[FileMark]] | None = None) -> None:
-        """Begin with no records, and with these marks."""
+    def _reset(self, marks: dict[str, list[FileMark]] | None = None) -> None:
+        """Reset to no records and to these marks."""
         self._index: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}  # by clip, settings, segment
-        self._hashes: dict[tuple[str, str], JournalEntry] = {}
+        self._by_hash: dict[tuple[str, str], JournalEntry] = {}
         self._order: list[JournalEntry] = []
         self._marks = marks or {}  # the last two by file
         self._size = 0
@@ -377,12 +377,12 @@ class Journal:
 
 
 def unwritable_error(path: Path, error: OSError, kind: str | None = None) -> OutputError:
-    """What to say of a file that the system does not let us write."""
+    """Return the error of a file that cannot be written."""
     return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
 
 
 def is_same_file(path: Path, status: os.stat_result) -> bool:
-    """Whether ``path`` still leads to the file that this is the status of."""
+    """Return True if ``path`` still names the file with this status."""
     try:
         return os.path.samestat(path.stat(), status)
     except OSError:
@@ -390,7 +390,7 @@ def is_same_file(path: Path, status: os.stat_result) -> bool:
 
 
 def missing_file_error(path: Path) -> OutputError:
-    """What to say of a file that was taken away in the middle of a run."""
+    """Return the error of a file that was moved, replaced or deleted during the run."""
     return OutputError(
         f"{path}: was moved, replaced or deleted while the run was writing it",
         hint="put it back if it was moved, and give the same command again to go on",
@@ -399,7 +399,7 @@ def missing_file_error(path: Path) -> OutputError:
 
 
 def parse_record(line: bytes) -> RecordDict | None:
-    """The record in ``line``; None if it is none."""
+    """Parse the record in ``line``; None if there is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -407,12 +407,12 @@ def parse_record(line: bytes) -> RecordDict | None:
     if not isinstance(value, dict):
         return None
     job = value.get("job")
-    known = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
-    return value if known else None
+    identified = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
+    return value if identified else None
 
 
-def _belong(old: JournalEntry, new: JournalEntry) -> bool:
-    """Whether ``old`` still stands beside ``new``: another segment of the same content and division."""
+def _coexist(old: JournalEntry, new: JournalEntry) -> bool:
+    """Return True if ``new`` does not supersede ``old``: another segment of the same content and division."""
     return (
         old.segment is not None
         and new.segment is not None
@@ -420,7 +420,7 @@ def _belong(old: JournalEntry, new: JournalEntry) -> bool:
     )
 
 
-def _locked(path: Path, shown: Path) -> FileLock:
+def _lock_file(path: Path, shown: Path) -> FileLock:
     try:
         return FileLock(path)
     except TimeoutError:

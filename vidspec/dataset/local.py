@@ -1,4 +1,4 @@
-"""The executor that captions in this process, with the next clips read in others."""
+"""Executor that captions in this process, with clips read ahead in other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["caption_locally", "readers_for"]
 
 
 def readers_for(config: JobConfig, clips: int | None) -> list[ClipReader]:
-    """As many readers as so many clips (None where that is not known) are worth, none of them started."""
+    """Return the readers for a run over ``clips`` clips (None if unknown), not yet started."""
     return [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config, clips))]
 
 
@@ -30,14 +30,14 @@ def caption_locally(
     observer: RunObserver | None = None,
     readers: Sequence[ClipReader] | None = None,
 ) -> Iterator[JobResult]:
-    """Caption ``jobs``, several at once; their frames are read by processes that can be killed.
+    """Caption ``jobs``, several at once, with frames from reader processes that can be killed.
 
-    ``readers`` may have been started before; they are closed in the end.
+    ``readers`` may be started already; they are closed at the end.
     """
     few = isinstance(jobs, Sized) and len(jobs) < 2
     prepare, refuse, max_audio_s, gpu = feed_support(captioner, config)
     if few and config.segment is None:
-        prepare = None  # there is nothing to do it beside
+        prepare = None  # no other clip to overlap it with
     elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
         look_beside()
     readers = readers or readers_for(config, len(jobs) if isinstance(jobs, Sized) else None)

@@ -1,4 +1,4 @@
-"""The log of a run as JSON lines, for machines: ``start``, one ``clip`` for each outcome, and ``end``."""
+"""Machine-readable log of a run as JSON lines: ``start``, one ``clip`` per result, and ``end``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vidspec.files import FileKind, check_output, encode_line
 
 __all__ = ["LOG", "LogFile", "check_log"]
 
-#: The first fields of every line.
+#: Log files, recognised by the first fields of a line.
 LOG = FileKind("log of vidspec", rb'\A\s*\{"time": "[-+:.T\d]+", "event": "')
 
 
 def check_log(path: Path, inputs: Iterable[str]) -> None:
-    """Find out before any model is loaded that lines cannot be added to ``path``: a log, or a device or a pipe.
+    """Check before any model is loaded that ``path`` can be appended to: a log, a device or a pipe.
 
     Raises:
         UsageError: naming ``--log-file``.
@@ -30,16 +30,16 @@ def check_log(path: Path, inputs: Iterable[str]) -> None:
 
 
 class LogFile(ResultListener):
-    """Adds to the file at ``path``; every line has ``time`` (UTC) and ``event``.
+    """Appends events to the file at ``path``; every line has ``time`` (UTC) and ``event``.
 
-    A line that cannot be written is left out and the run goes on: captions matter more than the log.
+    A line that cannot be written is dropped and the run continues: captions matter more than the log.
 
     Args:
         path: the file.
-        warn: gets a warning with the first line that could not be written.
+        warn: called with a warning at the first failed write.
 
     Raises:
-        UsageError: it cannot be opened.
+        UsageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None] = lambda _: None) -> None:
@@ -51,7 +51,7 @@ class LogFile(ResultListener):
             raise UsageError(f"--log-file {path}: cannot be written: {error.strerror or error}") from None
 
     def start(self, tally: Tally, profile: str, options: Mapping[str, object]) -> None:
-        """The run begins."""
+        """Log the start of the run."""
         self._write("start", profile=profile, options=options, **_counts(tally))
 
     def result(self, outcome: JobResult, tally: Tally) -> None:

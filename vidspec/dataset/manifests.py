@@ -1,4 +1,4 @@
-"""Manifests: JSONL or CSV lists of clips with a prompt, a part and an id of their own; opens no clip."""
+"""Manifests: JSONL or CSV lists of clips, each with an optional prompt, time range and id. Opens no clip."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ OWN_KEYS = ("prompt", "turns", "start", "end", "id")
 
 
 def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
-    """The clips of a manifest.
+    """Yield the clips of a manifest.
 
     Args:
-        text: its content. JSONL where the first character is ``{``, otherwise CSV (or TSV) with a header.
-        name: what it is called in error messages.
-        folder: what its relative paths are relative to.
+        text: its content: JSONL if the first character is ``{``, otherwise CSV (or TSV) with a header.
+        name: name for error messages.
+        folder: base of relative paths.
 
     Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
-    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list, of texts that
-    are asked at once, or there are ``turns`` instead, which are asked one after the other. Other keys are kept as the
-    job's ``columns``.
+    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list of independent
+    prompts, or replaced by ``turns``, the turns of a dialogue. Other keys become the job's ``columns``.
 
     Raises:
         UsageError: naming the line.
@@ -45,9 +44,9 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         path = row.get(named)
         if not isinstance(path, str):
             raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
-        prompt, questions = _questions(row, where)
+        prompt, questions = _parse_prompt(row, where)
         texts = questions.texts if questions else ()
-        if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *texts)))):
+        if not (_is_encodable(path, "surrogateescape") and all(map(_is_encodable, (prompt or "", *texts)))):
             raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
         start, end = (parse_time(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
@@ -75,10 +74,10 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
 
 
 def parse_seconds(text: str) -> float:
-    """``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` in seconds.
+    """Parse ``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` as seconds.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text has none of these forms.
     """
     clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text.strip())
     if clock:
@@ -89,16 +88,16 @@ def parse_seconds(text: str) -> float:
     return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
 
 
-def _encodes(text: str, errors: str = "strict") -> bool:
-    """Whether UTF-8 has it, for names that are not UTF-8 with surrogates for their bytes, and C's strings do."""
+def _is_encodable(text: str, errors: str = "strict") -> bool:
+    """Return True if ``text`` is encodable as UTF-8 (file names with ``surrogateescape``) and has no NUL."""
     try:
         return b"\0" not in text.encode("utf-8", errors)
     except UnicodeEncodeError:
         return False
 
 
-def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, JobQuestions | None]:
-    """The prompt of a row, or its several questions."""
+def _parse_prompt(row: Mapping[str, object], where: str) -> tuple[str | None, JobQuestions | None]:
+    """Return the prompt of a row, or its several questions."""
     prompt, turns = row.get("prompt"), row.get("turns")
     if turns is not None and prompt:
         raise UsageError(f"{where}: prompt and turns exclude each other")
@@ -116,10 +115,10 @@ def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, JobQu
 
 
 def parse_time(value: object, where: str) -> float | None:
-    """What a manifest or ``--start`` says of a time, in seconds; None where it says nothing.
+    """Parse a time of a manifest or ``--start`` to seconds; None if unset.
 
     Raises:
-        UsageError: it is no time; the message begins with ``where``.
+        UsageError: it is not a time; the message begins with ``where``.
     """
     if value is None or value == "":
         return None
@@ -139,7 +138,7 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=partial(_once, where=f"{name}, line {number}"))
+            row = json.loads(line, object_pairs_hook=partial(_object_without_repeats, where=f"{name}, line {number}"))
         except UsageError:
             raise
         except (ValueError, RecursionError) as error:
@@ -149,8 +148,8 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]
         yield number, row
 
 
-def _once(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
-    """An object of JSON, whose keys may not be repeated."""
+def _object_without_repeats(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
+    """Build a JSON object, rejecting repeated keys."""
     row: dict[str, object] = {}
     for key, value in pairs:
         if key in row:

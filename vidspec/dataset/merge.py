@@ -1,4 +1,4 @@
-"""Puts the records of several runs into one file: each clip once, captions before failures. Captions nothing."""
+"""Merge records of several runs into one file: each clip once, captions preferred over failures. Captions nothing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ __all__ = ["MergedRecords", "kind_of", "merge_records", "render_records"]
 
 @dataclass
 class MergedRecords:
-    """Records in the order of their paths and times, and what was left out.
+    """Merged records ordered by path and time, and counts of the rest.
 
-    ``duplicates`` were in several files, ``torn`` lines were cut off by a crash; ``failed`` records are among
-    ``records``.
+    ``duplicates`` were superseded, ``torn`` lines were cut off by a crash; ``failed`` records are among ``records``.
     """
 
     records: list[RecordDict] = field(default_factory=list)
@@ -36,30 +35,30 @@ class MergedRecords:
 
 
 def merge_records(paths: Iterable[Path]) -> MergedRecords:
-    """The records of all ``paths``; of the same captioning the last one that did not fail, else the last.
+    """Merge the records of all ``paths``; per captioning the last success wins, else the last failure.
 
     Raises:
-        UsageError: a file cannot be read or holds something else than records.
+        UsageError: a file cannot be read or holds anything other than records.
     """
-    made = MergedRecords()
+    merged = MergedRecords()
     best: dict[tuple[str, str, int | None], RecordDict] = {}
     for path in paths:
-        for record in _records(path, made):
+        for record in _iter_records(path, merged):
             job = record["job"]
             key = (job["clip"], job["settings"], job.get("segment"))
             old = best.get(key)
-            made.duplicates += old is not None
+            merged.duplicates += old is not None
             if old is None or record.get("error") is None or old.get("error") is not None:
                 best[key] = record
-    cut = {(clip, settings) for clip, settings, segment in best if segment is not None}
-    # That a clip could not be cut is void once it was.
-    void = {(*whole, None) for whole in cut}
-    made.records = sorted((one for key, one in best.items() if key not in void), key=_place)
-    return made
+    cut_clips = {(clip, settings) for clip, settings, segment in best if segment is not None}
+    # A failure to cut a clip is void once it has been cut.
+    void = {(*whole, None) for whole in cut_clips}
+    merged.records = sorted((one for key, one in best.items() if key not in void), key=_sort_key)
+    return merged
 
 
 def kind_of(form: Format) -> FileKind:
-    """What may be replaced by records in this format: earlier ones, where the format shows that they are ours."""
+    """Return the kind of file that records in this format may replace: our own, if the format identifies it."""
     if form in ("json", "jsonl"):
         return FileKind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
     if form == "csv":
@@ -68,10 +67,10 @@ def kind_of(form: Format) -> FileKind:
 
 
 def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool = False) -> str:
-    """All records as the content of one file.
+    """Return all records as the content of one file.
 
     Raises:
-        UsageError: a format that knows one clip only, or one that needs more than the records have.
+        UsageError: the format takes one clip only, or needs more than the records have.
     """
     if form in ("srt", "vtt", "webdataset-txt"):
         if len({record["job"]["clip"] for record in records}) > 1:
@@ -84,7 +83,7 @@ def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool
     return file_content(records, form, several=True, raw_csv=raw_csv)
 
 
-def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
+def _iter_records(path: Path, merged: MergedRecords) -> Iterable[RecordDict]:
     try:
         if path.is_char_device():
             raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
@@ -95,8 +94,8 @@ def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
                     yield record
                 elif is_mark(text):
                     continue
-                elif not text.endswith(b"\n") and not _whole(text):
-                    made.torn += 1
+                elif not text.endswith(b"\n") and not _is_json(text):
+                    merged.torn += 1
                 else:
                     raise UsageError(
                         f"{path}, line {number}: is no record of vidspec",
@@ -106,7 +105,7 @@ def _records(path: Path, made: MergedRecords) -> Iterable[RecordDict]:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _whole(text: bytes) -> bool:
+def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -114,6 +113,6 @@ def _whole(text: bytes) -> bool:
     return True
 
 
-def _place(record: RecordDict) -> tuple[str, float, float, str]:
+def _sort_key(record: RecordDict) -> tuple[str, float, float, str]:
     job = {**record, **record["job"]}
     return (record["path"], job.get("start") or 0.0, job.get("end") or float("inf"), job["settings"])

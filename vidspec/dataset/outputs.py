@@ -1,7 +1,7 @@
-"""Where records go: standard output, one file, a file for each clip, or several of these; files can be resumed.
+"""Destinations of records: standard output, one file, one file per clip, or several of these; files can be resumed.
 
-What makes a run resumable is a journal (``vidspec.dataset.journal``). For ``jsonl`` and ``json`` in one file the
-file is its own journal; every other file is a rendering of one that lies hidden beside it.
+A journal (``vidspec.dataset.journal``) makes a run resumable. One file of ``jsonl`` or ``json`` is its own journal;
+every other file is rendered from a hidden journal next to it.
 """
 
 from __future__ import annotations
@@ -35,61 +35,61 @@ __all__ = [
     "make_folder",
 ]
 
-#: The kind of an OutputError that concerns one clip; after any other nothing more can be kept.
+#: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
 
 
 class Output:
-    """Takes records, and knows which ones an earlier run left; this one keeps nothing and knows of none.
+    """Destination of records, with access to those of earlier runs; the base class keeps none.
 
-    A record is given with its clip, as the job that was planned.
+    Each record comes with its clip, as the planned job.
     """
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        """Records of a clip under these settings, by segment."""
+        """Return the records of a clip under these settings, by segment."""
         return {}
 
     def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
-        """An earlier caption of the same bytes under another name."""
+        """Return an earlier caption of the same bytes under another name."""
         return None
 
     def others(self, settings: Collection[str]) -> int:
-        """How many earlier records were made under other settings."""
+        """Return the number of earlier records made under other settings."""
         return 0
 
     def check(self, job: Job) -> None:
-        """Find out before a clip is captioned that its record could not be kept.
+        """Check before a clip is captioned that its record can be written.
 
         Raises:
-            OutputError: kind :data:`ONE_CLIP`.
+            OutputError: of kind :data:`ONE_CLIP`.
         """
 
     def leaves(self, job: Job) -> bool:
-        """Whether nothing would come of captioning a clip: all its files are there, and are not to be replaced."""
+        """Return True if all files of a clip exist and must not be replaced, so that captioning it is useless."""
         return False
 
     def add(self, job: Job, record: RecordDict) -> None:
-        """Keep a record; when this returns it cannot be lost.
+        """Write a record; it is durable on return.
 
         Raises:
-            OutputError: it could not be kept; of kind :data:`ONE_CLIP` where others still can.
+            OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
         """
 
     def restore(self, job: Job, settings: str) -> None:
-        """A clip that needs no captioning; its file is written again if it is gone."""
+        """Write the missing file of a clip that needs no captioning."""
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        """No more records come; returns notes for the user."""
+        """Finish the output after the last record; return notes for the user."""
         return []
 
 
 class StreamOutput(Output):
-    """Lines on standard output (or into a pipe): nothing is remembered.
+    """Lines on standard output or into a pipe, without memory of earlier runs.
 
     Args:
-        lines: takes them.
-        form, several, raw_csv: how they look.
-        order: clips in whose order records are written, each as soon as those before it are; None for as they come.
+        lines: destination of the lines.
+        form, several, raw_csv: as for :func:`~vidspec.dataset.formats.record_line`.
+        order: clips in output order: each record is written as soon as those before it are; None for arrival order.
     """
 
     def __init__(
@@ -102,36 +102,36 @@ class StreamOutput(Output):
         order: Sequence[Job] | None = None,
     ) -> None:
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
-        self._begun = False
-        self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
+        self._header_written = False
+        self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._waiting: dict[str, list[RecordDict]] = {}  # by clip
 
     def add(self, job: Job, record: RecordDict) -> None:
         clip = clip_id(job)
         self._waiting.setdefault(clip, []).append(record)
-        if self._due is None:
+        if self._clip_order is None:
             self._flush(clip)
             return
-        while self._due and self._due[0] in self._waiting:
-            if not self._flush(self._due[0]):
+        while self._clip_order and self._clip_order[0] in self._waiting:
+            if not self._flush(self._clip_order[0]):
                 return
-            self._due.popleft()
+            self._clip_order.popleft()
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        for clip in self._due or ():  # behind one that did not come, as when the run was interrupted
+        for clip in self._clip_order or ():  # those after a missing one, as when interrupted
             if clip in self._waiting:
                 self._flush(clip)
         self.lines.close()
         return []
 
     def _flush(self, clip: str) -> bool:
-        """Write what has come of a clip, subtitles with its last part only; whether that is there."""
+        """Write the records of a clip so far, subtitles only with its last part; True if that has arrived."""
         about = self._waiting[clip][-1]["job"]
         last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
         if self.form in SUBTITLES and not last:
             return False
-        first = None if self._begun else header_line(self.form)
-        self._begun = True
+        first = None if self._header_written else header_line(self.form)
+        self._header_written = True
         records = self._waiting.pop(clip)
         if self.form in SUBTITLES:
             texts = [(clip_document(records, self.form) or "").removesuffix("\n") or None]
@@ -145,13 +145,13 @@ class StreamOutput(Output):
 
 
 class JournaledOutput(Output):
-    """What all outputs with a memory share; by itself it keeps records in journals alone.
+    """Base of all outputs that can be resumed; by itself it writes only journals.
 
     Args:
-        journal_for: where the journal of a clip is; each is opened once.
-        fresh: begin anew.
-        visible: the file that users know the journal by, if it is not its own.
-        look: only read what is there; neither locked nor repaired.
+        journal_for: returns the path of a clip's journal; each journal is opened once.
+        fresh: start over.
+        visible: the file that users see, if it is not its own journal.
+        look: read only, without lock or repair.
     """
 
     def __init__(
@@ -164,38 +164,38 @@ class JournaledOutput(Output):
     ) -> None:
         self._journal_for, self._fresh, self._visible, self._look = journal_for, fresh, visible, look
         self._journals: dict[Path, Journal] = {}
-        self._lost: dict[Path, OutputError] = {}  # journals that take nothing any more, and why
+        self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
 
     def journal(self, job: Job) -> Journal:
-        """The journal that a clip belongs to.
+        """Return the journal of a clip.
 
         Raises:
-            OutputError: it takes nothing any more.
+            OutputError: it cannot be written any more.
         """
         path = self._journal_for(job)
         if path in self._lost:
-            raise self._scoped(self._lost[path])
+            raise self._journal_error(self._lost[path])
         if path not in self._journals:
             self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible, look=self._look)
         return self._journals[path]
 
     @contextlib.contextmanager
-    def _keeping(self, job: Job) -> Iterator[None]:
-        """An OutputError in here ends the journal of ``job``."""
+    def _losing_journal(self, job: Job) -> Iterator[None]:
+        """Mark the journal of ``job`` as lost after an OutputError in the block."""
         try:
             yield
         except OutputError as error:
-            raise self._scoped(self._lost.setdefault(self._journal_for(job), error)) from None
+            raise self._journal_error(self._lost.setdefault(self._journal_for(job), error)) from None
 
-    def _scoped(self, error: OutputError) -> OutputError:
-        """What to raise for an error of a journal."""
+    def _journal_error(self, error: OutputError) -> OutputError:
+        """Return the error to raise for an error of a journal."""
         return error
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         return self.journal(job).parts(clip_id(job), settings)
 
     def records(self) -> Iterator[RecordDict]:
-        """All of the journals that were opened so far."""
+        """Yield the records of all opened journals."""
         for journal in self._journals.values():
             yield from journal.records()
 
@@ -203,14 +203,14 @@ class JournaledOutput(Output):
         return self.journal(job).by_hash(sha256, settings)
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
-        """What a run would do to files that are there, for a clip that it has ``captioned``, or finds done."""
+        """Return the effect of a run on existing files, for a clip that it would caption or, if not, finds done."""
         return {}
 
     def others(self, settings: Collection[str]) -> int:
         return sum(journal.other_settings_count(settings) for journal in self._journals.values())
 
     def add(self, job: Job, record: RecordDict) -> None:
-        with self._keeping(job):
+        with self._losing_journal(job):
             self.journal(job).append(record)
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
@@ -227,11 +227,11 @@ class JournaledOutput(Output):
         finally:
             for path, journal in self._journals.items():
                 journal.close(complete=complete and path not in self._lost)
-        moved = [one for one in self._journals.values() if one.replaced]
-        return notes + [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
+        replaced = [one for one in self._journals.values() if one.replaced]
+        return notes + [f"{one.shown}: the earlier file is now {one.replaced}" for one in replaced]
 
     def _render(self, *, complete: bool) -> list[str]:
-        """Write from the tidy journals what is written once; returns notes."""
+        """Write the files that are rendered once, from the compacted journals; return notes."""
         return []
 
 
@@ -239,7 +239,7 @@ class SingleFileOutput(JournaledOutput):
     """One file for all clips.
 
     Raises:
-        UsageError: the file is one that no run wrote so, and ``fresh`` is not set; or another run writes it.
+        UsageError: the file is not as a run wrote it and ``fresh`` is not set, or another run is writing it.
     """
 
     def __init__(
@@ -254,43 +254,43 @@ class SingleFileOutput(JournaledOutput):
     ) -> None:
         own = form in ("json", "jsonl")
         super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path, look=look)
-        self.path, self.form, self.several, self.raw_csv, self._own = path, form, several, raw_csv, own
-        self._begun: os.stat_result | None = None  # the file as this run last left it
-        self._digest, self._size = hashlib.sha256(), 0  # of what this run wrote
+        self.path, self.form, self.several, self.raw_csv, self._is_journal = path, form, several, raw_csv, own
+        self._last_status: os.stat_result | None = None  # the file as this run last left it
+        self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
         journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
         self._ours = own or (not fresh and self._is_ours(journal))
-        self._moved: Path | None = None
+        self._backup: Path | None = None
         try:
             if not fresh:
-                self._refuse_others(journal)
+                self._reject_foreign(journal)
         except UsageError:
             journal.close()
             raise
 
-    def _refuse_others(self, journal: Journal) -> None:
-        """Refuse a file that this run may neither go on with nor replace."""
+    def _reject_foreign(self, journal: Journal) -> None:
+        """Reject a file that this run may neither continue nor replace."""
         keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
         if not self._ours and journal.latest_mark(self.path) is not None:
             hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
             raise UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
-        if not self._ours or (self._own and journal.foreign):
+        if not self._ours or (self._is_journal and journal.foreign):
             hint = f"{keeping}; or name another file"
             raise UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
         first = next(journal.records(), None)
-        if self._own and first is not None and ("timings" in first) != (self.form == "json"):
+        if self._is_journal and first is not None and ("timings" in first) != (self.form == "json"):
             other = "jsonl" if self.form == "json" else "json"
             raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
 
     def _is_ours(self, journal: Journal) -> bool:
-        """Whether the file is as an earlier run left it, one that was killed too; or not there, or empty."""
+        """Return True if the file is as an earlier run, even a killed one, left it, or is missing or empty."""
         if not self.path.is_file():
             return True
         content = self.path.read_bytes()
         if journal.latest_mark(self.path) is None:  # none, or one of version 0.2.0, which made no marks
             return self._content().startswith(content)
-        # Behind what was marked are the lines of later records, of which the last may be torn.
+        # After the marked bytes come lines of later records; the last may be torn.
         return not content or any(
             b"".join(map(self._line, journal.records_after(mark))).startswith(content[mark.size :])
             for mark in journal.marks_of(self.path, content)
@@ -304,18 +304,18 @@ class SingleFileOutput(JournaledOutput):
     def add(self, job: Job, record: RecordDict) -> None:
         if self._look:
             return
-        with self._keeping(job):
-            if not self._own:
-                self._set_aside()  # before the record: a file beside a journal is always that journal's
+        with self._losing_journal(job):
+            if not self._is_journal:
+                self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
             super().add(job, lean_record(record) if self.form == "jsonl" else record)
-            if not self._own:
+            if not self._is_journal:
                 self._append(record)
 
     def _append(self, record: RecordDict) -> None:
-        if self.form == "parquet":  # which ends in what its beginning depends on: at the end
+        if self.form == "parquet":  # its footer depends on all rows: written once, at the end
             return
-        if self._begun is None or self.form in SUBTITLES:
-            self._whole()
+        if self._last_status is None or self.form in SUBTITLES:
+            self._rewrite()
             return
         if text := self._line(record):
             self._check()
@@ -328,37 +328,37 @@ class SingleFileOutput(JournaledOutput):
             self._size += len(text)
 
     def _line(self, record: RecordDict) -> bytes:
-        """A record as it is added to the file; nothing where its format is written whole."""
+        """Return a record as appended to the file; empty for formats that are written whole."""
         if self.form == "parquet" or self.form in SUBTITLES:
             return b""
         text = record_line(record, self.form, several=self.several, raw_csv=self.raw_csv)
         return b"" if text is None else encode_line(text + "\n")
 
     def _check(self) -> None:
-        """Find out whether the file is still the one that this run began."""
-        if self._begun is not None and not is_same_file(self.path, self._begun):
+        """Check that the file is still the one that this run began."""
+        if self._last_status is not None and not is_same_file(self.path, self._last_status):
             raise missing_file_error(self.path)
 
-    def _set_aside(self) -> None:
-        """Keep a file that is to be replaced and is not ours."""
+    def _back_up_foreign(self) -> None:
+        """Back up a foreign file before it is replaced."""
         if not self._ours:
             try:
-                self._moved = back_up(self.path)
+                self._backup = back_up(self.path)
             except OSError as error:
                 raise unwritable_error(self.path, error) from None
         self._ours = True
 
-    def _whole(self) -> None:
-        """Write the file anew from its journal."""
+    def _rewrite(self) -> None:
+        """Rewrite the file from its journal."""
         self._check()
         content = self._content()
         self._digest, self._size = hashlib.sha256(content), len(content)
         self._mark()
         write_whole(self.path, content)
-        self._begun = self.path.stat()
+        self._last_status = self.path.stat()
 
     def _content(self) -> bytes:
-        """What the file is to hold by its journal."""
+        """Return the content of the file according to its journal."""
         if self.form == "parquet":
             from vidspec.dataset.tables import parquet_bytes
 
@@ -369,38 +369,38 @@ class SingleFileOutput(JournaledOutput):
         self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        if self._begun is not None and not self._lost:
-            with contextlib.suppress(OutputError):  # of a journal that is gone, which is said below
-                self._mark()  # the lines that were added: the order of their records changes now
+        if self._last_status is not None and not self._lost:
+            with contextlib.suppress(OutputError):  # a lost journal is reported below
+                self._mark()  # for the appended lines, before their records are reordered
         return super().close(jobs, complete=complete)
 
     def _render(self, *, complete: bool) -> list[str]:
-        if self._own or self._lost or not (complete or self._begun):
+        if self._is_journal or self._lost or not (complete or self._last_status):
             return []
-        if self._begun is not None:
+        if self._last_status is not None:
             self._check()
             if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
-                self._ours, self._begun = False, None
-        self._set_aside()
-        self._whole()
-        return [f"{self.path}: the earlier file is now {self._moved}"] if self._moved else []
+                self._ours, self._last_status = False, None
+        self._back_up_foreign()
+        self._rewrite()
+        return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
 
 
 class CombinedOutput(Output):
-    """Counts as done what every output with a memory has; what they remember, a stream among them is given again.
+    """Several outputs: a part is done if every journaled one has it; streams get earlier records again.
 
     Args:
-        outputs: at most one of them a stream, which then stands beside one with whole records; files beside clips last,
-            as those that a single clip may not be written to.
+        outputs: at most one stream, combined with an output of complete records; sidecar files last, as a write to
+            them may fail for a single clip.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         self.outputs = outputs
-        self._kept = [one for one in outputs if not isinstance(one, StreamOutput)]
+        self._journaled = [one for one in outputs if not isinstance(one, StreamOutput)]
         self._streams = [one for one in outputs if isinstance(one, StreamOutput)]
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        first, *others = [one.parts(job, settings) for one in self._kept] or [{}]
+        first, *others = [one.parts(job, settings) for one in self._journaled] or [{}]
         return {
             key: stored
             for key, stored in first.items()
@@ -408,11 +408,11 @@ class CombinedOutput(Output):
         }
 
     def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
-        # What one wrote may be less than another needs: only outputs that are alike could share it.
-        return self._kept[0].same_content(job, sha256, settings) if len(self._kept) == 1 else None
+        # One output may store less than another needs, so a record is reused only from a single output.
+        return self._journaled[0].same_content(job, sha256, settings) if len(self._journaled) == 1 else None
 
     def others(self, settings: Collection[str]) -> int:
-        return max(one.others(settings) for one in self._kept)
+        return max(one.others(settings) for one in self._journaled)
 
     def check(self, job: Job) -> None:
         for one in self.outputs:
@@ -427,7 +427,7 @@ class CombinedOutput(Output):
 
     def restore(self, job: Job, settings: str) -> None:
         stored = in_order(self.parts(job, settings))
-        for one in self._kept:
+        for one in self._journaled:
             one.restore(job, settings)
         for stream in self._streams:
             for part in stored:
@@ -447,12 +447,12 @@ class CombinedOutput(Output):
 
 
 def hidden_journal(path: Path) -> Path:
-    """The journal of a file that cannot be its own."""
+    """Return the path of the hidden journal of a file that cannot be its own."""
     return path.with_name(f".{path.name}.vidspec.jsonl")
 
 
 def journal_of(path: Path, form: Format) -> Path:
-    """The journal of one file for all clips: itself where its lines are whole records."""
+    """Return the path of the journal of one file for all clips: the file itself if it holds complete records."""
     return path if form in ("json", "jsonl") else hidden_journal(path)
 
 
@@ -461,10 +461,10 @@ def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that files can be written into.
+    """Create a folder and check that it is writable.
 
     Raises:
-        OutputError: it cannot be.
+        OutputError: it cannot be created or written.
     """
     try:
         os.makedirs(folder, exist_ok=True)

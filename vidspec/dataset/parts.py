@@ -1,6 +1,6 @@
-"""A Parquet file for each shard, in a folder or below a URL: written when all clips of the shard are done.
+"""One Parquet file per shard, in a folder or below a URL: written when all clips of the shard are done.
 
-Until then the records of a shard are in a journal. A finished part is there whole, and its shard is not opened again.
+Until then the records of a shard are in a journal. A finished part is complete, and its shard is not opened again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean_record
-from vidspec.dataset.stores import is_url, join_url, names_in, write_url
+from vidspec.dataset.stores import is_url, join_url, list_names, write_url
 from vidspec.dataset.tables import PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
@@ -26,16 +26,16 @@ __all__ = ["PartOutput"]
 
 
 class PartOutput(Output):
-    """Where records of shards go; used by the thread that plans shards and by the one that keeps records.
+    """Output of one part per shard; shared by the thread that plans shards and the one that writes records.
 
     Args:
-        folder: of the parts, or its URL.
-        shards: of the run.
-        fresh: begin anew; earlier parts are kept as ``NAME~``, below a URL replaced.
-        retry: parts with failed clips are not finished.
+        folder: folder of the parts, or its URL.
+        shards: shards of the run.
+        fresh: start over; earlier parts are kept as ``NAME~``, below a URL replaced.
+        retry: treat parts with failed clips as unfinished.
 
     Attributes:
-        finished: what the parts say that need nothing, by shard.
+        finished: summaries of the finished parts, by shard.
 
     Raises:
         UsageError: two shards would share a part, or one would replace a shard.
@@ -43,95 +43,95 @@ class PartOutput(Output):
 
     def __init__(self, folder: str, shards: Sequence[Job], *, fresh: bool = False, retry: bool = False) -> None:
         self.folder, self._lock = folder, threading.RLock()
-        self._open: dict[str, Journal] = {}  # by shard
+        self._journals: dict[str, Journal] = {}  # by shard
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
-        self._left: dict[str, set[str]] = {}  # by shard, clips that are not done
+        self._clips_left: dict[str, set[str]] = {}  # by shard, clips that are not done
         self._notes: list[str] = []
         names = {shard.path: self.name(shard.path) for shard in shards}
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
-        if set(map(_whole, names)) & set(map(_whole, names.values())):
+        if set(map(_absolute, names)) & set(map(_absolute, names.values())):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
         if not is_url(folder):
             make_folder(Path(folder))
-        there = names_in(folder)
-        known = {shard: name for shard, name in names.items() if posixpath.basename(name) in there}
+        existing = list_names(folder)
+        earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
         if fresh:
-            for old, name in known.items():
-                self._journal(old).unlink(missing_ok=True)
+            for old, name in earlier_names.items():
+                self._journal_path(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
-            known = {}
-        self._earlier = {shard: read_part_summary(name) for shard, name in known.items()}
+            earlier_names = {}
+        self._earlier = {shard: read_part_summary(name) for shard, name in earlier_names.items()}
         self.finished: dict[str, PartSummary] = {
             shard: part
             for shard, part in self._earlier.items()
-            if not self._journal(shard).exists() and not (retry and part.failed)
+            if not self._journal_path(shard).exists() and not (retry and part.failed)
         }
 
     def name(self, shard: str) -> str:
-        """The part of a shard."""
+        """Return the path or URL of a shard's part."""
         return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
 
     def begin(self, shard: str) -> None:
-        """Open the journal of a shard, with what is to be kept of an earlier part.
+        """Open the journal of a shard and copy the captions of an earlier part to it.
 
-        A part whose captions are not those of its journal was edited after a run was killed; a copy of it is kept.
+        A part whose captions differ from its journal was edited after a run was killed; it is backed up.
 
         Raises:
-            UsageError: another run has it open.
+            UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
-        make_folder(self._journal(shard).parent)
-        journal = self._open[shard] = Journal(self._journal(shard))
+        make_folder(self._journal_path(shard).parent)
+        journal = self._journals[shard] = Journal(self._journal_path(shard))
         name, edited = self.name(shard), False
-        made = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
-        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in made]
-        known = {job: dict(journal.parts(*job)) for job in jobs}  # of all parts of a clip, before any is added
-        for record, job in zip(made, jobs, strict=True):
-            if not known[job]:
+        captioned = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
+        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in captioned]
+        stored_parts = {job: dict(journal.parts(*job)) for job in jobs}  # of all parts of a clip, before any is added
+        for record, job in zip(captioned, jobs, strict=True):
+            if not stored_parts[job]:
                 journal.append(record)
-            elif (stored := known[job].get(record["job"].get("segment"))) is not None:
+            elif (stored := stored_parts[job].get(record["job"].get("segment"))) is not None:
                 edited |= stored.record()["caption"] != record["caption"]
         if edited and not is_url(name) and (moved := back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
-    def expect(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
-        """The clips of a shard that was begun, and those of them that are not done; where none is, its part is written.
+    def set_clips(self, shard: str, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
+        """Set the clips of an opened shard and its unfinished ones; write its part at once if there are none.
 
         Raises:
             OutputError: the part cannot be written.
         """
         with self._lock:
-            self._clips[shard], self._left[shard] = [*map(clip_id, jobs)], {*map(clip_id, left)}
-            if not self._left[shard]:
+            self._clips[shard], self._clips_left[shard] = [*map(clip_id, jobs)], {*map(clip_id, unfinished)}
+            if not self._clips_left[shard]:
                 self._finish(shard, settings)
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        return self._open[job.shard or ""].parts(clip_id(job), settings)
+        return self._journals[job.shard or ""].parts(clip_id(job), settings)
 
     def add(self, job: Job, record: RecordDict) -> None:
         if job.shard is None:  # a shard that cannot be read is tried again by the next run
             return
         with self._lock:
-            journal, left = self._open[job.shard], self._left[job.shard]
+            journal, unfinished = self._journals[job.shard], self._clips_left[job.shard]
             journal.append(lean_record(record))
             about, clip = record["job"], clip_id(job)
             if len(journal.parts(clip, about["settings"])) >= about.get("segments", 1):
-                left.discard(clip)
-            if not left:
+                unfinished.discard(clip)
+            if not unfinished:
                 self._finish(job.shard, about["settings"])
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
         with self._lock:
-            for journal in self._open.values():
+            for journal in self._journals.values():
                 journal.close()
         return self._notes
 
     def _finish(self, shard: str, settings: str) -> None:
-        """Write the part of a shard whose clips are all done, and let go of its journal."""
-        del self._left[shard]
-        journal, name = self._open.pop(shard), self.name(shard)
+        """Write the part of a shard whose clips are all done, and remove its journal."""
+        del self._clips_left[shard]
+        journal, name = self._journals.pop(shard), self.name(shard)
         try:
             journal.compact(self._clips.pop(shard))
             write_url(name, parquet_bytes(one for one in journal.records() if one["job"]["settings"] == settings))
@@ -142,8 +142,8 @@ class PartOutput(Output):
         finally:
             journal.close()
 
-    def _journal(self, shard: str) -> Path:
-        """Beside its part; of a part below a URL in the user's folder for such."""
+    def _journal_path(self, shard: str) -> Path:
+        """Return a journal's path: next to its part, or in the user's state folder if the part is below a URL."""
         name = self.name(shard)
         if not is_url(name):
             return hidden_journal(Path(name))
@@ -153,5 +153,5 @@ class PartOutput(Output):
         return Path(platformdirs.user_state_dir("vidspec"), "parts", digest, f"{posixpath.basename(name)}.jsonl")
 
 
-def _whole(name: str) -> str:
+def _absolute(name: str) -> str:
     return name if is_url(name) else os.path.abspath(name)

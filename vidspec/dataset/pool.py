@@ -1,4 +1,4 @@
-"""Captioners in other processes: how they are made, which clips they get, and which clip is to blame for an end."""
+"""Captioners in other processes: creation, job distribution, and attribution of crashes to clips."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = [
     "serve_jobs",
 ]
 
-#: How often a clip is given to a process before it is blamed for the process's end.
+#: Attempts of a clip before it is blamed for the end of its worker.
 ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """What one captioner runs on.
+    """Devices of one captioner.
 
     Attributes:
-        visible: the GPUs it sees, as ``CUDA_VISIBLE_DEVICES`` names them; None for all.
-        threads: for ``models.threads``; None to leave the profile's.
-        gpus: how many a Ray actor asks for.
+        visible: its ``CUDA_VISIBLE_DEVICES``; None for all GPUs.
+        threads: override of ``models.threads``; None for the profile's.
+        gpus: number of GPUs that a Ray actor requests.
     """
 
     visible: str | None = None
@@ -56,25 +56,25 @@ class DeviceGroup:
 
 @dataclass(frozen=True)
 class CaptionerFactory:
-    """Makes a captioner in another process; plain values that travel there.
+    """Creates a captioner in another process; plain values that can be pickled.
 
     Attributes:
-        profile: as nested plain values.
-        maker: ``module:attribute`` of something with ``from_profile``.
+        profile: the profile as nested plain values.
+        maker: ``module:attribute`` of a class with ``from_profile``.
     """
 
     profile: Mapping[str, object]
     maker: str = "vidspec.captioner:Captioner"
 
     def make(self, group: DeviceGroup) -> Captioner:
-        """The captioner for ``group``, its models loaded.
+        """Return a captioner for ``group`` with its models loaded.
 
         Raises:
             ModelError, DeviceError: as ``Captioner.from_profile``.
         """
         from vidspec.config import profiles
 
-        if group.visible is not None:  # before CUDA looks; within the group devices count from 0
+        if group.visible is not None:  # before CUDA starts; devices count from 0 within the group
             os.environ["CUDA_VISIBLE_DEVICES"] = group.visible
         profile = profiles.parse(self.profile)
         if group.threads is not None:
@@ -85,24 +85,24 @@ class CaptionerFactory:
 
 
 class WorkerExit(NamedTuple):
-    """That a worker's process has ended, and how."""
+    """Message: a worker's process has ended, with the exit status."""
 
     why: str
 
 
-#: From a worker: it has room for a job, begins with one (or a part), has an outcome, or cannot go on.
+#: From a worker: ready for a job, started a job (or part), a result, a fatal error, or the end of its process.
 WorkerMessage: TypeAlias = "Literal['more'] | Job | JobResult | Exception | WorkerExit"
 
 
 class WorkerPool(Protocol):
-    """Processes that :func:`serve_jobs`, by number, and how messages travel."""
+    """Worker processes that run :func:`serve_jobs`, addressed by number, and their message transport."""
 
     def start(self, group: DeviceGroup) -> int:
-        """Start another one."""
+        """Start a worker and return its number."""
         ...
 
     def send(self, worker: int, job: Job) -> None:
-        """Give a job to one that asked for it; nothing happens where it has died since."""
+        """Send a job to a worker that requested one; no effect if it has died since."""
         ...
 
     def receive(self) -> Iterable[tuple[int, WorkerMessage]]:
@@ -110,17 +110,16 @@ class WorkerPool(Protocol):
         ...
 
     def close(self, idle: Collection[int]) -> None:
-        """End them all; those that are ``idle`` may end by themselves."""
+        """Stop all workers; those that are ``idle`` may exit by themselves."""
         ...
 
 
 def run_on_workers(
     workers: WorkerPool, factory: CaptionerFactory, jobs: Iterable[Job], groups: Sequence[DeviceGroup]
 ) -> Iterator[JobResult]:
-    """Caption ``jobs`` by one worker for each of ``groups``; outcomes come as clips are finished, in any order.
+    """Caption ``jobs`` with one worker per group; yield results as clips finish, in any order.
 
-    Each asks for the next job when it has room for it. One that dies is replaced, and what becomes of the clips it had
-    is as :class:`TaskQueue` has it.
+    Each worker requests a job when it has room. A dead worker is replaced; :class:`TaskQueue` decides about its clips.
 
     Raises:
         VidspecError: a worker cannot load its models.
@@ -128,7 +127,7 @@ def run_on_workers(
     queue = TaskQueue(jobs, str(factory.profile.get("name")))
     running: dict[int, DeviceGroup] = {}
     ready: set[int] = set()
-    idle: dict[int, None] = {}  # in the order in which they asked
+    idle: dict[int, None] = {}  # in order of request
     try:
         for group in groups if queue.count is None else groups[: max(1, queue.count)]:
             running[workers.start(group)] = group
@@ -137,7 +136,7 @@ def run_on_workers(
                 if (job := queue.take(worker)) is not None:
                     del idle[worker]
                     workers.send(worker, job)
-            if queue.over:  # which only shows where a worker asks for what is behind the last job
+            if queue.over:  # known only after a worker requests more than the last job
                 break
             for worker, message in workers.receive():
                 if isinstance(message, Exception):
@@ -170,13 +169,14 @@ def serve_jobs(
     receive: Callable[[], Job | None],
     send: Callable[[WorkerMessage], None],
 ) -> None:
-    """What a worker does: it loads a captioner and captions the jobs that it receives, until that is None.
+    """Run a worker: load a captioner and caption the received jobs until None comes.
 
     Args:
-        factory, group: the captioner.
-        config: the run.
+        factory: creates the captioner.
+        config: settings of the run.
+        group: devices of the captioner.
         receive: waits for a job.
-        send: may be called by several threads at once.
+        send: sends a message; must be thread-safe.
     """
 
     def jobs() -> Iterator[Job]:
@@ -192,13 +192,13 @@ def serve_jobs(
         readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
         with closing(Feed(jobs(), config, readers, *feed_support(captioner, config))) as feed:
             for outcome in caption_jobs(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
-                send(_portable(outcome))
+                send(_without_trace(outcome))
     except Exception as error:
         send(error)
 
 
-def _portable(outcome: JobResult) -> JobResult:
-    """``outcome`` without what cannot or need not leave a process: the trace, foreign exceptions."""
+def _without_trace(outcome: JobResult) -> JobResult:
+    """Return ``outcome`` without its trace and with foreign exceptions converted, for another process."""
     error = outcome.error
     if error is not None and not isinstance(error, VidspecError):
         traceback.print_exception(error, file=sys.stderr)
@@ -208,63 +208,63 @@ def _portable(outcome: JobResult) -> JobResult:
 
 @dataclass
 class _Assigned:
-    """What a worker has: its jobs by number, and the parts that it is captioning."""
+    """State of a worker: its jobs by number, and the parts that it is captioning."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     begun: dict[tuple[int, int | None], Job] = field(default_factory=dict)
 
 
 class TaskQueue:
-    """Gives jobs to workers that may die, and finds out which clip one died of.
+    """Assigns jobs to workers that may die, and identifies the clip that crashes them.
 
-    The clips that a worker was captioning when it died are tried once more. Those whose worker dies again, if there
-    were several, are tried a last time, each alone in its worker after all others are done; the one that is alone when
-    a worker dies again has failed. So has the segment of a film, which then goes on behind it.
+    Clips being captioned when their worker dies are retried once. If several are on a worker that dies again, each is
+    tried a last time alone on a worker, after all others are done; one that is alone when its worker dies again has
+    failed. In a clip with segments only the segment fails, and the rest continues after it.
 
-    The clips of a shard go to one worker, which reads it from its beginning to its end; when no shard is left, the
-    others help with those that are begun.
+    The clips of a shard go to one worker, which reads it from beginning to end; when no shard is left, the other
+    workers take clips of shards in progress.
 
     Args:
         jobs: the clips; each is drawn when a worker has room for it, those of a shard together.
-        profile: its name, for the records of those that failed.
+        profile: name of the profile, for records of failed clips.
     """
 
     def __init__(self, jobs: Iterable[Job], profile: str | None) -> None:
         self.profile = profile
-        self.count = len(jobs) if isinstance(jobs, Sized) else None  #: of jobs, where that is known
+        self.count = len(jobs) if isinstance(jobs, Sized) else None  #: number of jobs; None if unknown
         self._undrawn, self._numbers = iter(jobs), count(1)
         self._drawn = self.count == 0
-        self._next: Job | None = None  # drawn with the shard before it
+        self._next: Job | None = None  # first job after a shard, drawn with it
         self._waiting: deque[Job] = deque()
-        self._shards: dict[Hashable, deque[Job]] = {}  # what is left of the shard that each worker is at
-        self._alone: deque[Job] = deque()
+        self._shards: dict[Hashable, deque[Job]] = {}  # rest of each worker's current shard
+        self._solo: deque[Job] = deque()
         self._assigned: dict[Hashable, _Assigned] = {}
-        self._ends: Counter[int] = Counter()
+        self._end_counts: Counter[int] = Counter()
 
     @property
     def over(self) -> bool:
-        """Whether all is done; what was not drawn yet shows with the next :meth:`take` only."""
-        left = self._waiting or self._alone or any(self._shards.values()) or self._next or not self._drawn
+        """True if all jobs are done; jobs not drawn yet are only seen by the next :meth:`take`."""
+        left = self._waiting or self._solo or any(self._shards.values()) or self._next or not self._drawn
         return not left and not any(one.jobs for one in self._assigned.values())
 
     def take(self, worker: Hashable) -> Job | None:
-        """A job for a worker that has room; None if there is none for it now."""
+        """Return a job for a worker with room; None if there is none for it now."""
         assigned = self._assigned.setdefault(worker, _Assigned())
         if any(job.run_alone for job in assigned.jobs.values()):
             return None
         if self._waiting:
             job = self._waiting.popleft()
-        elif (drawn := self._of_shard(worker)) is not None:
+        elif (drawn := self._next_of_shard(worker)) is not None:
             job = drawn
-        elif self._alone and not assigned.jobs:
-            job = self._alone.popleft()
+        elif self._solo and not assigned.jobs:
+            job = self._solo.popleft()
         else:
             return None
         assigned.jobs[job.number] = job
         return job
 
-    def _of_shard(self, worker: Hashable) -> Job | None:
-        """The next clip of the worker's shard, of another that is begun by it, or of one that others are at."""
+    def _next_of_shard(self, worker: Hashable) -> Job | None:
+        """Return the next clip of the worker's shard, of a new shard, or of another worker's shard, in this order."""
         mine = self._shards.setdefault(worker, deque())
         if not mine and (first := self._draw()) is not None:
             mine.append(first)
@@ -284,44 +284,44 @@ class TaskQueue:
         return job
 
     def mark_begun(self, worker: Hashable, job: Job) -> None:
-        """A worker begins to caption a job, or a part of one."""
+        """Mark a job or part as being captioned by a worker."""
         self._assigned[worker].begun[job.number, job.segment] = job
 
     def mark_done(self, worker: Hashable, outcome: JobResult) -> None:
-        """A job, or a part, is captioned, or has failed by itself."""
+        """Mark a job or part as captioned or failed, with its worker alive."""
         assigned, job = self._assigned[worker], outcome.job
         assigned.begun.pop((job.number, job.segment), None)
         if job.is_last:
             del assigned.jobs[job.number]
         else:
-            assigned.jobs[job.number] = _without(assigned.jobs[job.number], job, outcome.caption.caption)
+            assigned.jobs[job.number] = _with_part_done(assigned.jobs[job.number], job, outcome.caption.caption)
 
     def fail_worker(self, worker: Hashable, why: str) -> list[JobResult]:
-        """A worker has ended; the outcomes of those that have failed by that."""
+        """Remove a dead worker; requeue its jobs and return the results of those that fail with it."""
         assigned = self._assigned.pop(worker, _Assigned())
         suspects = list(assigned.begun.values()) or list(assigned.jobs.values())
         suspected = {job.number for job in suspects}
         failures = []
         for number, job in reversed(assigned.jobs.items()):
-            self._ends[number] += number in suspected
-            if number not in suspected or self._ends[number] < ATTEMPTS:
-                self._again(job)
+            self._end_counts[number] += number in suspected
+            if number not in suspected or self._end_counts[number] < ATTEMPTS:
+                self._requeue(job)
             elif len(suspects) > 1:
-                self._again(replace(job, run_alone=True))
+                self._requeue(replace(job, run_alone=True))
             else:
                 (part,) = suspects
                 error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
                 failures.append(JobResult(failed_caption(part.path, error, profile=self.profile), error, part))
                 if not part.is_last:
-                    self._ends[number] = 0
-                    self._again(_without(job, part, None))
+                    self._end_counts[number] = 0
+                    self._requeue(_with_part_done(job, part, None))
         return failures
 
-    def _again(self, job: Job) -> None:
-        (self._alone if job.run_alone else self._waiting).appendleft(job)
+    def _requeue(self, job: Job) -> None:
+        (self._solo if job.run_alone else self._waiting).appendleft(job)
 
 
-def _without(job: Job, part: Job, caption: str | None) -> Job:
-    """A job with one part less to do."""
+def _with_part_done(job: Job, part: Job, caption: str | None) -> Job:
+    """Return a job with one part marked as done."""
     assert part.segment is not None
     return replace(job, done={**job.done, part.segment: caption})

@@ -1,4 +1,4 @@
-"""The executor of captioners on a Ray cluster: an actor for each group of devices."""
+"""Executor on a Ray cluster: one captioner actor per group of devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["connect_ray", "ray_outcomes"]
 
 
 def connect_ray(address: str | None = None) -> ModuleType:
-    """Ray itself, connected: to ``address``, or to a new cluster on this machine that ends with this process.
+    """Connect Ray to ``address``, or to a new local cluster that ends with this process, and return the module.
 
     Raises:
         UsageError: Ray is not installed.
@@ -47,38 +47,38 @@ def ray_outcomes(
     *,
     address: str | None = None,
 ) -> Iterator[JobResult]:
-    """Caption ``jobs`` by one actor for each of ``groups``; see :func:`vidspec.dataset.pool.run_on_workers`.
+    """Caption ``jobs`` with one actor per group; see :func:`vidspec.dataset.pool.run_on_workers`.
 
-    Clips are read by the actors, by the paths they have here.
+    The actors read the clips under the same paths as here.
     """
     return run_on_workers(_Actors(connect_ray(address), factory, config), factory, jobs, groups)
 
 
 class _Actors:
-    """Actors, each with a queue of its jobs, and one queue for the messages of all."""
+    """Worker pool of actors, each with a job queue, and one message queue for all."""
 
     def __init__(self, ray: ModuleType, factory: CaptionerFactory, config: JobConfig) -> None:
         self.ray, self.factory, self.config = ray, factory, config
-        self._messages = self._queue()
-        self._next = self._awaited()
+        self._messages = self._make_queue()
+        self._pending_message = self._request_message()
         self._actors: list[ActorHandle[_Actor]] = []
         self._jobs: list[Queue] = []
         self._running: dict[ObjectRef[None], int] = {}
 
-    def _queue(self) -> Queue:
+    def _make_queue(self) -> Queue:
         from ray.util.queue import Queue
 
         return Queue(actor_options={"num_cpus": 0})
 
-    def _awaited(self) -> ObjectRef[tuple[int, WorkerMessage]]:
-        """The next message, which can be waited for together with the ends of actors."""
+    def _request_message(self) -> ObjectRef[tuple[int, WorkerMessage]]:
+        """Return a reference to the next message, to wait for together with ends of actors."""
         queue = self._messages.actor
         assert not isinstance(queue, type)
         next_message: ObjectRef[tuple[int, WorkerMessage]] = queue.get.remote(None)
         return next_message
 
     def start(self, group: DeviceGroup) -> int:
-        worker, jobs = len(self._actors), self._queue()
+        worker, jobs = len(self._actors), self._make_queue()
         actor = self.ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote()
         self._actors.append(actor)
         self._jobs.append(jobs)
@@ -89,16 +89,16 @@ class _Actors:
         self._jobs[worker].put(job)
 
     def receive(self) -> Iterator[tuple[int, WorkerMessage]]:
-        (ended,), _ = self.ray.wait([self._next, *self._running])
-        if ended == self._next:
+        (ended,), _ = self.ray.wait([self._pending_message, *self._running])
+        if ended == self._pending_message:
             yield self.ray.get(ended)
-            self._next = self._awaited()
+            self._pending_message = self._request_message()
             return
         worker = self._running.pop(ended)
         try:
             self.ray.get(ended)
         except self.ray.exceptions.RayActorError as error:
-            self._messages.put((worker, WorkerExit(_first_line(error))))  # behind what it sent before
+            self._messages.put((worker, WorkerExit(_first_line(error))))  # after its earlier messages
 
     def close(self, idle: Collection[int]) -> None:
         for actor in [*self._actors, *(queue.actor for queue in [*self._jobs, self._messages])]:
@@ -106,7 +106,7 @@ class _Actors:
 
 
 class _Actor:
-    """A captioner in an actor."""
+    """Ray actor with one captioner."""
 
     def work(
         self,
@@ -117,7 +117,7 @@ class _Actor:
         jobs: Queue,
         messages: Queue,
     ) -> None:
-        """Caption the jobs of a queue until its run ends."""
+        """Caption the jobs of a queue until the run ends."""
         serve_jobs(factory, config, group, jobs.get, lambda message: messages.put((worker, message)))
 
 

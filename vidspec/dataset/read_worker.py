@@ -1,19 +1,18 @@
-"""The process that reads clips for another: ``python -m vidspec.dataset.read_worker``. Loads no model.
+"""Process that reads clips for another process: ``python -m vidspec.dataset.read_worker``. Loads no model.
 
-It says that it is ready with one byte. Requests are lines of JSON on standard input. An answer is the length of a
-header (8 bytes, big endian), the header as JSON, and for frames the bytes of their timestamps and of their sound. The
-frames themselves are decoded into memory that both processes see, the file descriptor ``memory`` of this one, until
-``go`` says that the other has it too; where the system has no such memory, their bytes come before the others.
+It sends one byte when it is ready. Requests are JSON lines on standard input. An answer is the length of a header
+(8 bytes, big endian), the header as JSON, and for frames the bytes of their timestamps and of their sound. Frames are
+decoded into shared memory, file descriptor ``memory`` of this process, which stays open until ``go`` confirms that the
+parent has mapped it; on systems without such memory the bytes of the frames come before the others.
 
-While a request is worked on, headers ``alive`` say that packets or frames were read since the one before.
+During a request, headers ``alive`` report that packets or frames were read since the previous one.
 
-Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there will
-be, and ``go`` or ``stop`` is waited for; so it is behind a header ``pixels``, which comes before pictures of more than
-:data:`LARGE` pixels are decoded. The process ends when its standard input does, whatever it is doing then, so that it
-never outlives the run it belongs to.
+If a request sets ``check``, the first header is ``planned`` (number, height and width of the frames), and the process
+waits for ``go`` or ``stop``. It also waits after a header ``pixels``, sent before pictures of more than :data:`LARGE`
+pixels are decoded. The process exits as soon as its standard input closes, so it never outlives its run.
 
-What a file makes a decoder take is not known before: the process limits itself to :data:`MOST_MEMORY` above what it
-has when it is ready. A file that needs more is an error, or the end of this process, and never of the machine.
+The memory that a decoder needs for a file is unknown beforehand: the process limits itself to :data:`MOST_MEMORY`
+above its use when ready. A file that needs more gives an error or ends this process, but never harms the machine.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE", "MOST_MEMORY", "main"]
 
-#: Pixels of a picture: beyond 2560 x 1600 or so, readers take turns.
+#: Pixels of a picture above which readers take turns: about 2560 x 1600.
 LARGE = 1 << 22
 
-#: Bytes: what decoding takes, an 8K picture of 10 bits in eight copies, and frames that no other process sees.
+#: Bytes for decoding: eight copies of a 10-bit 8K picture, and frames in unshared memory.
 MOST_MEMORY = 5 << 28
 
 #: Seconds between reports of progress.
@@ -49,80 +48,80 @@ REPORT_S = 0.2
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    # Libraries that print must not write into the answers: they get standard error.
+    # Libraries that print must not corrupt the answers: redirect them to standard error.
     answers = _Answers(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     import vidspec.dataset.segments
-    import vidspec.video.reading  # noqa: F401  what every request needs
+    import vidspec.video.reading  # noqa: F401  needed by every request
 
     memory.limit_memory(MOST_MEMORY)
     answers.ready()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
     while True:
         with suppress(_Stopped):
             request = json.loads(requests.get())
             answers.begin()
-            _answer(request, requests, answers)
+            _handle_request(request, requests, answers)
 
 
 class _Answers:
-    """Answers to the other process, and reports of progress meanwhile, which a thread writes."""
+    """Writes answers to the parent process, and progress reports from a thread."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._lock = threading.Condition()
-        self._reports = False
+        self._reporting = False
 
     def ready(self) -> None:
-        """Say that requests can come."""
+        """Signal that requests can be sent."""
         self._file.write(b"!")
         self._file.flush()
-        threading.Thread(target=self._tell, daemon=True).start()
+        threading.Thread(target=self._report_progress, daemon=True).start()
 
     def begin(self) -> None:
         """Report progress until the last answer to this request."""
         with self._lock:
-            self._reports = True
+            self._reporting = True
             self._lock.notify_all()
 
     def write(self, header: dict[str, Any], payload: tuple[Any, ...] = (), *, last: bool = False) -> None:
         """Write an answer; no report comes after the ``last`` one."""
         with self._lock:
-            self._reports = self._reports and not last
-            self._put(header)
+            self._reporting = self._reporting and not last
+            self._write_header(header)
             for array in payload:
                 self._file.write(memoryview(array).cast("B"))
             self._file.flush()
 
-    def _put(self, header: dict[str, Any]) -> None:
+    def _write_header(self, header: dict[str, Any]) -> None:
         text = json.dumps(header).encode()
         self._file.write(len(text).to_bytes(8, "big") + text)
 
-    def _tell(self) -> None:
-        told = 0
-        with self._lock, suppress(BrokenPipeError):  # nobody reads any more, and this process is about to end
+    def _report_progress(self) -> None:
+        reported = 0
+        with self._lock, suppress(BrokenPipeError):  # the parent is gone; this process is about to end
             while True:
-                self._lock.wait_for(lambda: self._reports)
+                self._lock.wait_for(lambda: self._reporting)
                 now = steps()
-                if now != told:
-                    told = now
-                    self._put({"alive": True})
+                if now != reported:
+                    reported = now
+                    self._write_header({"alive": True})
                     self._file.flush()
                 self._lock.wait(REPORT_S)
 
 
 class _Stopped(Exception):
-    """What was planned is not wanted."""
+    """The parent rejected the planned work."""
 
 
-def _listen(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
+def _read_requests(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     for line in source:
         requests.put(line)
     os._exit(0)
 
 
-def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: _Answers) -> None:
+def _handle_request(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: _Answers) -> None:
     from dataclasses import asdict
 
     import numpy as np
@@ -156,19 +155,19 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
             header: dict[str, Any] = {"segments": cut_clip(**request)}
         else:
             check = planned if request.pop("check") else None
-            into = allocate if hasattr(os, "memfd_create") else None
-            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit, allocate=into)
+            allocator = allocate if hasattr(os, "memfd_create") else None
+            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit, allocate=allocator)
             samples = None if clip.sound is None else len(clip.sound)
-            own = next((one.file.fileno() for one in shared if one.array is clip.frames), None)
-            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts), "memory": own}
-            payload = () if own is not None else (clip.frames,)
+            descriptor = next((one.file.fileno() for one in shared if one.array is clip.frames), None)
+            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts), "memory": descriptor}
+            payload = () if descriptor is not None else (clip.frames,)
             payload += (np.ascontiguousarray(clip.timestamps), *(() if clip.sound is None else (clip.sound,)))
     except VidspecError as error:
-        known = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
-        header = {"error": known, "class": type(error).__name__}
+        fields = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
+        header = {"error": fields, "class": type(error).__name__}
     except _Stopped:
         raise
-    except Exception as error:  # the parent tells it apart from the errors above, and goes on
+    except Exception as error:  # a bug, marked by a null class
         header = {"error": {"message": f"{type(error).__name__}: {error}"}, "class": None}
     answers.write(header, payload, last=True)
     if header.get("memory") is not None:
@@ -176,7 +175,7 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
 
 
 class _Shared:
-    """An array of bytes that other processes can map, and the file that its memory is; gone with it."""
+    """A byte array in shared memory, and the memory's file, which lives as long as this object."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         import numpy as np
@@ -189,5 +188,5 @@ class _Shared:
 if __name__ == "__main__":
     try:
         main()
-    except BrokenPipeError:  # nobody waits for the answer any more
+    except BrokenPipeError:  # the parent is gone
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Reads clips in another process, which can be killed where it hangs and replaced where it dies."""
+"""Read clips in another process, which can be killed when it hangs and replaced when it dies."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ClipReader"]
 
-#: How often the process is started for a clip: one that dies while it starts has not seen the clip.
+#: Attempts to start the process for a clip: one that dies during start has not read the clip.
 STARTS = 2
-#: Seconds that a process may take to end once its pipe is closed.
-DYING = 5.0
-#: Bytes that decoding takes for each pixel of a picture: some coded ones that others refer to, two or three in RGB.
+#: Seconds for a process to exit after its pipe is closed.
+EXIT_SECONDS = 5.0
+#: Bytes per pixel for decoding a picture: several reference pictures, and two or three RGB copies.
 PIXEL_BYTES = 32
 
 
 class MemoryBudget:
-    """Memory that the readers of this process share for large pictures. One that needs more than all gets it alone."""
+    """Memory budget for large pictures, shared by this process's readers; a request above the total runs alone."""
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
@@ -45,7 +45,7 @@ class MemoryBudget:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """Gives what takes so many bytes, once, and may wait for them; they are given back at the end."""
+        """Provide a function that reserves bytes, once, blocking until they are free; released on exit."""
         taken_here = 0
 
         def take(size: int) -> None:
@@ -68,14 +68,14 @@ _BUDGET = MemoryBudget(MOST_MEMORY)
 
 
 class ClipReader:
-    """A process of its own that reads one clip at a time; started by :meth:`start`, or with the first clip.
+    """Reader process for one clip at a time; started by :meth:`start`, or with the first clip.
 
-    It may take only so much memory (see ``vidspec.dataset.read_worker``), and frames are scaled down to what
-    ``vidspec.video.reading.MOST_BYTES`` holds.
+    Its memory is limited (see ``vidspec.dataset.read_worker``), and frames are scaled down to fit
+    ``vidspec.video.reading.MOST_BYTES``.
 
     Args:
-        timeout: seconds a request may take, or None. A process that takes longer is killed.
-        stall: seconds in which it must have read a packet or decoded a frame; it is killed otherwise.
+        timeout: seconds per request after which the process is killed; None for no limit.
+        stall: seconds without a packet or frame after which the process is killed.
     """
 
     def __init__(self, timeout: float | None = None, stall: float = STALL) -> None:
@@ -83,11 +83,11 @@ class ClipReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._ready = False
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
 
     def start(self) -> None:
         """Start the process without waiting for it, so that it is ready when the first clip comes."""
-        with self._starting:
+        with self._start_lock:
             self._start()
 
     def read(
@@ -98,11 +98,12 @@ class ClipReader:
         video: Mapping[str, Any],
         check: CheckFrameCount | None = None,
     ) -> Clip:
-        """What ``vidspec.video.read`` gives for these arguments.
+        """Read a clip as ``vidspec.video.read`` does.
 
         Raises:
-            VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip or could not start.
-            Exception: whatever ``check`` raises.
+            VideoError: as there; also of kind ``timeout`` or ``stalled``, and ``crashed`` if the process died of the
+                clip or could not start.
+            Exception: any exception of ``check``.
         """
         import numpy as np
 
@@ -122,18 +123,18 @@ class ClipReader:
                     self._send({"op": "stop"}, limit)
                     raise
                 header = self._request({"op": "go"}, limit)
-            frames = self._frames(header["memory"], tuple(header["shape"]), limit)
+            frames = self._receive_frames(header["memory"], tuple(header["shape"]), limit)
             timestamps = np.empty(len(frames), np.float64)
             sound = None if header["samples"] is None else np.empty(header["samples"], np.float32)
             for array in (timestamps,) if sound is None else (timestamps, sound):
-                self._fill(array.data.cast("B"), limit)
+                self._read_into(array.data.cast("B"), limit)
         facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
         return Clip(frames, timestamps, SourceFacts(**facts), sound)
 
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None
     ) -> list[tuple[float, float]]:
-        """What ``vidspec.dataset.segments.cut_clip`` gives; raises as :meth:`read` does."""
+        """Cut a clip as ``vidspec.dataset.segments.cut_clip`` does; raises as :meth:`read` does."""
         with _ReadDeadline(self, path) as limit:
             header = self._request(
                 {"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit
@@ -141,24 +142,24 @@ class ClipReader:
         return [(low, high) for low, high in header["segments"]]
 
     def close(self) -> None:
-        """End the process, whatever it is doing; a request that waits for it fails."""
+        """Kill the process; a pending request fails."""
         self._closed = True
         process = self._process
         if process is not None:
-            process.kill()  # who waits for its start, in here, waits no longer
-        with self._starting:  # or a process that starts now would be nobody's
+            process.kill()  # unblocks a thread that waits for its start
+        with self._start_lock:  # otherwise a process started now would leak
             self._kill()
 
-    def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _ReadDeadline) -> NDArray[np.uint8]:
-        """The frames that the process has decoded: the very memory they are in, or a copy where that is not shared."""
+    def _receive_frames(self, memory: int | None, shape: tuple[int, ...], limit: _ReadDeadline) -> NDArray[np.uint8]:
+        """Return the decoded frames: mapped shared memory, or a copy if memory is not shared."""
         import numpy as np
 
         if memory is None:
             frames = np.empty(shape, np.uint8)
-            self._fill(frames.data.cast("B"), limit)
+            self._read_into(frames.data.cast("B"), limit)
             return frames
         try:
-            with open(f"/proc/{self._started(limit.path).pid}/fd/{memory}", "r+b") as file:
+            with open(f"/proc/{self._ready_process(limit.path).pid}/fd/{memory}", "r+b") as file:
                 mapped = mmap.mmap(file.fileno(), math.prod(shape))
         except OSError:
             raise limit.failure() from None
@@ -166,7 +167,7 @@ class ClipReader:
         return np.frombuffer(mapped, np.uint8).reshape(shape)
 
     def _send(self, request: Mapping[str, Any], limit: _ReadDeadline) -> None:
-        process = self._started(limit.path)
+        process = self._ready_process(limit.path)
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -176,7 +177,7 @@ class ClipReader:
 
     def _request(self, request: Mapping[str, Any], limit: _ReadDeadline) -> dict[str, Any]:
         self._send(request, limit)
-        while (header := self._header(limit)).get("alive"):
+        while (header := self._read_header(limit)).get("alive"):
             pass
         if "error" in header:
             if header["class"] is None:
@@ -184,38 +185,38 @@ class ClipReader:
             raise getattr(errors, header["class"])(**header["error"])
         return header
 
-    def _header(self, limit: _ReadDeadline) -> dict[str, Any]:
+    def _read_header(self, limit: _ReadDeadline) -> dict[str, Any]:
         length = bytearray(8)
-        self._fill(memoryview(length), limit)
+        self._read_into(memoryview(length), limit)
         text = bytearray(int.from_bytes(length, "big"))
-        self._fill(memoryview(text), limit)
+        self._read_into(memoryview(text), limit)
         header: dict[str, Any] = json.loads(text)
         return header
 
-    def _fill(self, buffer: memoryview, limit: _ReadDeadline) -> None:
+    def _read_into(self, buffer: memoryview, limit: _ReadDeadline) -> None:
         source: Any = self._process and self._process.stdout
         at = 0
-        with limit.listening() as heard:
+        with limit.listening() as note_alive:
             while at < len(buffer):
-                got = source.readinto(buffer[at:]) if source else 0
-                if not got:
+                count = source.readinto(buffer[at:]) if source else 0
+                if not count:
                     raise limit.failure()
-                heard()
-                at += got
+                note_alive()
+                at += count
 
-    def _started(self, path: str) -> subprocess.Popen[bytes]:
-        """The process, ready: no clip pays for its start."""
+    def _ready_process(self, path: str) -> subprocess.Popen[bytes]:
+        """Return the process, started and ready; its start does not count towards a clip's time."""
         code = None
-        with self._starting:
+        with self._start_lock:
             for _ in range(STARTS):
                 process = self._start()
                 if not self._ready:
                     self._ready = bool(process.stdout and process.stdout.read(1))
                 if self._ready:
                     return process
-                code = self._kill(DYING)
+                code = self._kill(EXIT_SECONDS)
         raise VideoError(
-            f"{path}: the process that reads clips ended {_ended(code)} while it started, {STARTS} times",
+            f"{path}: the process that reads clips ended {_describe_exit(code)} while it started, {STARTS} times",
             kind="crashed",
             hint="there may be too little memory; its own messages stand above",
         )
@@ -230,12 +231,12 @@ class ClipReader:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C is for the run, which ends this process itself
+                start_new_session=True,  # Ctrl-C goes to the run, which stops this process
             )
         return self._process
 
     def _kill(self, patience: float = 0.0) -> int | None:
-        """End the process, unless it does so itself in that many seconds; returns how it had ended, if it had."""
+        """Kill the process if it does not exit within ``patience`` seconds; return its exit code if it did."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -252,18 +253,18 @@ class ClipReader:
 
 
 class _ReadDeadline:
-    """Watches one request: ends the process when it takes too long or hangs, and tells why no answer came."""
+    """Watchdog of one request: kills the process on timeout or stall, and gives the reason for a missing answer."""
 
     def __init__(self, reader: ClipReader, path: str) -> None:
         self.reader, self.path = reader, path
-        self._left = math.inf if reader.timeout is None else reader.timeout
+        self._seconds_left = math.inf if reader.timeout is None else reader.timeout
         self._began = 0.0
-        self._heard = math.inf  # when the process was last heard of; not while nobody listens
-        self._broken: VideoError | None = None
+        self._last_alive = math.inf  # time of the last sign of life; inf while not listening
+        self._error: VideoError | None = None
         self._done = threading.Event()
 
     def __enter__(self) -> _ReadDeadline:
-        self._run()
+        self._start_watch()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -271,57 +272,57 @@ class _ReadDeadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that does not count."""
+        """Stop the clock within the block."""
         self._done.set()
-        self._left = max(0.0, self._left - (time.monotonic() - self._began))
+        self._seconds_left = max(0.0, self._seconds_left - (time.monotonic() - self._began))
         yield
-        self._run()
+        self._start_watch()
 
     @contextmanager
     def listening(self) -> Iterator[Callable[[], None]]:
-        """Time in which the process must be heard of; the function that is given notes that it was."""
+        """Watch for stalls within the block; the given function records a sign of life."""
 
-        def heard() -> None:
-            self._heard = time.monotonic()
+        def note_alive() -> None:
+            self._last_alive = time.monotonic()
 
-        heard()
+        note_alive()
         try:
-            yield heard
+            yield note_alive
         finally:
-            self._heard = math.inf
+            self._last_alive = math.inf
 
-    def _run(self) -> None:
-        process = self.reader._started(self.path)
+    def _start_watch(self) -> None:
+        process = self.reader._ready_process(self.path)
         self._began, self._done = time.monotonic(), threading.Event()
         threading.Thread(target=self._watch, args=(process, self._done), name="watch", daemon=True).start()
 
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event) -> None:
         timeout, stall = self.reader.timeout, self.reader.stall
-        late = self._began + self._left
+        deadline = self._began + self._seconds_left
         while not done.is_set():
             now = time.monotonic()
-            silent = self._heard + stall
-            if now >= min(late, silent):
-                if late <= silent:
-                    what = f"not read within {timeout:g} s", "timeout", "raise --timeout"
+            stall_deadline = self._last_alive + stall
+            if now >= min(deadline, stall_deadline):
+                if deadline <= stall_deadline:
+                    failure = f"not read within {timeout:g} s", "timeout", "raise --timeout"
                 else:
-                    what = f"no packet and no frame came for {stall:g} s", "stalled", "of slow storage raise --stall"
-                message, kind, hint = what
-                self._broken = VideoError(f"{self.path}: {message}", kind=kind, hint=hint)
+                    failure = f"no packet and no frame came for {stall:g} s", "stalled", "of slow storage raise --stall"
+                message, kind, hint = failure
+                self._error = VideoError(f"{self.path}: {message}", kind=kind, hint=hint)
                 process.kill()
                 return
-            done.wait(min(late - now, silent - now, stall))
+            done.wait(min(deadline - now, stall_deadline - now, stall))
 
     def failure(self) -> VideoError:
-        """The process is gone: let go of it, so that the next clip gets a new one, and say why."""
-        code = self.reader._kill(DYING)
-        return self._broken or VideoError(
-            f"{self.path}: the process that read it ended {_ended(code)}",
+        """Clean up the dead process, so that the next clip gets a new one, and return the error."""
+        code = self.reader._kill(EXIT_SECONDS)
+        return self._error or VideoError(
+            f"{self.path}: the process that read it ended {_describe_exit(code)}",
             kind="crashed",
             hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
         )
 
 
-def _ended(code: int | None) -> str:
-    """How a process ended, behind "ended"."""
+def _describe_exit(code: int | None) -> str:
+    """Describe an exit code, to follow "ended"."""
     return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"

@@ -1,6 +1,6 @@
-"""The record of an outcome with its ``job``: which clip, which content of it, and under which settings.
+"""Records of results with their ``job``: identity of the clip, its content and the settings.
 
-Two captionings with the same clip, content and settings are the same. Reads files only to hash them.
+Captionings with equal clip, content and settings are the same. Reads files only to hash them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vidspec.dataset.rendering import render_caption
 from vidspec.events.record import RecordDict
 
 __all__ = [
+    "INPUT_KEYS",
     "LEAN_KEYS",
-    "LIFTED",
     "FileContent",
     "SettingsDigest",
     "clip_id",
@@ -29,7 +29,7 @@ __all__ = [
     "record_of",
 ]
 
-#: The keys of a line of ``--format jsonl``: nothing that was measured, so that the same captions are the same bytes.
+#: Keys of a line of ``--format jsonl``: no measurements, so that the same captions give the same bytes.
 LEAN_KEYS = (
     "path",
     "id",
@@ -51,34 +51,34 @@ LEAN_KEYS = (
     "columns",
     "job",
 )
-#: What of a question depends on what else the run did: not the same where the run is resumed.
-_OF_THE_RUN = ("reused", "reused_by_draft", "saved_s")
-#: What a job says of its input, which such a line says beside it.
-LIFTED = ("id", "start", "end", "prompt", "columns")
-#: Keys of a profile that say where and how fast a model runs or what the profile is called, not what it answers.
+#: Keys of a question that depend on the rest of the run and so differ after a resume.
+_RUN_KEYS = ("reused", "reused_by_draft", "saved_s")
+#: Keys of a job about its input; in lean records they are at the top level.
+INPUT_KEYS = ("id", "start", "end", "prompt", "columns")
+#: Keys of a profile that do not affect captions: name, devices and speed.
 #: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
-NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
+IRRELEVANT_KEYS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
 CHUNK = 1 << 20
 
 
 class FileContent(NamedTuple):
-    """A file's content, cheaply (size in bytes and time of change in ns) or surely (SHA-256); None where unknown."""
+    """Identity of a file's content: size in bytes and mtime in ns, optionally SHA-256; None if unknown."""
 
     size: int | None
     mtime_ns: int | None
     sha256: str | None = None
 
     def same(self, other: FileContent) -> bool:
-        """Whether both are the same content: by their hashes if both have one, else by size and time."""
+        """Return True if both are the same content: by hash if both have one, else by size and mtime."""
         if self.sha256 is not None and other.sha256 is not None:
             return self.sha256 == other.sha256
         return self[:2] == other[:2]
 
 
 def content_of(path: str, source: MemberSource | None = None, *, checksum: bool = False) -> FileContent:
-    """The content of the file at ``path``; unknown if it cannot be read (its error comes with its captioning).
+    """Return the content identity of the file at ``path``; unknown if unreadable (reported when captioned).
 
-    Of a clip in a shard it is what the shard says of it.
+    For a clip in a shard it comes from the shard's metadata.
     """
     if source is not None:
         return FileContent(source.size, source.mtime_ns)
@@ -96,7 +96,7 @@ def content_of(path: str, source: MemberSource | None = None, *, checksum: bool 
 
 
 def clip_id(job: Job) -> str:
-    """16 hex digits for the clip of a job: its normalised path as named, what of it is captioned, and its id if any."""
+    """Return the 16 hex digits of a job's clip, a hash of its normalised path as named, time range and id if any."""
     clip = job.planned_job
     named = () if clip.id is None else (clip.id,)
     return _digest([os.path.normpath(clip.path), clip.start, clip.end, *named], 16)
@@ -108,36 +108,36 @@ def _digest(value: object, digits: int) -> str:
 
 
 class SettingsDigest:
-    """Everything that may change a caption as a short name, for each prompt; another name is another captioning.
+    """Digest of everything that may change a caption, per prompt; another digest is another captioning.
 
     Args:
-        profile: as nested plain values.
-        config: the run.
+        profile: the profile as nested plain values.
+        config: settings of the run.
     """
 
     def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
         self.profile, self.config = profile, config
-        self._answering = {
-            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in NOT_ANSWERS}
+        self._relevant = {
+            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in IRRELEVANT_KEYS}
             if isinstance(value, Mapping)
             else value
             for key, value in profile.items()
-            if key not in NOT_ANSWERS
+            if key not in IRRELEVANT_KEYS
         }
-        self._known: dict[tuple[str | None, JobQuestions | None], str] = {}
+        self._digests: dict[tuple[str | None, JobQuestions | None], str] = {}
 
     @property
     def name(self) -> str | None:
-        """The profile's."""
+        """Name of the profile."""
         name: str | None = self.profile.get("name")
         return name
 
     def of(self, job: Job) -> str:
-        """12 hex digits."""
+        """Return the 12 hex digits of a job's settings."""
         config, prompt = self.config, job.planned_job.prompt
         questions = config.questions_of(job)
         key = prompt, questions
-        if key not in self._known:
+        if key not in self._digests:
             about: dict[str, object] = {"prompt": prompt or config.prompt}
             if questions is not None:
                 about["turns" if questions.in_turns else "prompts"] = questions.texts
@@ -145,13 +145,16 @@ class SettingsDigest:
                 about |= {"template": config.template, "single_line": config.single_line}
             if config.segment is not None:
                 about |= {"segment": config.segment} | ({"context": True} if config.context else {})
-            self._known[key] = _digest([self._answering, about], 12)
-        return self._known[key]
+            self._digests[key] = _digest([self._relevant, about], 12)
+        return self._digests[key]
 
 
 def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent) -> RecordDict:
-    """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
-    ``sha256, id, start, end, prompt, segment, segments, models_named, columns``."""
+    """Return the record of ``outcome`` with its ``job``.
+
+    The job has ``clip, settings, size, mtime_ns`` and the set ones of ``sha256, id, start, end, prompt, segment,
+    segments, models_named, columns``.
+    """
     job, config, caption = outcome.job, settings.config, outcome.caption
     if caption.caption is not None and (config.template is not None or config.single_line):
         written = render_caption(caption.caption, config.template, single_line=config.single_line)
@@ -173,16 +176,16 @@ def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent
 
 
 def raw_caption(record: RecordDict) -> str | None:
-    """The caption as the model wrote it; None if the clip failed."""
+    """Return the caption as the model wrote it; None if the clip failed."""
     text: str | None = record.get("text")
     return record.get("caption") if text is None else text
 
 
 def lean_record(record: RecordDict) -> RecordDict:
-    """A record without what was measured, as ``--format jsonl`` writes it; one that is so stays as it is."""
+    """Return a record without measurements, as ``--format jsonl`` writes it. Idempotent."""
     job = record["job"]
-    flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}
+    flat = {**record, **{key: job.get(key, record.get(key)) for key in INPUT_KEYS}}
     if question := record.get("question"):
-        flat["question"] = {key: value for key, value in question.items() if key not in _OF_THE_RUN}
-    kept = {key: value for key, value in job.items() if key not in LIFTED}
+        flat["question"] = {key: value for key, value in question.items() if key not in _RUN_KEYS}
+    kept = {key: value for key, value in job.items() if key not in INPUT_KEYS}
     return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}

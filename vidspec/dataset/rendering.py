@@ -1,4 +1,4 @@
-"""Captions as they are written: in a template, on one line. Pure."""
+"""Rendering of captions: in a template, on one line. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from vidspec.errors import UsageError
 
 __all__ = ["check_template", "render_caption", "rendered_beginning", "whole_words"]
 
-#: Behind a word, and behind each character of scripts without blanks between words.
+#: End of a word, and of each character in scripts without blanks between words.
 _WORD_ENDS = re.compile("(?<=\\S)(?=\\s)|(?<=[\u3001-\u30ff\u3400-\u9fff\uff01-\uff60])")
 
 
 def check_template(template: str, origin: str) -> None:
-    """Refuse a template that is not text around ``{caption}``.
+    """Reject a template that is not text around ``{caption}``.
 
     Args:
-        template: as ``str.format`` takes it.
-        origin: for the message.
+        template: format string as for ``str.format``.
+        origin: option or key, for the message.
 
     Raises:
-        UsageError: it has another field or none.
+        UsageError: the template has another field or none.
     """
     hint = f"{origin} 'ohwx, {{caption}}'"
     try:
@@ -35,17 +35,17 @@ def check_template(template: str, origin: str) -> None:
 
 
 def whole_words(text: str) -> str:
-    """The beginning of a text that is still written, without its last word, which may not be whole."""
+    """Return the beginning of an unfinished text without its last word, which may be incomplete."""
     return text[: max((end.start() for end in _WORD_ENDS.finditer(text)), default=0)].lstrip()
 
 
 def rendered_beginning(words: str, template: str | None, *, single_line: bool) -> str:
-    """What :func:`render_caption` begins with for a caption that begins with these whole words."""
+    """Return the beginning of :func:`render_caption` for a caption that begins with these complete words."""
     head = "" if template is None else template.format(caption="\0").partition("\0")[0]
     return " ".join((head + words).split()) if single_line else head + words
 
 
 def render_caption(caption: str, template: str | None, *, single_line: bool) -> str:
-    """A caption in a template; with ``single_line`` any run of blanks and line breaks is one blank."""
+    """Return a caption in a template; with ``single_line`` each run of blanks and line breaks becomes one blank."""
     text = caption if template is None else template.format(caption=caption)
     return " ".join(text.split()) if single_line else text

@@ -1,4 +1,4 @@
-"""The executor of several captioners on this machine, each a process of its own on its own devices."""
+"""Executor with several captioners on this machine, each in its own process on its own devices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["replica_outcomes"]
 def replica_outcomes(
     factory: CaptionerFactory, jobs: Iterable[Job], config: JobConfig, groups: Sequence[DeviceGroup]
 ) -> Iterator[JobResult]:
-    """Caption ``jobs`` by one process for each of ``groups``; see :func:`vidspec.dataset.pool.run_on_workers`."""
+    """Caption ``jobs`` with one process per group; see :func:`vidspec.dataset.pool.run_on_workers`."""
     return run_on_workers(_Replicas(factory, config), factory, jobs, groups)
 
 
 class _Replicas:
-    """Processes, each behind a pipe."""
+    """Worker pool of processes connected by pipes."""
 
     def __init__(self, factory: CaptionerFactory, config: JobConfig) -> None:
         self.factory, self.config = factory, config
@@ -34,10 +34,10 @@ class _Replicas:
         self._started = 0
 
     def start(self, group: DeviceGroup) -> int:
-        context = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and the threads of torch
+        context = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and torch's threads
         mine, theirs = context.Pipe()
-        # No daemon: a captioner may have processes of its own. It ends when its pipe does.
-        process = context.Process(target=_work, args=(theirs, self.factory, self.config, group))
+        # Not a daemon: a captioner may have child processes. It exits when its pipe closes.
+        process = context.Process(target=_run_worker, args=(theirs, self.factory, self.config, group))
         process.start()
         theirs.close()
         self._started += 1
@@ -45,7 +45,7 @@ class _Replicas:
         return self._started
 
     def send(self, worker: int, job: Job | None) -> None:
-        with suppress(OSError):  # it has died, which is received next
+        with suppress(OSError):  # it has died; receive() reports that next
             self._running[worker][1].send(job)
 
     def receive(self) -> Iterator[tuple[int, WorkerMessage]]:
@@ -74,9 +74,9 @@ class _Replicas:
                 process.kill()
 
 
-def _work(pipe: Connection, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
-    """The process of one captioner; it ends at once where there is nothing at the other end of its pipe."""
-    for name in ("SIGINT", "SIGHUP"):  # a terminal's: the run decides when it ends
+def _run_worker(pipe: Connection, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
+    """Main function of a captioner process; exits at once when its pipe is closed."""
+    for name in ("SIGINT", "SIGHUP"):  # from the terminal: the run stops its workers
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     sending = threading.Lock()

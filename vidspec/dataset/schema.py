@@ -1,4 +1,4 @@
-"""The JSON schema of a record, for other tools that read ``--format json``; validates nothing itself."""
+"""JSON schema of a record, for other tools that read ``--format json``; validates nothing itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["record_schema"]
 
 @cache
 def record_schema() -> dict[str, object]:
-    """The schema (draft 2020-12) that every line of ``vidspec caption --format json`` satisfies."""
+    """Return the schema (draft 2020-12) of every line of ``vidspec caption --format json``."""
     schema: dict[str, object] = json.loads(
         (files("vidspec.dataset") / "record_schema.json").read_text(encoding="utf-8")
     )

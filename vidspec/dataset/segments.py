@@ -1,4 +1,4 @@
-"""Cuts a clip into segments: of a fixed length, or at its scenes (PySceneDetect). Captions nothing."""
+"""Cut a clip into segments: of a fixed length, or at its scenes (PySceneDetect). Captions nothing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from vidspec.errors import UsageError, VideoError
 
 __all__ = ["cut_clip", "fixed_segments", "parse_segment", "scene_segments"]
 
-#: A clip of more segments than this is an error in its timestamps, or in the length that was asked for.
+#: Maximum of segments: more point to wrong timestamps, or a wrong segment length.
 MAX_SEGMENTS = 100_000
-#: A last piece shorter than this share of a segment belongs to the one before.
+#: A last piece shorter than this share of a segment is merged into the one before.
 MIN_LAST_SHARE = 0.1
-#: Seconds of a segment that is asked for; hours of video in shorter ones would be more parts than memory holds.
+#: Minimum segment length in seconds; hours of video in shorter ones would be more parts than memory holds.
 MIN_SECONDS = 0.1
 Segments = list[tuple[float, float]]
 
 
 def parse_segment(text: str | None) -> float | str | None:
-    """What ``--segment`` says: ``scenes``, a length in seconds (``30s``, ``2m``, ``1:30``), or None.
+    """Parse ``--segment``: ``scenes``, a length in seconds (``30s``, ``2m``, ``1:30``), or None.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is none of these.
     """
     if text is None or text == "scenes":
         return text
@@ -39,9 +39,9 @@ def parse_segment(text: str | None) -> float | str | None:
 
 
 def fixed_segments(length: float, start: float, end: float) -> Segments:
-    """Segments of ``length`` seconds from ``start`` to ``end``; a last piece under a tenth of it joins the one before.
+    """Return segments of ``length`` seconds from ``start`` to ``end``; a last piece under a tenth is merged.
 
-    >>> fixed(5, 0, 12)
+    >>> fixed_segments(5, 0, 12)
     [(0, 5), (5, 10), (10, 12)]
     """
     count = max(1, math.ceil((end - start) / length - MIN_LAST_SHARE))
@@ -50,16 +50,16 @@ def fixed_segments(length: float, start: float, end: float) -> Segments:
 
 
 def scene_segments(path: str, start: float, end: float) -> Segments:
-    """The scenes of a clip between ``start`` and ``end`` (seconds); one if it has no cut.
+    """Return the scenes of a clip between ``start`` and ``end`` (seconds); one if it has no cut.
 
-    Scenes are found by PySceneDetect's ContentDetector with its own defaults.
+    PySceneDetect's ContentDetector finds them with its default settings.
 
     Raises:
         UsageError: PySceneDetect is not installed.
         VideoError: it cannot read the clip.
     """
     try:
-        found = import_module("scenedetect")
+        detector = import_module("scenedetect")
     except ImportError as error:
         raise UsageError(
             f"--segment scenes needs PySceneDetect ({error})", hint="pip install 'vidspec[scenes]'"
@@ -67,21 +67,21 @@ def scene_segments(path: str, start: float, end: float) -> Segments:
     from vidspec.video.opening import FORMATS
     from vidspec.video.progress import advance
 
-    # OpenCV opens the file with an FFmpeg of its own, which must follow it nowhere either.
+    # OpenCV opens the file with its own FFmpeg, which must not follow references in it either.
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = f"protocol_whitelist;file|format_whitelist;{FORMATS}"
     try:
-        video = found.open_video(os.path.abspath(path))
+        video = detector.open_video(os.path.abspath(path))
         read_frame = video.read
 
-        def read_on(*args: object, **options: object) -> object:
+        def read_and_advance(*args: object, **options: object) -> object:
             advance()
             return read_frame(*args, **options)
 
-        video.read = read_on
-        manager = found.SceneManager()
-        manager.add_detector(found.ContentDetector())
+        video.read = read_and_advance
+        manager = detector.SceneManager()
+        manager.add_detector(detector.ContentDetector())
         manager.detect_scenes(video)
-    except (found.VideoOpenFailure, OSError) as error:
+    except (detector.VideoOpenFailure, OSError) as error:
         raise VideoError(f"{path}: its scenes cannot be found: {error}", kind="unsupported") from None
     cuts = [first.seconds for first, _ in manager.get_scene_list()]
     edges = [start, *(moment for moment in cuts if start < moment < end), end]
@@ -89,10 +89,10 @@ def scene_segments(path: str, start: float, end: float) -> Segments:
 
 
 def cut_clip(path: str, segment: float | str, start: float | None, end: float | None) -> Segments:
-    """The segments of the clip at ``path`` between ``start`` and ``end``, whole without them, in seconds.
+    """Return the segments in seconds of the clip at ``path`` between ``start`` and ``end``, by default all of it.
 
     Raises:
-        VideoError: the clip gives no frames, or none there.
+        VideoError: the clip has no frames, or none in this range; or it has too many segments.
     """
     from vidspec.video import probe
 
@@ -109,5 +109,5 @@ def cut_clip(path: str, segment: float | str, start: float | None, end: float | 
             kind="range",
             hint="longer segments, or set end",
         )
-    found = scene_segments(path, first, last) if isinstance(segment, str) else fixed_segments(segment, first, last)
-    return [(round(low, 3), round(high, 3)) for low, high in found]
+    spans = scene_segments(path, first, last) if isinstance(segment, str) else fixed_segments(segment, first, last)
+    return [(round(low, 3), round(high, 3)) for low, high in spans]

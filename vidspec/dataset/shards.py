@@ -1,4 +1,4 @@
-"""Splits a run over machines: which clips are this one's, by a hash of their paths that no other clip can change."""
+"""Split a run over machines by a hash of each clip's path, so that no other clip changes the assignment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Shard", "parse_shard"]
 
 @dataclass(frozen=True)
 class Shard:
-    """Part ``number`` (from 1) of ``count``; ``automatic`` if a job array said so and not the user."""
+    """Part ``number`` (from 1) of ``count`` of a run; ``automatic`` if set by a job array instead of the user."""
 
     number: int
     count: int
@@ -25,33 +25,35 @@ class Shard:
 
     @property
     def label(self) -> str:
-        """For names of files; empty for the only shard."""
+        """Label in file names; empty for a single shard."""
         return f".{self.number}-of-{self.count}" if self.count > 1 else ""
 
     def fill_name(self, path: str) -> Path:
-        """``path`` with ``{shard}`` filled in; all tasks of a job array have one command line, so there the label goes
-        before the suffix if the path has no ``{shard}``."""
+        """Return ``path`` with ``{shard}`` filled in.
+
+        In a job array, whose tasks share one command line, a path without ``{shard}`` gets the label before its suffix.
+        """
         if "{shard}" in path:
             return Path(path.replace("{shard}", self.label.lstrip(".") or "1-of-1"))
-        whole = Path(path)
-        return whole.with_name(f"{whole.stem}{self.label}{whole.suffix}") if self.automatic else whole
+        plain = Path(path)
+        return plain.with_name(f"{plain.stem}{self.label}{plain.suffix}") if self.automatic else plain
 
     def select(self, jobs: Iterable[Job]) -> list[Job]:
-        """The jobs of this shard. All parts of one file are in the same shard."""
-        return [job for job in jobs if _place(job, self.count) == self.number]
+        """Return the jobs of this shard. All parts of one file are in the same shard."""
+        return [job for job in jobs if _shard_number(job, self.count) == self.number]
 
 
 def parse_shard(text: str | None, env: Mapping[str, str]) -> Shard | None:
-    """The shard that ``--shard I/N`` names, else that of a SLURM job array, else None.
+    """Return the shard of ``--shard I/N``, else that of a SLURM job array, else None.
 
     Raises:
         UsageError: it is not I/N with I from 1 to N.
     """
     if text is not None:
-        found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise UsageError(f"--shard {text}: must be I/N with I from 1 to N, such as 1/8")
-        return Shard(int(found[1]), int(found[2]))
+        return Shard(int(match[1]), int(match[2]))
     try:
         task, count = int(env["SLURM_ARRAY_TASK_ID"]), int(env["SLURM_ARRAY_TASK_COUNT"])
         first, step = int(env.get("SLURM_ARRAY_TASK_MIN", 0)), int(env.get("SLURM_ARRAY_TASK_STEP", 1))
@@ -65,8 +67,8 @@ def parse_shard(text: str | None, env: Mapping[str, str]) -> Shard | None:
     return Shard(number, count, automatic=True) if count > 1 else None
 
 
-def _place(job: Job, count: int) -> int:
-    """1 to ``count``: by the path below the folder that was named, so that machines may mount it anywhere."""
+def _shard_number(job: Job, count: int) -> int:
+    """Return a job's shard, 1 to ``count``, by its path below the named folder, which may be mounted anywhere."""
     path = os.path.normpath(job.relative).replace(os.sep, "/")
     digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") % count + 1

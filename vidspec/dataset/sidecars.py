@@ -1,4 +1,4 @@
-"""Where the file of each clip goes: beside it or below another folder, under a name from a template."""
+"""Paths of the file per clip: next to the clip or below another folder, named by a template."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from vidspec.errors import UsageError
 
 __all__ = ["FIELDS", "SidecarNames", "check_sidecar_names"]
 
-#: What a template may hold.
+#: Fields of a template.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
 
 
 class SidecarNames:
-    """The path of each clip's file.
+    """Naming scheme of the clips' files in one format.
 
     Args:
-        form: gives ``{suffix}``.
-        folder: below which the tree of the clips is mirrored; None for beside each clip.
+        form: the format, which sets ``{suffix}`` and ``{format}``.
+        folder: folder in which the tree of the clips is mirrored; None to write next to each clip.
         template: the name, with fields of :data:`FIELDS`: ``stem`` is the clip's name without its suffix, ``key`` its
-            name up to the first dot (what WebDataset joins files by), ``start`` and ``end`` are seconds, ``clip`` is
-            the clip's 16 hex digits. It may hold ``/``.
-        profile: gives ``{profile}``.
+            name up to the first dot (WebDataset groups files by it), ``start`` and ``end`` are seconds, ``clip`` is
+            the clip's 16 hex digits. It may contain ``/``.
+        profile: value of ``{profile}``.
 
     Raises:
-        UsageError: a template with an unknown field, or one that leads out of the folder.
+        UsageError: the template has an unknown field, or leads out of the folder.
     """
 
     def __init__(self, form: Format, folder: str | None, template: str | None, profile: str) -> None:
@@ -49,7 +49,7 @@ class SidecarNames:
             raise UsageError(f"--name {self.template}: leads out of the folder")
 
     def path(self, job: Job) -> Path:
-        """The file of a clip."""
+        """Return the path of a clip's file."""
         folder = Path(os.path.dirname(job.path) or ".")
         if self.folder is not None:
             folder = Path(self.folder, os.path.dirname(job.relative))
@@ -69,12 +69,12 @@ class SidecarNames:
 
 
 def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> None:
-    """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
+    """Check before captioning that no two clips or formats share a file, and that no clip would be overwritten.
 
     Raises:
         UsageError: naming both.
     """
-    taken: dict[str, Job] = {}
+    owners: dict[str, Job] = {}
     clips = set()
     for job in jobs:
         clips.add(os.path.normpath(job.path))
@@ -83,13 +83,15 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
             forms = ",".join(one.form for one in names)
             raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
         for path in paths:
-            other = taken.setdefault(path, job)
+            other = owners.setdefault(path, job)
             if other is not job:
                 parts = os.path.normpath(other.path) == os.path.normpath(job.path)
-                apart = "{start}-{end}" if (other.start, other.end) != (job.start, job.end) else "{clip}"
-                better = f"{{stem}}-{apart}{{suffix}}" if parts else "{name}{suffix}"
+                part_fields = "{start}-{end}" if (other.start, other.end) != (job.start, job.end) else "{clip}"
+                suggestion = f"{{stem}}-{part_fields}{{suffix}}" if parts else "{name}{suffix}"
                 both = f"{other.path} and {job.path}"
-                raise UsageError(f"{both} would share the file {path}", hint=f"tell them apart by --name '{better}'")
-    lost = next((path for path in taken if path in clips), None)
+                raise UsageError(
+                    f"{both} would share the file {path}", hint=f"tell them apart by --name '{suggestion}'"
+                )
+    lost = next((path for path in owners if path in clips), None)
     if lost is not None:
         raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")

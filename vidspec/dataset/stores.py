@@ -1,7 +1,7 @@
-"""Files by their names, local or behind a URL, through fsspec: opened, copied, listed and written; knows no format.
+"""Open, copy, list and write files by path or URL through fsspec; independent of file formats.
 
-What fails on the way to a store is tried again a few times; then it is one error that names the file. What a store
-gives is bounded in time and bytes.
+A failed access to a store is retried a few times, then reported as one error that names the file. Reads from a store
+are bounded in time and bytes.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from vidspec.files import write_whole
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["copy", "is_bug", "is_url", "join_url", "names_in", "open_url", "retry", "write_url"]
+__all__ = ["copy", "is_bug", "is_url", "join_url", "list_names", "open_url", "retry", "write_url"]
 
 T = TypeVar("T")
 
-#: Seconds between the attempts at what a store does not give.
+#: Seconds between attempts at a failed access.
 PAUSES = (0.2, 0.8, 3.2)
-#: Bytes that are asked for at once: of a clip, and around a header in a tar, most of which lie far apart.
+#: Bytes per request for a clip, and for the headers of a tar, most of which lie far apart.
 CHUNK, HEADERS = 2 << 20, 1 << 16
-#: Seconds that closing a connection may take.
+#: Time limit for closing a connection, in seconds.
 CLOSING = 2.0
-#: Stores whose objects lie in a bucket, and appear under their name when they are complete.
+#: Stores with buckets, whose objects become visible only when complete.
 BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 
 
 def join_url(folder: str, name: str) -> str:
-    """A name in a folder, which may be a URL; a name that stands for itself stays."""
+    """Join a name to a folder, either of which may be a URL; a name that is a URL stays."""
     if is_url(folder) and not is_url(name):
         return f"{folder.rstrip('/')}/{name}"
     return name if is_url(name) else os.path.join(folder, name)
@@ -49,16 +49,16 @@ def join_url(folder: str, name: str) -> str:
 
 @contextmanager
 def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance | None = None) -> Iterator[BinaryIO]:
-    """A file that can be read from any place, closed on leaving. Raises what the store raises: for :func:`retry`.
+    """Open a seekable file for reading. Raises the store's own exceptions, for :func:`retry`.
 
     Args:
-        name: the file.
-        limits: of what is read; None for the usual ones.
-        allowance: is taken instead of one for the whole time that the file is open.
+        name: path or URL of the file.
+        limits: read limits; None for the defaults.
+        allowance: shared allowance; None for a new one whose timeout holds per request.
     """
     limits = limits or FetchLimits()
     if not is_url(name):
-        mode = os.stat(name).st_mode  # before it is opened: to open a pipe may wait for ever
+        mode = os.stat(name).st_mode  # checked before opening, which may block on a pipe
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise VideoError(f"{name}: is no regular file", kind="not_video", hint="write it into a file")
         with open(name, "rb") as file:
@@ -69,10 +69,10 @@ def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance 
 
 
 class _Pieces(io.RawIOBase):
-    """A file behind a URL, of which pieces are fetched as they are read."""
+    """File behind a URL, fetched in pieces as it is read."""
 
     def __init__(self, name: str, limits: FetchLimits, allowance: Allowance) -> None:
-        self._store, self._path = _store(name, limits.access)
+        self._store, self._path = _file_system(name, limits.access)
         self._name, self._allowance, self._at = name, allowance, 0
         size = allowance.call(partial(self._store.info, self._path)).get("size")
         if size is None:
@@ -99,32 +99,32 @@ class _Pieces(io.RawIOBase):
         if end <= self._at:
             return 0
         self._allowance.take(end - self._at)
-        piece = partial(_piece, self._store, self._path, self._at, end)
+        piece = partial(_read_range, self._store, self._path, self._at, end)
         content = retry(self._name, partial(self._allowance.call, piece))
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
 
 
-def _piece(store: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
-    """The bytes of a file from ``start`` to ``end``, fewer only where it ends before.
+def _read_range(store: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
+    """Return the bytes of a file from ``start`` to ``end``, fewer only if it ends before.
 
-    Of a web server no more are read than were asked for, whatever it sends.
+    No more bytes are read from a web server than were requested, even if it sends more.
     """
     if not path.startswith(("http://", "https://")):
         return bytes(store.cat_file(path, start=start, end=end))[: end - start]
     headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     file = store.open(path, "rb", block_size=0, size=end, headers=headers)
     try:
-        if file.r.status != 206 and start > 0:  # a web server that gives whole files only
+        if file.r.status != 206 and start > 0:  # the server ignores ranges
             raise VideoError(f"{path}: cannot be read in pieces", hint="download it first")
-        return _filled(file, end - start)
+        return _read_full(file, end - start)
     finally:
         file.close()
 
 
-def _filled(file: BinaryIO, size: int) -> bytes:
-    """The next bytes of a stream, fewer than ``size`` only at its end."""
+def _read_full(file: BinaryIO, size: int) -> bytes:
+    """Read the next bytes of a stream, fewer than ``size`` only at its end."""
     content = bytearray()
     while len(content) < size and (read := file.read(size - len(content))):
         content += read
@@ -132,27 +132,27 @@ def _filled(file: BinaryIO, size: int) -> bytes:
 
 
 def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: FetchLimits | None = None) -> None:
-    """Copy a file, or ``size`` bytes of it from ``start`` on, into a local one.
+    """Copy a file, or ``size`` bytes of it from ``start`` on, to a local file.
 
     Raises:
-        VideoError: missing, unreadable, too large or not there in time; truncated where it ends before.
+        VideoError: it is missing, unreadable, too large, timed out, or truncated.
     """
     limits = limits or FetchLimits()
     allowance = Allowance(name, limits)
     if size is None:
-        retry(name, partial(_copy_whole, name, to, limits, allowance))
+        retry(name, partial(_copy_url, name, to, limits, allowance))
         return
     allowance.take(size)
     if not is_url(name):
         retry(name, partial(_copy_local, name, to, start, size, allowance))
         return
-    store, path = _store(name, limits.access)
+    store, path = _file_system(name, limits.access)
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
-            got = retry(name, partial(allowance.call, partial(_piece, store, path, first, end)))
-            if file.write(got) < end - first:
-                raise _ends_within(name)
+            content = retry(name, partial(allowance.call, partial(_read_range, store, path, first, end)))
+            if file.write(content) < end - first:
+                raise _truncated_error(name)
 
 
 def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance) -> None:
@@ -161,50 +161,50 @@ def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance
         while size and allowance.seconds:
             content = source.read(min(size, CHUNK))
             if not content:
-                raise _ends_within(name)
+                raise _truncated_error(name)
             size -= file.write(content)
 
 
-def _ends_within(name: str) -> VideoError:
+def _truncated_error(name: str) -> VideoError:
     return VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
 
 
-def _copy_whole(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:
-    """Copy a file behind a URL, whose size need not be known."""
-    store, path = _store(name, limits.access)
-    whole = {"block_size": 0, "size": 1} if name.startswith(("http://", "https://")) else {"block_size": CHUNK}
-    source = allowance.call(partial(store.open, path, "rb", **whole))
+def _copy_url(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:
+    """Copy a file behind a URL, possibly of unknown size."""
+    store, path = _file_system(name, limits.access)
+    options = {"block_size": 0, "size": 1} if name.startswith(("http://", "https://")) else {"block_size": CHUNK}
+    source = allowance.call(partial(store.open, path, "rb", **options))
     try:
         answer = getattr(source, "r", None)  # of a web server
         total = int((source.size if answer is None else answer.headers.get("Content-Length")) or 0)
         if total > limits.most:
-            raise allowance.exceeded()
-        counted = 0
+            raise allowance.size_error()
+        written = 0
         with to.open("wb") as file:
-            while content := allowance.call(partial(_filled, source, CHUNK)):
-                counted += file.write(content)
-                if counted > limits.most:
-                    raise allowance.exceeded()
+            while content := allowance.call(partial(_read_full, source, CHUNK)):
+                written += file.write(content)
+                if written > limits.most:
+                    raise allowance.size_error()
     finally:
         with suppress(Exception):
             allowance.call(source.close, CLOSING)
 
 
-def names_in(folder: str) -> set[str]:
-    """The names of the files in a folder; none where there is no such folder."""
-    store, path = _store(folder)
+def list_names(folder: str) -> set[str]:
+    """Return the names of the files in a folder; empty if there is no such folder."""
+    store, path = _file_system(folder)
 
-    def listed() -> set[str]:
+    def list_files() -> set[str]:
         try:
             return {posixpath.basename(one) for one in store.ls(path, detail=False, refresh=True)}
         except FileNotFoundError:
             return set()
 
-    return retry(folder, listed)
+    return retry(folder, list_files)
 
 
 def write_url(name: str, content: bytes) -> None:
-    """Write a file at once: it is there whole or not at all.
+    """Write a file atomically: it appears whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -212,7 +212,7 @@ def write_url(name: str, content: bytes) -> None:
     if not is_url(name):
         write_whole(Path(name), content)
         return
-    store, path = _store(name)
+    store, path = _file_system(name)
     part = path if name.split("://")[0] in BUCKETS else f"{path}.part"
     try:
         retry(name, partial(store.pipe_file, part, content))
@@ -223,12 +223,12 @@ def write_url(name: str, content: bytes) -> None:
 
 
 def retry(name: str, call: Callable[[], T]) -> T:
-    """What ``call`` gives; where ``name`` is a URL it is called again after a failure, up to four times.
+    """Return the result of ``call``; if ``name`` is a URL, failures are retried, up to four attempts in all.
 
     Raises:
-        VideoError: missing or unreadable, whatever was raised; not so of a bug (:func:`is_bug`).
+        VideoError: the file is missing or unreadable; replaces any other exception except a bug (:func:`is_bug`).
         UsageError: a package is missing.
-        VidspecError: whatever ``call`` says of the file itself.
+        VidspecError: any such error of ``call`` itself.
     """
     for pause in (*PAUSES, None):
         try:
@@ -238,16 +238,16 @@ def retry(name: str, call: Callable[[], T]) -> T:
         except Exception as error:  # each store's client has exceptions of its own
             if is_bug(error):
                 raise
-            explained, final = _explained(name, error)
+            explained, final = _explain_error(name, error)
             if pause is None or final:
                 raise explained from error
         time.sleep(pause or 0.0)
     raise AssertionError
 
 
-def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
-    """What a store raised, as an error of one line; and whether another attempt would give the same."""
-    causes = _causes(error)
+def _explain_error(name: str, error: Exception) -> tuple[VidspecError, bool]:
+    """Convert a store's exception to a one-line error; also return True if a retry is pointless."""
+    causes = _cause_chain(error)
     for one in causes:
         if isinstance(one, VidspecError):
             return type(one)(f"{name}: {one.message}", hint=one.hint, kind=one.kind), True
@@ -256,20 +256,20 @@ def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
             hint = f"--allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
             return VideoError(message, kind="refused", hint=hint), True
     if isinstance(error, ImportError):
-        return _lacking(name, error), True
+        return _missing_package(name, error), True
     statuses = (getattr(one, "status", None) for one in causes)
     status = next((one for one in statuses if isinstance(one, int)), None)
-    named = not name.startswith("http") or status in (404, 410) or len(causes) == 1  # or it is any failure
+    named = not name.startswith("http") or status in (404, 410) or len(causes) == 1  # HTTP: any failure
     if isinstance(error, FileNotFoundError) and named:
         what = "file, or no such bucket" if is_url(name) else "file"
         return VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name"), True
     final = not is_url(name) or (status is not None and 400 <= status < 500 and status not in (408, 425, 429))
     attempts = "" if final else f" ({len(PAUSES) + 1} attempts)"
-    return VideoError(f"{name}: cannot be read{attempts}: {_reason(causes)}"), final
+    return VideoError(f"{name}: cannot be read{attempts}: {_describe_causes(causes)}"), final
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether an error was raised by a line of vidspec, and is none that bad data give."""
+    """Return True if a line of vidspec raised the error, and it is of a type that bad data do not cause."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -277,16 +277,16 @@ def is_bug(error: BaseException) -> bool:
     return own and isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """An error and those that it followed from."""
+def _cause_chain(error: BaseException) -> list[BaseException]:
+    """Return an error and its chain of causes."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
         causes.append(cause)
     return causes
 
 
-def _reason(causes: list[BaseException]) -> str:
-    """The cause of a failure, in a few words."""
+def _describe_causes(causes: list[BaseException]) -> str:
+    """Return a short description of the cause of a failure."""
     for one in causes:
         if isinstance(status := getattr(one, "status", None), int):
             return f"the server answered {status} {getattr(one, 'message', '')}".rstrip()
@@ -298,17 +298,17 @@ def _reason(causes: list[BaseException]) -> str:
     return type(causes[0]).__name__
 
 
-def _lacking(name: str, error: ImportError) -> UsageError:
+def _missing_package(name: str, error: ImportError) -> UsageError:
     module = getattr(error.__cause__, "name", None) or error.name or str(error)
     hint = "'vidspec[data]'" if module == "pyarrow" else module
     return UsageError(f"{name}: needs {module}, which is not installed", hint=f"pip install {hint}")
 
 
-def _store(name: str, access: Access | None = None) -> tuple[AbstractFileSystem, str]:
-    """The file system of a file, and its path there. Web servers are reached through a :class:`GuardedClient`.
+def _file_system(name: str, access: Access | None = None) -> tuple[AbstractFileSystem, str]:
+    """Return the file system of a file, and its path there. Web servers are accessed by a :class:`GuardedClient`.
 
     Raises:
-        UsageError: the protocol is not known, or needs a package that is not installed.
+        UsageError: the protocol is unknown, or needs a package that is not installed.
     """
     from fsspec.core import url_to_fs
 
@@ -322,5 +322,5 @@ def _store(name: str, access: Access | None = None) -> tuple[AbstractFileSystem,
         known = "s3://, gs://, hf://, https://, memory:// or a file"
         raise UsageError(f"{name}: is of no protocol that fsspec knows", hint=known) from None
     except ImportError as error:
-        raise _lacking(name, error) from None
+        raise _missing_package(name, error) from None
     return store, str(path) if is_url(name) else os.path.abspath(name)

@@ -1,4 +1,4 @@
-"""Records as Parquet: the keys of a line of ``--format jsonl`` as columns, typed by the schema of records."""
+"""Records as Parquet: the keys of a line of ``--format jsonl`` as columns, typed by the record schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from vidspec.dataset.records import LEAN_KEYS, LIFTED, lean_record
+from vidspec.dataset.records import INPUT_KEYS, LEAN_KEYS, lean_record
 from vidspec.dataset.schema import record_schema
 from vidspec.dataset.stores import open_url, retry
 from vidspec.errors import UsageError
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
 
-#: The key of a file's metadata that tells a file of ours.
-_KEY = b"vidspec"
+#: Metadata key that identifies our files.
+_METADATA_KEY = b"vidspec"
 
 
 class PartSummary(NamedTuple):
-    """What a finished file says of itself: its clips, how many of them failed, and the settings they were made with."""
+    """Summary in a finished file: number of clips, number of failed clips, and their settings."""
 
     clips: int
     failed: int
@@ -32,39 +32,39 @@ class PartSummary(NamedTuple):
 
 
 def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
-    """The content of a file; the same records are the same bytes."""
+    """Return records as the content of a Parquet file; equal records give equal bytes."""
     import pyarrow
     from pyarrow import parquet
 
     rows = [lean_record(record) for record in records]
     failed = {row["job"]["clip"] for row in rows if row["error"] is not None}
     settings = sorted({row["job"]["settings"] for row in rows})
-    about = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
-    for row in rows:  # these two are of any form
+    summary = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
+    for row in rows:  # these two may have any type
         row["id"] = None if row["id"] is None else str(row["id"])
         row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
-    made = pyarrow.Table.from_pylist(
-        [_encodable(row) for row in rows], _schema().with_metadata({_KEY: json.dumps(about)})
+    table = pyarrow.Table.from_pylist(
+        [_to_utf8(row) for row in rows], _schema().with_metadata({_METADATA_KEY: json.dumps(summary)})
     )
     file = io.BytesIO()
-    parquet.write_table(made, file, compression="zstd")
+    parquet.write_table(table, file, compression="zstd")
     return file.getvalue()
 
 
-def _encodable(value: Any) -> Any:
-    """A value of JSON whose texts are UTF-8: foreign bytes of a path become ``\\udcXX``, as in other formats."""
+def _to_utf8(value: Any) -> Any:
+    """Make the strings of a JSON value valid UTF-8: foreign bytes of a path become ``\\udcXX``, as in other formats."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {key: _encodable(one) for key, one in value.items()}
-    return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _to_utf8(one) for key, one in value.items()}
+    return [_to_utf8(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def read_part_summary(name: str) -> PartSummary:
-    """What the file says of itself.
+    """Read the summary of a file.
 
     Raises:
-        UsageError: it is none of ours.
+        UsageError: it is not one of our files.
         VideoError: it cannot be read.
     """
     import pyarrow
@@ -73,19 +73,19 @@ def read_part_summary(name: str) -> PartSummary:
     def read() -> PartSummary:
         with open_url(name) as file:
             try:
-                found = (parquet.read_metadata(file).metadata or {}).get(_KEY)
+                metadata = (parquet.read_metadata(file).metadata or {}).get(_METADATA_KEY)
             except pyarrow.ArrowInvalid:
-                found = None
-        if found is None:
+                metadata = None
+        if metadata is None:
             raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
-        about = json.loads(found)
-        return PartSummary(about["clips"], about["failed"], tuple(about["settings"]))
+        summary = json.loads(metadata)
+        return PartSummary(summary["clips"], summary["failed"], tuple(summary["settings"]))
 
     return retry(name, read)
 
 
 def records_of(name: str) -> list[RecordDict]:
-    """The records of a file of ours, as they were given.
+    """Read the records of one of our files, as they were written.
 
     Raises:
         VideoError: it cannot be read.
@@ -109,21 +109,21 @@ def _schema() -> Schema:
 
     known = cast("RecordDict", record_schema()["properties"])
     of_job = known["job"]["properties"]
-    own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in LIFTED}}
-    known = {**known, **{key: of_job[key] for key in LIFTED}, "job": own}
-    return pyarrow.schema([(key, _kind(known[key])) for key in LEAN_KEYS])
+    own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in INPUT_KEYS}}
+    known = {**known, **{key: of_job[key] for key in INPUT_KEYS}, "job": own}
+    return pyarrow.schema([(key, _arrow_type(known[key])) for key in LEAN_KEYS])
 
 
-def _kind(about: RecordDict) -> DataType:
-    """The Arrow type of values that a JSON schema describes; text for what has no fixed form."""
+def _arrow_type(about: RecordDict) -> DataType:
+    """Return the Arrow type of a JSON schema; string for values without a fixed type."""
     import pyarrow
 
     about = next((one for one in about.get("oneOf", ()) if one.get("type") != "null"), about)
     kinds = about.get("type")
     kind = "boolean" if about.get("const") is True else kinds if isinstance(kinds, str) else (kinds or ["string"])[0]
     if kind == "array":
-        return pyarrow.list_(_kind(about["items"]))
+        return pyarrow.list_(_arrow_type(about["items"]))
     if kind == "object" and about.get("properties"):
-        return pyarrow.struct([(key, _kind(one)) for key, one in about["properties"].items()])
+        return pyarrow.struct([(key, _arrow_type(one)) for key, one in about["properties"].items()])
     simple = {"integer": pyarrow.int64(), "number": pyarrow.float64(), "boolean": pyarrow.bool_()}
     return simple.get(kind, pyarrow.string())

@@ -1,7 +1,7 @@
-"""Whether two captions of one clip part at a near-tie, as those of lossless methods may in bfloat16 and float16.
+"""Near-tie test for two captions of one clip, which lossless methods may give in bfloat16 and float16.
 
-A pass of several rows and a pass of one round differently, so where the target's first two logits are almost equal
-either may win (docs/metrics.md, Losslessness). What differs elsewhere is a fault.
+Passes over one row and over several rows round differently, so if the target's two best logits are almost equal,
+either token may win (docs/metrics.md, Losslessness). Any other difference is a fault.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ EPSILON = 2**-5
 
 
 def is_near_tie(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two captions that differ are both correct; in float32 none are. Arguments as in :func:`logit_gap`."""
+    """Return True if two captions first differ at a near-tie; never in float32. Arguments as in :func:`logit_gap`."""
     return captioner.target.model.dtype is not torch.float32 and logit_gap(captioner, request, one, other) <= EPSILON
 
 
 @torch.inference_mode()
 def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> float:
-    """How far apart the target's logits are where two of its captions part, computed afresh behind what they share.
+    """Return the gap of the target's logits where two captions first differ, recomputed after their shared tokens.
 
     Args:
-        captioner: with the target.
-        request: the clip, its frames among it.
+        captioner: captioner with the target.
+        request: the clip with its frames.
         one, other: token ids.
 
     Returns:
-        of the best logit and the lower of both tokens' the difference, as a share of the largest logit's size; 0 if
-        the captions are equal, infinity if one is the beginning of the other.
+        difference of the best logit and the lower of both tokens' logits, as a share of the largest absolute logit; 0
+        if the captions are equal, infinity if one is the beginning of the other.
     """
-    shared = first_difference(one, other)
-    if shared is None:
+    first = first_difference(one, other)
+    if first is None:
         return 0.0
-    if shared == min(len(one), len(other)):
+    if first == min(len(one), len(other)):
         return float("inf")
     engine, generate = captioner.target, captioner.profile.generate
     prompt, system = request.prompt or generate.prompt, request.system or generate.system
-    whole = CaptionRequest(request.path, request.frames, prompt, system, earlier=request.earlier)
-    prefix = run_to_completion(captioner.setup.read(whole, Trace()))
-    read = engine.prefill(prefix, len(one))
-    logits = read.logits
-    for token in one[:shared]:
-        logits = engine.run([Rows(read.span, [token])])[0].logits[-1]
+    full_request = CaptionRequest(request.path, request.frames, prompt, system, earlier=request.earlier)
+    prefix = run_to_completion(captioner.setup.read(full_request, Trace()))
+    prefilled = engine.prefill(prefix, len(one))
+    logits = prefilled.logits
+    for token in one[:first]:
+        logits = engine.run([Rows(prefilled.span, [token])])[0].logits[-1]
     scores, history = logits.float(), captioner.setup.history(prefix)
     size = float(scores.abs().max())
     if history is not None:
-        scores = history.changes_for_paths([one[:shared]])(scores[None])[0]
-    lower = min(float(scores[one[shared]]), float(scores[other[shared]]))
+        scores = history.changes_for_paths([one[:first]])(scores[None])[0]
+    lower = min(float(scores[one[first]]), float(scores[other[first]]))
     return (float(scores.max()) - lower) / size

@@ -1,7 +1,7 @@
-"""A profile as a contender of ``vidspec bench throughput``, in a process of its own.
+"""Worker process of ``vidspec bench throughput`` for one profile.
 
-``python -m vidspec.dataset.timed JSON`` answers what a :class:`~vidspec.events.answering.JsonWorker` asks. Clips go the
-whole way of ``vidspec caption``: read ahead, captioned, and each record kept in a file.
+``python -m vidspec.dataset.timed JSON`` serves a :class:`~vidspec.events.answering.JsonWorker`. Clips pass through all
+steps of ``vidspec caption``: read ahead, captioned, and each record written to a file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ __all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 
 
 class TimedRun(TypedDict):
-    """``seconds`` from the first file opened to the last record written, token ids and errors by clip, and how many
-    ``rows`` the target's windows had."""
+    """Measurements of a run over a folder.
+
+    ``seconds`` run from the first opened file to the last written record, ``ids`` and ``errors`` are by clip, ``rows``
+    is the total of the target's windows.
+    """
 
     seconds: float
     ids: dict[str, list[int]]
@@ -49,7 +52,7 @@ class TimedRun(TypedDict):
 
 @dataclass
 class TimedResults(ResultListener):
-    """Token ids and failures by clip; ``rows`` of the target's windows, of all clips together."""
+    """Collects token ids and failures by clip, and the ``rows`` of the target's windows of all clips."""
 
     ids: dict[str, list[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class TargetPassCounter(RunObserver):
 
 @dataclass
 class ReadyClips:
-    """Clips whose frames are in memory, as the captioner takes them."""
+    """Source of clips whose frames are in memory, as a captioner takes them."""
 
     waiting: deque[CaptionRequest]
 
@@ -88,49 +91,49 @@ class ReadyClips:
 
 
 class ProfileContenderWorker:
-    """A profile, by the label of a bench."""
+    """Functions that time one profile."""
 
     def __init__(self, profile: Profile) -> None:
         self.captioner = Captioner.from_profile(profile)
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`caption_folder`."""
-        self.captioner.forget()  # what the run before said would be a draft
+        self.captioner.forget()  # else the previous run's captions would serve as drafts
         config = how_of(self.captioner.profile, len(clips), batch)
         loads, count = TargetPassCounter(), reader_count(config, len(clips))
         readers = [ClipReader(config.timeout, config.stall) for _ in range(count)]
         for reader in readers:
             reader.start()
         for reader in readers:
-            reader.read(clips[0], None, None, config.video)  # models are warm, and so are they
+            reader.read(clips[0], None, None, config.video)  # warm up the readers, as the models are
         measured = caption_folder(
             lambda jobs: caption_locally(self.captioner, jobs, config, loads, readers),
             clips,
             self.captioner.profile,
             config,
         )
-        rows = measured["rows"] / loads.passes if loads.passes else None  # prompts left out
+        rows = measured["rows"] / loads.passes if loads.passes else None  # prefill excluded
         return {**measured, "rows": rows, "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
-        found = []
-        for some in (clips[first : first + batch] for first in range(0, len(clips), batch)):
-            read = [(path, self.captioner.read(path)) for path in some]
+        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        rates = []
+        for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
+            read = [(path, self.captioner.read(path)) for path in group]
             arrivals = ReadyClips(deque(CaptionRequest(path, clip, key=path) for path, clip in read))
-            counted = SteadyRate(len(some))
+            rate = SteadyRate(len(group))
             for key, event in self.captioner.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Round):
-                    counted.emitted(time.perf_counter(), key, len(event.token_ids))
+                    rate.emitted(time.perf_counter(), key, len(event.token_ids))
                 elif isinstance(event, Finished):
-                    counted.finished(time.perf_counter())
-            found.append(counted)
-        return SteadyRate.combine(found)
+                    rate.finished(time.perf_counter())
+            rates.append(rate)
+        return SteadyRate.combine(rates)
 
     def plain(self, clips: Sequence[str]) -> dict[str, list[int]]:
-        """Token ids of plain decoding."""
+        """Return the token ids of plain decoding, by clip."""
         return {path: self.captioner.baseline(path).token_ids for path in clips}
 
     @property
@@ -139,18 +142,18 @@ class ProfileContenderWorker:
 
 
 def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
-    """How ``vidspec caption --batch`` does a folder by this profile."""
+    """Return the settings with which ``vidspec caption --batch`` captions a folder by this profile."""
     video, prompt = profile.video, profile.generate.prompt
     return JobConfig(video.arguments, prompt, stall=video.stall, batch=batch, total=total)
 
 
 def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> TimedRun:
-    """Caption clips into a file."""
+    """Caption clips into a temporary file and time it."""
     results = TimedResults()
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as folder:
         jobs = [Job(clip) for clip in clips]
         settings = SettingsDigest(profile.model_dump(), config)
-        output = SingleFileOutput(Path(place) / "captions.jsonl", "jsonl", several=True)
+        output = SingleFileOutput(Path(folder) / "captions.jsonl", "jsonl", several=True)
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
@@ -162,7 +165,7 @@ def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, con
 
 
 def main(about: str) -> None:
-    """Answer questions. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
+    """Serve requests. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` of its keys."""
     serve_functions(lambda: ProfileContenderWorker(labels.load(**json.loads(about))).functions)
 
 

@@ -1,4 +1,4 @@
-"""Where lines go, each flushed at once; decides nothing about their content."""
+"""Line writers for standard output and files; each line is flushed at once. Content is up to the caller."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["FileLines", "Lines", "StdoutLines"]
 
 
 class StdoutLines:
-    """Standard output as it was when this was made, so that what prints later cannot mix into it.
+    """Writes lines to standard output as it was on construction, so that later redirections do not affect it.
 
     Args:
-        prose: whether lines are text for people, which a terminal shows broken between words.
+        prose: True if lines are text for people, wrapped between words on a terminal.
     """
 
     def __init__(self, *, prose: bool = False) -> None:
@@ -27,30 +27,30 @@ class StdoutLines:
             raise OutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
         self._wrap = WordWrap(terminal_columns(self._stream)) if prose and self._stream.isatty() else None
-        self._begun = ""  # what has been written of the next line
+        self._written = ""  # written beginning of the next line
 
     @property
     def terminal(self) -> bool:
-        """Whether it is one."""
+        """True if standard output is a terminal."""
         return self._stream.isatty()
 
     def begin(self, beginning: str) -> None:
-        """Write the beginning of the next line; with each call more of it."""
-        if beginning.startswith(self._begun) and beginning != self._begun:
-            more, self._begun = beginning[len(self._begun) :], beginning
-            self._put(more if self._wrap is None else self._wrap.add(more))
+        """Write the beginning of the next line; each call extends it."""
+        if beginning.startswith(self._written) and beginning != self._written:
+            more, self._written = beginning[len(self._written) :], beginning
+            self._write_text(more if self._wrap is None else self._wrap.add(more))
 
     def abandon(self) -> None:
-        """End a line that was begun and whose rest does not come."""
-        if self._begun:
-            self.write(self._begun)
+        """End a begun line without its rest."""
+        if self._written:
+            self.write(self._written)
 
     def write(self, line: str) -> None:
-        rest = line[len(self._begun) :] if line.startswith(self._begun) else f"\n{line}"
-        self._begun = ""
-        self._put((rest if self._wrap is None else self._wrap.add(rest) + self._wrap.end()) + "\n")
+        rest = line[len(self._written) :] if line.startswith(self._written) else f"\n{line}"
+        self._written = ""
+        self._write_text((rest if self._wrap is None else self._wrap.add(rest) + self._wrap.end()) + "\n")
 
-    def _put(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         buffer = getattr(self._stream, "buffer", None)
         try:
             if buffer is None:
@@ -60,17 +60,17 @@ class StdoutLines:
                 buffer.write(encode_line(text))
             self._stream.flush()
         except BrokenPipeError:
-            raise  # the reader has enough: not an error
+            raise  # the reader closed the pipe: not an error
         except OSError as error:
             raise OutputError(f"standard output cannot be written: {error.strerror or error}") from None
 
     def close(self) -> None:
-        """Every line was flushed when it was written."""
+        """End a begun line; all others are flushed already."""
         self.abandon()
 
 
 class FileLines:
-    """A device or a pipe, opened with the first line; a regular file is the business of ``vidspec.dataset.outputs``."""
+    """Writes lines to a device or a pipe, opened with the first line; ``vidspec.dataset.outputs`` has regular files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class FileLines:
             raise unwritable_error(self.path, error) from None
 
     def close(self) -> None:
-        """Every line was flushed when it was written."""
+        """Close the file; all lines are flushed already."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()

@@ -277,7 +277,7 @@ def test_a_clip_in_the_place_of_a_command(vidspec, word):
     Path("clips").mkdir()
     ran = vidspec(word)
     shown = f"'{word}'" if " " in word else word
-    assert (ran.code, ran.err) == (2, f"error: {word}: is no command; did you mean `vidspec caption {shown}`?\n")
+    assert (ran.code, ran.err) == (2, f"error: {word}: is not a command; did you mean `vidspec caption {shown}`?\n")
 
 
 @pytest.mark.parametrize(

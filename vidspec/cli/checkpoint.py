@@ -1,6 +1,6 @@
-"""Inspects a checkpoint by its config: whether and how it is supported, its memory, and which drafts fit. No weights.
+"""Inspects a checkpoint by its config: support, memory, and drafts that fit. Reads no weights.
 
-The model is built without numbers (on torch's meta device), so the findings are those that loading it would give.
+The model is built on torch's meta device, so the findings are those that loading it would give.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from vidspec.registry import families
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
 
-#: By how many rows two heads of one vocabulary may differ: they are padded to round numbers.
+#: Rows by which heads of the same vocabulary may differ, as they are padded to round numbers.
 PADDING = 1024
-#: Profiles to propose, the first that a checkpoint can do: with a draft, with one without vision, and without one.
+#: Profiles to propose, the first that works: with a draft, an unlike one, one without vision, and without a draft.
 DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
 
 
@@ -45,12 +45,12 @@ REPLAYED = "passes of few tokens replayed as graphs; those of a head (eagle3, mt
 
 @dataclass(frozen=True)
 class DraftFit:
-    """A draft that ``vidspec models`` lists for the target, or the one that was named.
+    """A draft for the target, listed by ``vidspec models`` or named by the user.
 
     Attributes:
         bytes: of both models together; None if unknown.
-        refused: why it does not fit.
-        alike: whether it has the target's visual tokens, so that pruning by the target's signals applies to it.
+        refused: the reason if it does not fit.
+        alike: True if it has the target's visual tokens, so that pruning by the target's signals applies to it.
     """
 
     draft: str
@@ -64,24 +64,24 @@ class CheckpointReport:
     """The findings, plain values only.
 
     Attributes:
-        decoder, why: what runs its blocks, and why.
-        eager: why a GPU runs all its passes kernel by kernel; None if it replays those of few tokens as graphs.
+        decoder, why: the implementation of its blocks, and the reason for it.
+        eager: the reason if a GPU runs all its passes kernel by kernel; None if passes of few tokens are captured.
         states: number of blocks that keep a state instead of keys and values.
-        state_bytes: of these states, for each clip at most.
+        state_bytes: of these states, at most, per clip.
         refused: keys of a profile that such states exclude.
         axes: of rotary positions.
         vocabulary: rows of the head.
-        kv_bytes: of keys and values, for each token.
+        kv_bytes: of keys and values, per token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
-        quantization: how the weights are stored; None if as numbers. They are loaded in ``dtype``.
+        quantization: format of the stored weights; None if not quantised. They are loaded in ``dtype``.
         rounded: codes that the language model's weights are rounded to; None if they are not.
-        codes: bytes of the codes that layers keep as they are stored, or are rounded to.
+        codes: bytes of codes, stored in the checkpoint or rounded to at load.
         weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
-        working: bytes that reading such a clip takes for a while, in the tower or in the passes over the prompt.
-        needed, free: bytes of all of these, of keys and values and of the process, and those free on ``device``.
-        while_loading: bytes at most before all weights are rounded; 0 if none are.
-        text: whether it is a language model without vision, which can only be a draft.
-        hears: whether it has audio input.
+        working: temporary bytes while such a clip is read, in the tower or in the passes of the prefill.
+        needed, free: bytes of all of these, of keys and values and of the process, and bytes free on ``device``.
+        while_loading: peak bytes before all weights are rounded; 0 if none are.
+        text: True for a language model without vision, which can only be a draft.
+        hears: True if it has audio input.
     """
 
     name: str
@@ -117,17 +117,17 @@ class CheckpointReport:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and a clip fit into the memory that is free, and the model while it is loaded."""
+        """True if free memory suffices for the model and a clip, and for loading."""
         return self.free is None or max(self.needed, self.while_loading) <= self.free
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--format json``."""
+        """Return the object for ``--format json``."""
         facts = asdict(self) | {"supported": True, "fits": self.fits}
         del facts["load"]
         return facts
 
     def rows(self) -> list[tuple[str, str]]:
-        """For the table: label and value."""
+        """Return labels and values for the table."""
         kept = "by cutting keys and values: any number of tokens, chains and trees"
         if self.states:
             kept = (
@@ -172,7 +172,7 @@ def inspect(
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
-        draft: the only draft to inspect; by default those that are listed.
+        draft: the only draft to inspect; the listed ones if None.
         load: the clip that memory is counted for.
         rounded: codes that the checkpoint's language model is rounded to when it is loaded.
 
@@ -201,14 +201,14 @@ def inspect(
 
 
 def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
-    """A checkpoint by itself."""
+    """Inspect a checkpoint without drafts."""
     config = loading.read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families.names()
     kind: Any = TextModel if text else families.get(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)
-    except Exception as error:  # any exception that a config makes the library raise is the config's fault
+    except Exception as error:  # whatever a bad config makes the library raise
         raise loading.load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
     plain, seeing, codes = weight_sizes(model, kind.language_of(model), quantization_config(config), where)
@@ -225,7 +225,7 @@ def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None
         while_loading, weights = weights + working_copy, weights - freed + codes
     elif reason is None and where.device.type == "cpu":
         copies = packed_copy_bytes(language, model.lm_head)
-        # As it is decided when the weights are there: twice the copies must be free.
+        # The rule of loading: twice the copies must be free.
         packed_bytes = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
     chunk = prefill_chunk(where.device, decoder.numbers)
     working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
@@ -265,11 +265,10 @@ def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None
 
 
 def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
-    """Bytes of codes that the language model is rounded to, of weights that they replace, and of what rounding the
-    largest weight of a block takes for a while.
+    """Return bytes of codes of the rounded language model, of the weights they replace, and of the peak while rounding.
 
     Raises:
-        DeviceError: they cannot be rounded.
+        DeviceError: the weights cannot be rounded.
     """
     if (why := unquantisable_reason(language.layers)) is not None:
         raise DeviceError(f"--weights {rounded}: {name}: {why}", hint="leave it out")
@@ -279,12 +278,12 @@ def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: P
     codes = sum(quantised_bytes(shape, rounded, where.device) for shape in shapes)
     tied = head.weight is language.embed_tokens.weight
     freed = sum(layer.weight.numel() for layer in (inner if tied else [*inner, head])) * size
-    # Gate and up are one matrix; its weights are there twice, then as codes and packed.
+    # Gate and up form one matrix; its weights exist twice, then as codes and packed.
     return codes, freed, max((2 * layer.weight.numel() for layer in inner), default=0) * (size + 2)
 
 
 def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
-    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over ``chunk`` rows."""
+    """Return peak temporary bytes of reading a clip: in the tower, or in a pass over ``chunk`` rows."""
     seen = working_bytes(
         model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
     )
@@ -294,7 +293,7 @@ def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) ->
 
 
 def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
-    """The drafts that are listed with a target, else those of its family that are known to be smaller."""
+    """Return the drafts listed for a target, or else smaller models of its family."""
     drafts = {pair.draft.name: pair.draft for pair in known_pairs() if pair.draft is not None}
     listed = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target.name == name]
     return listed or [
@@ -305,7 +304,7 @@ def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
 
 
 def _published(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
-    """A draft from the table, whose config is not read."""
+    """Return the fit of a listed draft, without reading its config."""
     load = target.load._replace(dtype=target.dtype)
     weights = draft.weight_bytes(target.dtype)
     total = None if weights is None else target.needed + weights + draft.kv_bytes(load)
@@ -314,7 +313,7 @@ def _published(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> 
 
 
 def _named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
-    """A draft that was named, by its own config, which may be of any kind."""
+    """Return the fit of a draft that the user named, by its config."""
     total = target.needed + draft.needed - (PROCESS if draft.device == "cpu" else 0)
     refused = _refusal(target, draft.vocabulary, total)
     if target.text:
@@ -348,7 +347,7 @@ def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: boo
 
 
 def _refused(name: str) -> bool:
-    """Whether states of recurrent blocks exclude a profile."""
+    """Return True if states of recurrent blocks exclude a profile."""
     profile = profiles.load(name, env={})
     return any(broken(profile) for *_, broken in STATES)
 

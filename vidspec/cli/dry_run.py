@@ -1,4 +1,4 @@
-"""``vidspec caption --dry-run``: what would be done, one clip to a line on stdout, with counts and time on stderr."""
+"""``vidspec caption --dry-run``: prints the plan, one clip per line on stdout, with counts and time on stderr."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def run_dry(
     settings: SettingsDigest,
     label: str,
 ) -> int:
-    """Print what a run over ``entries`` would do; returns 1 if some clip cannot be read, else 0.
+    """Print the plan of a run over ``entries``; returns 1 if some clip cannot be read, else 0.
 
     Args:
         request: the options.
-        found: what the entries were found among.
-        destinations: where the records would go.
-        settings: how clips would be captioned.
+        found: all inputs, with those left out.
+        destinations: of the records.
+        settings: of the captions.
         label: of the shard.
     """
     from vidspec.dataset.bulk import plan_run
@@ -94,7 +94,7 @@ def run_dry(
 
 
 def _state(left: PlannedClip | None, entry: Job, looked: Output, settings: str) -> str:
-    """What is to become of a clip, or became of it before."""
+    """Return the planned action for a clip, or its earlier result."""
     if left is not None:
         return "unreadable" if left.error else "caption"
     parts = looked.parts(entry, settings)

@@ -1,4 +1,4 @@
-"""Reads YAML that people write and pass on, small files of plain values, and words what pydantic finds wrong in it."""
+"""Reads small YAML files of plain values, and describes pydantic's validation errors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from vidspec.errors import UsageError
 
 __all__ = ["contains_word", "describe_error", "read_yaml"]
 
-#: Bytes of a file, and mappings and lists within each other; a packaged profile has at most 600 and two.
+#: Bytes of a file, and depth of nested mappings and lists; a packaged profile has at most 600 bytes and depth two.
 LONGEST, DEEPEST = 256 << 10, 32
-#: Characters of a wrong value that a message repeats.
+#: Characters of an invalid value that a message quotes.
 REPEATED = 80
 
 
 class _Repeated(yaml.MarkedYAMLError):
-    """A key that is set twice in one mapping, of which YAML would keep the last."""
+    """Error: a key is set twice in one mapping. YAML would keep the last."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Values alone: no aliases, of which a few lines make a text of gigabytes, nothing nested without end, and no key
-    twice."""
+    """Loader of plain values: refuses aliases (a few lines can expand to gigabytes), deep nesting and repeated keys."""
 
     depth = 0
 
@@ -53,11 +52,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
-    """The one document in a file.
+    """Read the document in a file.
 
     Raises:
-        UsageError: of the type ``error``; it cannot be read, is not UTF-8 or not YAML, sets a key twice, or is longer,
-            deeper or of more than values that people write.
+        UsageError: of type ``error``: the file cannot be read, is not UTF-8 or not YAML, sets a key twice, uses
+            aliases, or exceeds :data:`LONGEST` or :data:`DEEPEST`.
     """
     try:
         with path.open("rb") as file:
@@ -80,7 +79,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
 
 
 def contains_word(path: Path, word: str) -> bool:
-    """Whether a file that can be read holds this word anywhere; far quicker than reading it as YAML."""
+    """Return True if a readable file contains this word; far quicker than parsing it as YAML."""
     try:
         with path.open("rb") as file:
             return word.encode() in file.read(LONGEST)
@@ -89,7 +88,7 @@ def contains_word(path: Path, word: str) -> bool:
 
 
 def describe_error(error: ValidationError) -> tuple[str, str]:
-    """The first problem in one line: its key (empty if it concerns several keys together), and the message."""
+    """Return the key of the first problem (empty if it concerns several keys), and its message in one line."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "combination":
         return "", first["msg"]
@@ -100,7 +99,7 @@ def describe_error(error: ValidationError) -> tuple[str, str]:
 
 
 def _quoted(value: object) -> str:
-    """As much of what was given as helps."""
+    """Return the repr of a value, shortened to :data:`REPEATED` characters."""
     try:
         text = repr(value)
     except ValueError:

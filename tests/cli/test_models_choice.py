@@ -163,7 +163,7 @@ def of_the_hub(kind):
     ("error", "said"),
     [
         (of_the_hub(GatedRepoError), "access is restricted (accept its terms"),
-        (of_the_hub(RepositoryNotFoundError), "the hub has no such model"),
+        (of_the_hub(RepositoryNotFoundError), "not found on the hub"),
         (LocalEntryNotFoundError("the connection\nbroke"), "cannot be fetched: the connection broke"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],

@@ -86,7 +86,7 @@ def _fetched(name: str) -> str:
         hint = f"accept its terms on its page, then `hf auth login` and vidspec models get {name}"
         raise ModelError(f"{name}: access is restricted", hint=hint) from None
     except RepositoryNotFoundError:
-        raise ModelError(f"{name}: not on the hub, or no access to it", hint=hub.download_hint(name)) from None
+        raise ModelError(f"{name}: not found on the hub, or no access to it", hint=hub.download_hint(name)) from None
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(f"{name}: cannot be fetched: {reason}", hint="run the same command again to resume") from None

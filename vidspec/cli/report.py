@@ -109,7 +109,7 @@ def totals(tally: Tally, found: InputListing) -> str:
     if tally.reused:
         parts.append(f"{tally.reused} reused from identical files")
     if tally.kept:
-        parts.append(f"{tally.kept} not captioned, their files are kept")
+        parts.append(f"{tally.kept} not captioned, whose files are kept")
     if tally.done < tally.total:
         parts.append(f"{tally.total - tally.done} not done")
     if others := left_out(found):

@@ -167,7 +167,7 @@ def test_groups_of_the_packaged_profiles():
 def test_profiles_that_work_at_the_same_time_say_what_that_wants():
     from vidspec.config import profiles
 
-    told = {info.name: "for each of the two models" in info.about for info in profiles.available()}
+    told = {info.name: "per model" in info.about for info in profiles.available()}
     papers = ("parallelvlm", "self-parallelvlm", "hippo", "pearl-video", "pearl-syn-prefill", "pearl-specvlm")
     assert all(told[name] for name in papers) and not told["hippo-sequential"] and not told["vanilla-sd"]
 

@@ -53,7 +53,7 @@ def ask(
 
     terminal, out = sys.stdin.isatty() and sys.stdout.isatty(), sys.stdout
     with redirect_stdout(sys.stderr), ExitStack() as stack:  # keeps output of libraries out of the answers
-        session = _opened(stack, clip, request, out, form)
+        session = _open_session(stack, clip, request, out, form)
         if not terminal:
             return session.lines(sys.stdin)
         if not request.quiet:
@@ -61,7 +61,9 @@ def ask(
         return session.terminal(terminal_prompt(out), quiet=request.quiet)
 
 
-def _opened(stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat) -> DialogueSession:
+def _open_session(
+    stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat
+) -> DialogueSession:
     """Open the session: load the models while a reader process reads the clip."""
     from vidspec.cli import start
     from vidspec.cli.printed import print_note

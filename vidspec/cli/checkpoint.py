@@ -37,7 +37,12 @@ __all__ = ["CheckpointReport", "DraftFit", "inspect"]
 #: Rows by which heads of the same vocabulary may differ, as they are padded to round numbers.
 PADDING = 1024
 #: Profiles to propose, the first that works: with a draft, an unlike one, one without vision, and without a draft.
-DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
+DRAFTED, UNPRUNED, TEXT_ONLY, WITHOUT_DRAFT = (
+    ("specvlm", "specvlm-chain"),
+    ("vanilla-sd",),
+    ("onsd",),
+    ("self-specvlm", "ar"),
+)
 
 
 REPLAYED = "passes of few tokens replayed as graphs; those of a head (eagle3, mtp) that drafts for it are not"
@@ -160,7 +165,7 @@ class CheckpointReport:
             ),
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
-            *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
+            *(("draft", f"{fit.draft}: {fit.refused or _total_text(fit.bytes)}") for fit in self.drafts),
         ]
         return [(label, value) for label, value in rows if value]
 
@@ -181,18 +186,18 @@ def inspect(
         DeviceError: its weights cannot be rounded.
     """
     load, blind = load or MemoryWorkload(), False
-    alone = _inspected(name, load, rounded)
+    alone = _inspect_checkpoint(name, load, rounded)
     if draft is None:
-        drafts = [] if alone.text else _listed(name, alone.family, alone.parameters)
+        drafts = [] if alone.text else _listed_drafts(name, alone.family, alone.parameters)
         unlike = {
             pair.draft
             for pair in known_pairs()
             if pair.target.name == name and "prune.method: none" in (pair.note or "")
         }
-        fits = tuple(_published(alone, one, unlike=one in unlike) for one in drafts)
+        fits = tuple(_fit_of_listed(alone, one, unlike=one in unlike) for one in drafts)
     else:
-        named = _inspected(draft, load)
-        fits = (_named(alone, named),)
+        named = _inspect_checkpoint(draft, load)
+        fits = (_fit_of_named(alone, named),)
         blind = named.text
     command = _command(name, fits, text=alone.text, states=bool(alone.refused), blind=blind)
     if rounded is not None:
@@ -200,7 +205,7 @@ def inspect(
     return replace(alone, drafts=fits, command=command)
 
 
-def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
+def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
     """Inspect a checkpoint without drafts."""
     config = loading.read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
@@ -221,14 +226,14 @@ def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None
     if where.vision is not None:
         weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
     if rounded is not None:
-        codes, freed, working_copy = _rounding(name, model, language, where, rounded)
+        codes, freed, working_copy = _rounding_bytes(name, model, language, where, rounded)
         while_loading, weights = weights + working_copy, weights - freed + codes
     elif reason is None and where.device.type == "cpu":
         copies = packed_copy_bytes(language, model.lm_head)
         # The rule of loading: twice the copies must be free.
         packed_bytes = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
     chunk = prefill_chunk(where.device, decoder.numbers)
-    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
+    working = 0 if text or tokens is None else _working_bytes(model, language, load.frames, tokens, chunk)
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
     return CheckpointReport(
         name=name,
@@ -264,7 +269,7 @@ def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None
     )
 
 
-def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
+def _rounding_bytes(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
     """Return bytes of codes of the rounded language model, of the weights they replace, and of the peak while rounding.
 
     Raises:
@@ -282,7 +287,7 @@ def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: P
     return codes, freed, max((2 * layer.weight.numel() for layer in inner), default=0) * (size + 2)
 
 
-def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
+def _working_bytes(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
     """Return peak temporary bytes of reading a clip: in the tower, or in a pass over ``chunk`` rows."""
     seen = working_bytes(
         model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
@@ -292,7 +297,7 @@ def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) ->
     return max(seen, int(rows * (3 * inner + 6 * config.hidden_size) * language.dtype.itemsize))
 
 
-def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
+def _listed_drafts(name: str, family: str, parameters: int) -> list[KnownModel]:
     """Return the drafts listed for a target, or else smaller models of its family."""
     drafts = {pair.draft.name: pair.draft for pair in known_pairs() if pair.draft is not None}
     listed = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target.name == name]
@@ -303,19 +308,19 @@ def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
     ]
 
 
-def _published(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
+def _fit_of_listed(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
     """Return the fit of a listed draft, without reading its config."""
     load = target.load._replace(dtype=target.dtype)
     weights = draft.weight_bytes(target.dtype)
     total = None if weights is None else target.needed + weights + draft.kv_bytes(load)
     alike = not unlike and load.visual_tokens(draft.family) == target.visual_tokens
-    return DraftFit(draft.name, total, _refusal(target, draft.vocabulary, total), alike)
+    return DraftFit(draft.name, total, _refusal_reason(target, draft.vocabulary, total), alike)
 
 
-def _named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
+def _fit_of_named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
     """Return the fit of a draft that the user named, by its config."""
     total = target.needed + draft.needed - (PROCESS if draft.device == "cpu" else 0)
-    refused = _refusal(target, draft.vocabulary, total)
+    refused = _refusal_reason(target, draft.vocabulary, total)
     if target.text:
         refused = f"{target.name} is a language model without vision, which can only be a draft"
     elif not draft.text and not is_related(target.family, draft.family):
@@ -323,7 +328,7 @@ def _named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
     return DraftFit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
 
 
-def _refusal(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
+def _refusal_reason(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
     if vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING:
         return f"another vocabulary, of {vocabulary} ids"
     if target.free is not None and total is not None and total > target.free:
@@ -331,7 +336,7 @@ def _refusal(target: CheckpointReport, vocabulary: int | None, total: int | None
     return None
 
 
-def _together(count: int | None) -> str:
+def _total_text(count: int | None) -> str:
     return "its size is not known" if count is None else f"fits, {_gib(count)} together"
 
 
@@ -340,13 +345,13 @@ def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: boo
     if text:
         return f"vidspec caption clip.mp4 --profile onsd --target TARGET --draft {named}"
     fitting = [fit for fit in sorted(drafts, key=lambda fit: fit.bytes is None) if fit.refused is None]
-    proposed = BLIND if blind else DRAFTED if fitting and fitting[0].alike else UNPRUNED
-    profile = next(one for one in (proposed if fitting else ALONE) if not (states and _refused(one)))
+    proposed = TEXT_ONLY if blind else DRAFTED if fitting and fitting[0].alike else UNPRUNED
+    profile = next(one for one in (proposed if fitting else WITHOUT_DRAFT) if not (states and _excluded_by_states(one)))
     command = f"vidspec caption clip.mp4 --profile {profile} --target {named}"
     return f"{command} --draft {shlex.quote(fitting[0].draft)}" if fitting else command
 
 
-def _refused(name: str) -> bool:
+def _excluded_by_states(name: str) -> bool:
     """Return True if states of recurrent blocks exclude a profile."""
     profile = profiles.load(name, env={})
     return any(broken(profile) for *_, broken in STATES)

@@ -35,7 +35,7 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
     if names and names[0] in BUILT_IN:
         chosen = {} if names[0] == "embedded" else {"pair": names[0]}
     elif names:
-        chosen = {"target": _place(names[0])} | ({} if draft is None else {"draft": _place(draft)})
+        chosen = {"target": _resolve_name(names[0])} | ({} if draft is None else {"draft": _resolve_name(draft)})
     defaults = read_config()
     profile = resolve(None, {}, with_models(defaults, chosen)).profile  # validate before writing
     write_models(defaults.path, chosen)
@@ -68,11 +68,11 @@ def download_models(names: Sequence[str], draft: str | None) -> int:
         raise ModelError(f"{unreachable[0]}: cannot be fetched without the hub; its config is in the cache already")
     for name in wanted:
         print_note(f"fetching {name}")
-        print(f"{name}\t{_fetched(name)}", flush=True)
+        print(f"{name}\t{_download(name)}", flush=True)
     return 0
 
 
-def _fetched(name: str) -> str:
+def _download(name: str) -> str:
     """Download a model, with bars if standard error is a terminal, and return its folder in the cache."""
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -92,7 +92,7 @@ def _fetched(name: str) -> str:
         raise ModelError(f"{name}: cannot be fetched: {reason}", hint="run the same command again to resume") from None
 
 
-def _place(name: str) -> str:
+def _resolve_name(name: str) -> str:
     """Return a hub id unchanged, and a folder as an absolute path.
 
     Raises:

@@ -41,7 +41,7 @@ class Destination:
     parts: str | None = None
     several: bool = False
 
-    def looked_at(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
+    def open_journal(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
         """Open the journaled output read-only; None if the destination has no journal.
 
         Raises:
@@ -102,7 +102,7 @@ def plan_destinations(
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
-        if request.output == "-" or (request.output is None and not _into_files(request, form)):
+        if request.output == "-" or (request.output is None and not _is_per_clip(request, form)):
             if form == "parquet":
                 raise UsageError("--format parquet needs a file", hint="-o FILE.parquet or --output-dir DIR")
             if any(place.path is None for place in destinations):
@@ -208,7 +208,7 @@ def open_output(
 
     order = entries if request.ordered else None
 
-    def opened(place: Destination) -> Output:
+    def open_destination(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
         if place.parts is not None:
             return PartOutput(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
@@ -230,11 +230,11 @@ def open_output(
     with ExitStack() as undo:
         outputs: list[Output] = []
         for place in destinations:
-            outputs.append(opened(place))
+            outputs.append(open_destination(place))
             undo.callback(outputs[-1].close, (), complete=False)
         undo.pop_all()
     return outputs[0] if len(outputs) == 1 else CombinedOutput(outputs)
 
 
-def _into_files(request: CaptionArguments, form: str) -> bool:
+def _is_per_clip(request: CaptionArguments, form: str) -> bool:
     return request.output_dir is not None or request.name is not None or form in PER_CLIP

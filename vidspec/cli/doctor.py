@@ -24,7 +24,7 @@ __all__ = ["MachineReport", "MissingPackage", "device_memory", "doctor", "has_gp
 PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
 PACKAGES |= {"decord": False, "numpy": True, "pillow": True}
 #: Files that exist on Linux with a GPU that torch may support.
-GPUS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+GPU_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 REMEDIES = {"decord": "pip install decord (PyAV decodes everything in the meantime)"}
 
 
@@ -97,11 +97,11 @@ def inspect() -> MachineReport:
     for name, needed in PACKAGES.items():
         if found.packages[name] is None:
             found.missing.append(MissingPackage(name, REMEDIES.get(name, f"pip install {name}"), needed))
-    if _imported("torch", found) is not None:
+    if _import_package("torch", found) is not None:
         found.devices = _devices()
         found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
         found.language_models = _language_models()
-    found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
+    found.decoders = [name for name in ("decord", "av") if _import_package(name, found) is not None]
     if "av" in found.decoders:
         from vidspec.video.decode_hardware import DEVICES, refusal_reason
 
@@ -123,7 +123,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _imported(name: str, found: MachineReport) -> ModuleType | None:
+def _import_package(name: str, found: MachineReport) -> ModuleType | None:
     """Import a module; None if absent or broken. A broken one is added to ``found.missing``."""
     try:
         if find_spec(name) is None:
@@ -210,7 +210,9 @@ def device_memory() -> int | None:
 
 def has_gpu() -> bool:
     """Return True if torch may run models on a GPU; on Linux without one torch is not imported."""
-    if sys.platform == "linux" and not (any(Path(one).exists() for one in GPUS) or "+xpu" in (_version("torch") or "")):
+    if sys.platform == "linux" and not (
+        any(Path(one).exists() for one in GPU_FILES) or "+xpu" in (_version("torch") or "")
+    ):
         return False
     from vidspec.engine.device import default_device_type
 

@@ -46,7 +46,7 @@ def run_dry(
     from vidspec.dataset.outputs import CombinedOutput
     from vidspec.dataset.writers import StdoutLines
 
-    journals = [output for place in destinations if (output := place.looked_at(request, label)) is not None]
+    journals = [output for place in destinations if (output := place.open_journal(request, label)) is not None]
     looked = CombinedOutput(journals)
     planned = plan_run(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
@@ -66,12 +66,14 @@ def run_dry(
     profile = settings.profile
     models = profile["models"]
     named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
-    about = f"{named}, profile {profile['name']}; {_where(destinations)}"
+    about = f"{named}, profile {profile['name']}; {_destinations_text(destinations)}"
     print_note(f"dry run: nothing is loaded or written; {about}")
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
-    counts = [f"{len(left)} to caption ({format_duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
+    counts = [
+        f"{len(left)} to caption ({format_duration(sum(one.seconds for one in left))} of video{_segments_text(left)})"
+    ]
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
@@ -107,7 +109,7 @@ def _end(entry: Job) -> str:
     return "end" if entry.end is None else f"{entry.end:g}"
 
 
-def _parts(left: Sequence[PlannedClip]) -> str:
+def _segments_text(left: Sequence[PlannedClip]) -> str:
     parts = [one.parts for one in left]
     if None in parts:
         return ", in scenes"
@@ -115,7 +117,7 @@ def _parts(left: Sequence[PlannedClip]) -> str:
     return f", {count} segments" if count > len(left) else ""
 
 
-def _where(destinations: Sequence[Destination]) -> str:
+def _destinations_text(destinations: Sequence[Destination]) -> str:
     places = []
     for one in destinations:
         if one.names:

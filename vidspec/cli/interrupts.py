@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 __all__ = ["CommandEnding", "Terminated", "defer_interrupt", "ending_of", "raise_on_signals"]
 
 #: Seconds until a signal is sent again whose exception Python swallowed, such as in a finaliser.
-AGAIN = 0.02
+RESEND_DELAY = 0.02
 
 
 class CommandEnding(NamedTuple):
@@ -64,7 +64,7 @@ def raise_on_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
-        signal.signal(number, _terminated)
+        signal.signal(number, _raise_terminated)
     hook = sys.unraisablehook
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
@@ -74,8 +74,8 @@ def raise_on_signals() -> Iterator[None]:
         number: int = signal.SIGINT
         if isinstance(unraisable.exc_value, Terminated):
             number = unraisable.exc_value.number
-            signal.signal(number, _terminated)
-        timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))  # after the finaliser
+            signal.signal(number, _raise_terminated)
+        timer = threading.Timer(RESEND_DELAY, os.kill, (os.getpid(), number))  # after the finaliser
         timer.daemon = True
         timer.start()
 
@@ -113,7 +113,7 @@ def defer_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
-def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
+def _raise_terminated(number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     if number != signal.SIGTERM:
         _leave_terminal()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "TraceCollector"]
 
 #: Seconds between progress lines without a terminal.
-USUAL = 60.0
+PROGRESS_INTERVAL = 60.0
 
 
 class OutcomeLines(ResultListener):
@@ -122,18 +122,18 @@ class ProgressNotes(ResultListener):
 
     def __init__(self, every: str | None, *, several: bool, quiet: bool) -> None:
         self.clips: int | None = None
-        self.seconds: float | None = USUAL if several and not quiet else None
+        self.seconds: float | None = PROGRESS_INTERVAL if several and not quiet else None
         if every is not None:
             self.clips, self.seconds = parse_interval(every)
         self._last = time.monotonic()
-        self._noted = 0
+        self._reported = 0
 
     def result(self, outcome: JobResult, tally: Tally) -> None:
         now, done = time.monotonic(), tally.captioned + tally.failed
-        by_count = self.clips is not None and done - self._noted >= self.clips
+        by_count = self.clips is not None and done - self._reported >= self.clips
         by_time = self.seconds is not None and now - self._last >= self.seconds
         if by_count or by_time:
-            self._last, self._noted = now, done
+            self._last, self._reported = now, done
             print_note(progress(tally))
 
 

@@ -85,7 +85,7 @@ def models(
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: unexpected argument", hint="vidspec models [use|get] NAME")
     if verb:
-        return _checkpoint(verb, draft, load, weights, form)
+        return _print_checkpoint(verb, draft, load, weights, form)
     if draft is not None:
         raise UsageError("--draft needs the name of a target", hint="vidspec models TARGET --draft DRAFT")
     if weights is not None:
@@ -99,7 +99,7 @@ def models(
     return 0
 
 
-def _checkpoint(
+def _print_checkpoint(
     name: str, draft: str | None, load: MemoryWorkload, weights: Literal["int8", "int4"] | None, form: TextOrJson
 ) -> int:
     """Inspect a checkpoint and print the findings; returns the exit code."""
@@ -113,7 +113,7 @@ def _checkpoint(
         published = list(named)
         if error.kind not in ("missing", "connection") or not published or weights is not None:
             raise
-        return _published(name, published, form)
+        return _print_published(name, published, form)
     if form == "json":
         print_json(found.to_dict())
     else:
@@ -123,7 +123,7 @@ def _checkpoint(
     return 3 if refused or not found.fits else 0
 
 
-def _published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
+def _print_published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
     """Print the published pairs of a model whose config is not available; returns the exit code."""
     fits = [row.fits for row in rows]
     if form == "json":
@@ -213,11 +213,11 @@ def _gib(count: int | None) -> str:
 
 
 #: Terminal columns needed for the table; a narrower terminal gets a few lines per pair.
-ROOMY = 166
+TABLE_COLUMNS = 166
 HEADINGS = ("target", "draft", "visual tokens", "GiB", "licences", "cached", "remarks", "fits")
 
 
-def _choice(found: list[PairRow]) -> Iterator[str]:
+def _choice_lines(found: list[PairRow]) -> Iterator[str]:
     """Yield lines that name the default models and the recommended ones."""
     from vidspec.config.user_config import read_config
 
@@ -238,10 +238,10 @@ def _print_pairs(found: list[PairRow], title: str) -> None:
     if not console.is_terminal:
         print_rows(rows)
         return
-    for line in _choice(found):
+    for line in _choice_lines(found):
         console.print(Text(line))
     title = f"{title}; GiB = target + draft + KV caches"
-    if console.width < ROOMY:
+    if console.width < TABLE_COLUMNS:
         console.print(Text(title, style="italic"))
         for target, alike in groupby(rows, key=lambda row: row[0]):
             console.print(Text(f"\n{target}", style="bold"), soft_wrap=True)

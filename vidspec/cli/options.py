@@ -46,12 +46,12 @@ def profile_names(incomplete: str) -> list[tuple[str, str]]:
     """Complete names of profiles, with descriptions."""
     from vidspec.config.profiles import available
 
-    return _completed(incomplete, ((info.name, info.about) for info in available()))
+    return _matching(incomplete, ((info.name, info.about) for info in available()))
 
 
 def pair_names(incomplete: str) -> list[tuple[str, str]]:
     """Complete built-in pairs, with descriptions."""
-    return _completed(incomplete, BUILT_IN.items())
+    return _matching(incomplete, BUILT_IN.items())
 
 
 def format_names(incomplete: str) -> list[str]:
@@ -65,17 +65,17 @@ def target_names(incomplete: str) -> list[tuple[str, str]]:
     from vidspec.models.known_pairs import known_pairs, listed_draft
 
     names = dict.fromkeys(pair.target.name for pair in known_pairs())
-    return _completed(incomplete, ((name, f"draft: {listed_draft(name) or 'itself'}") for name in names))
+    return _matching(incomplete, ((name, f"draft: {listed_draft(name) or 'itself'}") for name in names))
 
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
     """Complete names of prompts, with their text."""
     from vidspec.config.prompts import STYLES
 
-    return _completed(incomplete, STYLES.items())
+    return _matching(incomplete, STYLES.items())
 
 
-def _completed(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _matching(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [choice for choice in choices if choice[0].startswith(incomplete)]
 
 

@@ -75,21 +75,21 @@ def _records(sources: list[Path]) -> list[dict[str, Any]]:
     for source in sources:
         found = [source] if not source.is_dir() else sorted(source.rglob("*.jsonl")) + sorted(source.rglob("*.json"))
         for file in found:
-            if (records := _document(file)) is not None:
+            if (records := _read_document(file)) is not None:
                 whole += records
             elif source is file or file.suffix == ".jsonl":
                 lines.append(file)
     merged = merge_records(lines).records
-    known = {_captioning(record) for record in merged}  # a clip's record is also in the journal next to its file
-    return [*merged, *(record for record in whole if _captioning(record) not in known)]
+    known = {_captioning_key(record) for record in merged}  # a clip's record is also in the journal next to its file
+    return [*merged, *(record for record in whole if _captioning_key(record) not in known)]
 
 
-def _captioning(record: dict[str, Any]) -> tuple[Any, ...]:
+def _captioning_key(record: dict[str, Any]) -> tuple[Any, ...]:
     job = record.get("job") or {}
     return (job.get("clip", record["path"]), job.get("settings"), job.get("segment"))
 
 
-def _document(file: Path) -> list[dict[str, Any]] | None:
+def _read_document(file: Path) -> list[dict[str, Any]] | None:
     """Read the records of one clip, a document written with ``--output-dir --format json``; None if it is none."""
     if file.suffix != ".json" or not file.is_file():
         return None

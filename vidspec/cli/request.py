@@ -229,11 +229,11 @@ def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[For
     if wrong := [name for name in forms if name not in FORMATS]:
         raise UsageError(f"{origin}: must be one of {', '.join(FORMATS)}, not {wrong[0]!r}")
     if "parquet" in forms:
-        _installed("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
+        _require_package("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
     return cast("tuple[Format, ...]", forms)
 
 
-def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> None:
+def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:
     """Refuse an option whose optional package is missing before any model is loaded."""
     for module in modules:
         if find_spec(module) is None:
@@ -266,15 +266,15 @@ def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobCo
     _check_av()
     video = profile.video.arguments
     if request.segment == "scenes":
-        _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
+        _require_package("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
     if video["decoder"] == "decord":
-        _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+        _require_package("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
     if video["decoder"] not in ("auto", "av", "decord"):
         from vidspec.video.decode_hardware import HardwareDecoder
 
         HardwareDecoder(video["decoder"])  # raises if unavailable
     if request.engine == "ray":
-        _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
+        _require_package("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     measured = request.baseline or (request.verify and total == 1)  # for a single clip it takes no longer
     several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)
     return JobConfig(

@@ -96,7 +96,9 @@ class ProfileStore:
             if of is None or of.source in ("", "user", source):
                 files = [file for file in all_files if file.stem == word]
                 files = files or [file for file in all_files if contains_word(file, word)]
-                entries = [entry for file in files for entry in self._in(file, source).values() if entry is not of]
+                entries = [
+                    entry for file in files for entry in self._read_entries(file, source).values() if entry is not of
+                ]
                 for entry in sorted(entries, key=lambda one: one.name != one.path.stem):
                     found.setdefault(entry.name, entry)
         return found
@@ -117,11 +119,11 @@ class ProfileStore:
             path = (of.path.parent / file[0]).resolve() if of else file[0]
             if not path.is_file():
                 raise ProfileError(f"{key}{name_or_path}: there is no such profile file", hint=of and hint)
-            held, name = self._in(path, ""), file[1] or path.stem
+            held, name = self._read_entries(path, ""), file[1] or path.stem
             if (own := held[path.stem]).error is not None:
                 return own
         else:
-            name, near = name_or_path, self._in(of.path, of.source) if of else {}
+            name, near = name_or_path, self._read_entries(of.path, of.source) if of else {}
             held = near if near.get(name, of) is not of else self.all(name, of)
         if name not in held:
             close = nearest(name, held if file else self.all())
@@ -129,7 +131,7 @@ class ProfileStore:
             raise ProfileError(f"{key}no profile is called {name!r}{meant}", hint=hint)
         return held[name]
 
-    def _in(self, path: Path, source: str) -> dict[str, ProfileEntry]:
+    def _read_entries(self, path: Path, source: str) -> dict[str, ProfileEntry]:
         """Return the profiles in a file, by name."""
         if path not in self._read:
             held: dict[str, ProfileEntry] = {}

@@ -13,7 +13,7 @@ __all__ = ["DRAFT", "load", "parse", "split"]
 
 #: The label of the draft model by itself. It is not a profile, and only research measures it.
 DRAFT = "draft"
-_SUCH_AS = "such as fly+accept.window=2+accept.theta=0.1"
+_EXAMPLE = "such as fly+accept.window=2+accept.theta=0.1"
 
 
 def parse(label: str) -> tuple[str, dict[str, str]]:
@@ -31,15 +31,15 @@ def parse(label: str) -> tuple[str, dict[str, str]]:
         UsageError: no profile, an override that is not ``KEY=VALUE``, or a repeated key.
     """
     parts = label.split("+")
-    cut = next((cut for cut in range(len(parts), 1, -1) if _holds_a_plus("+".join(parts[:cut]))), 1)
+    cut = next((cut for cut in range(len(parts), 1, -1) if _exists_with_plus("+".join(parts[:cut]))), 1)
     name, overrides = "+".join(parts[:cut]).strip(), dict[str, str]()
     if not name:
-        raise UsageError(f"{label}: names no profile", hint=_SUCH_AS)
+        raise UsageError(f"{label}: names no profile", hint=_EXAMPLE)
     for setting in parts[cut:]:
         try:
             key, value = profiles.parse_setting(setting)
         except ValueError:
-            raise UsageError(f"{label}: {setting or 'nothing'} is not KEY=VALUE", hint=_SUCH_AS) from None
+            raise UsageError(f"{label}: {setting or 'nothing'} is not KEY=VALUE", hint=_EXAMPLE) from None
         if key in overrides:
             raise UsageError(f"{label}: {key} is set twice")
         overrides[key] = value
@@ -69,6 +69,6 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _holds_a_plus(name: str) -> bool:
+def _exists_with_plus(name: str) -> bool:
     """Return True if a text with ``+`` is the name of one profile or file."""
     return profiles.exists(name.strip()) if named_file(name) else "=" not in name and profiles.exists(name.strip())

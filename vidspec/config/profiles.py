@@ -80,12 +80,12 @@ class ProfileInfo(NamedTuple):
 
 def available() -> list[ProfileInfo]:
     """Return all profiles, recommended ones first. An unreadable one is listed with its error."""
-    shelf, found = ProfileStore(), []
-    for name, entry in shelf.all().items():
+    store, found = ProfileStore(), []
+    for name, entry in store.all().items():
         about, kind = str(entry.keys.get("about") or ""), "exact"
         try:
-            layers = [layer for _, layer in _layers_of(shelf.chain(entry))]
-            kind = _kind({key: value for key, (value, _) in _merged(layers).items()})
+            layers = [layer for _, layer in _layers_of(store.chain(entry))]
+            kind = _kind({key: value for key, (value, _) in _merge_keys(layers).items()})
         except ProfileError as error:
             about = f"unreadable: {error.message}"
         if kind in ("loose", "lossy") and "not lossless" not in about.lower():
@@ -189,7 +189,7 @@ def _layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
         if entry is not chain[-1]:  # name and description are not inherited
             keys = {key: value for key, value in keys.items() if key not in ("name", "about")}
         if "plugins" in keys:
-            keys["plugins"] = _beside(entry.path, keys["plugins"])
+            keys["plugins"] = _resolve_plugins(entry.path, keys["plugins"])
             if isinstance(keys["plugins"], list):
                 keys["plugins"] = plugins = [*plugins, *keys["plugins"]]
         layers.append((entry.source, _layer(keys, entry.origin)))
@@ -227,19 +227,19 @@ def merge_layers(*layers: ProfileLayer) -> tuple[Profile, dict[str, str]]:
     Raises:
         ProfileError: an unknown key, a wrong value or an impossible combination.
     """
-    merged = _merged(layers)
+    merged = _merge_keys(layers)
     origins = {key: origin for key, (_, origin) in merged.items()}
     for key, origin in origins.items():
         if key not in KEYS:
             raise ProfileError(f"{key}: {unknown(key)}", hint=_set_by(origin))
     try:
-        return Profile.model_validate(_nested({key: value for key, (value, _) in merged.items()})), origins
+        return Profile.model_validate(_nest_keys({key: value for key, (value, _) in merged.items()})), origins
     except ValidationError as error:
         key, message = describe_error(error)
         raise ProfileError(message, hint=_set_by(origins.get(key))) from None
 
 
-def _merged(layers: Iterable[ProfileLayer]) -> ProfileLayer:
+def _merge_keys(layers: Iterable[ProfileLayer]) -> ProfileLayer:
     """Merge layers by key, the last one wins; a layer drops earlier keys that it excludes."""
     merged: ProfileLayer = {}
     for layer in layers:
@@ -267,7 +267,7 @@ def _set_by(origin: str | None) -> str | None:
     return f"set by {origin}" if origin else None
 
 
-def _beside(profile: Path, plugins: object) -> object:
+def _resolve_plugins(profile: Path, plugins: object) -> object:
     """Resolve plugin files relative to the folder of the profile's file."""
     if isinstance(plugins, str):
         plugins = [plugins]
@@ -291,7 +291,7 @@ def _layer(data: Mapping[str, object], origin: str = "") -> ProfileLayer:
     return {key: (value, origin) for key, value in flatten_keys(data).items()}
 
 
-def _nested(flat: Mapping[str, object]) -> dict[str, object]:
+def _nest_keys(flat: Mapping[str, object]) -> dict[str, object]:
     sections: dict[str, dict[str, object]] = {}
     for key, value in flat.items():
         section, _, inner = key.partition(".")

@@ -54,7 +54,7 @@ def _name(name: str) -> str:
     return name
 
 
-def _loaded(files: tuple[str, ...]) -> tuple[str, ...]:
+def _load_plugins(files: tuple[str, ...]) -> tuple[str, ...]:
     for file in files:
         load_plugin(file)
     return files
@@ -68,7 +68,9 @@ class Profile(Section):
 
     name: Annotated[str, AfterValidator(_name)] = Field(min_length=1)
     about: str = ""
-    plugins: Annotated[tuple[str, ...], BeforeValidator(_absolute), AfterValidator(_loaded)] = ()  # before the names
+    plugins: Annotated[
+        tuple[str, ...], BeforeValidator(_absolute), AfterValidator(_load_plugins)
+    ] = ()  # before the names
     models: ModelsSection = Field(default_factory=lambda: ModelsSection())
     video: VideoSection = Field(default_factory=lambda: VideoSection())
     draft: DraftSection = Field(default_factory=lambda: DraftSection())
@@ -82,7 +84,7 @@ class Profile(Section):
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Load the plugins again in another process."""
         super().__setstate__(state)
-        _loaded(self.plugins)
+        _load_plugins(self.plugins)
 
     @model_validator(mode="before")
     @classmethod
@@ -185,7 +187,7 @@ class Profile(Section):
         return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
-    def _paired(self) -> Profile:
+    def _add_listed_draft(self) -> Profile:
         """Fill in the draft that ``vidspec models`` lists first for the target, if one is needed and not named."""
         models = self.models
         if not self.drafts_with_a_model or models.target is None or models.draft is not None:

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-def _named(registry: Registry[Any]) -> Callable[[str], str]:
+def _validate_name(registry: Registry[Any]) -> Callable[[str], str]:
     def check(name: str) -> str:
         if name not in registry.names():
             raise PydanticCustomError("name", "{complaint}", {"complaint": registry.complaint(name)})
@@ -181,8 +181,8 @@ class ModelsSection(Section):
                 "models.target", "is needed with models.draft", "name a target, or models.pair: embedded"
             )
         if unnamed and profile.drafts_with_a_model and self.target is not None:
-            if (doubt := find_target_problem(self.target)) is not None:
-                yield OptionConflict("models.target", doubt.what, doubt.instead)
+            if (problem := find_target_problem(self.target)) is not None:
+                yield OptionConflict("models.target", problem.what, problem.instead)
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
             yield OptionConflict("models.draft", f"is needed with draft.kind {kind}", instead)
         if unnamed and profile.names_a_head:
@@ -254,14 +254,14 @@ class DraftSection(PartSection):
     and in the sections of other parts, are parameters of the parts' constructors.
     """
 
-    kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
+    kind: Annotated[str, AfterValidator(_validate_name(drafters))] = "none"
     topology: Literal["chain", "tree", "adaptive"] = "chain"
     gamma: Annotated[int | Literal["auto"], BeforeValidator(values.gamma)] = 5
     tree: Annotated[str, AfterValidator(values.tree)] = TREE
     precision: Literal["auto", "as-target", "int8", "int4"] = "auto"
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
-        drafter, kind, beside = profile.drafter, self.kind, profile.concurrent
+        drafter, kind, concurrent = profile.drafter, self.kind, profile.concurrent
         if drafter is not None and self.topology != "chain" and not drafter.trees:
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
             yield OptionConflict("draft.topology", reason, "draft.topology: chain")
@@ -269,10 +269,10 @@ class DraftSection(PartSection):
             found = f"those of {kind} by the matches that it finds"
             reason = f"adaptive trees grow by the probabilities of a model, and {found}"
             yield OptionConflict("draft.topology", reason, "draft.topology: tree")
-        if beside and self.topology != "chain":
+        if concurrent and self.topology != "chain":
             instead = "draft.topology: chain, or schedule.kind: sequential"
             yield OptionConflict("draft.topology", "the parallel schedule drafts a chain", instead)
-        if beside and drafter is not None and not drafter.remote:
+        if concurrent and drafter is not None and not drafter.remote:
             reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
             yield OptionConflict("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
@@ -295,7 +295,7 @@ class PruneSection(PartSection):
     pruned; wait for others.
     """
 
-    method: Annotated[str, AfterValidator(_named(pruners))] = "none"
+    method: Annotated[str, AfterValidator(_validate_name(pruners))] = "none"
     alpha: float = Field(default=0.9, ge=0, le=0.99, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, le=SEED)
     positions: Literal["original", "compact"] = "original"
@@ -333,7 +333,7 @@ class ScheduleSection(Section):
     (HIPPO).
     """
 
-    kind: Annotated[str, AfterValidator(_named(schedules))] = "autoregressive"
+    kind: Annotated[str, AfterValidator(_validate_name(schedules))] = "autoregressive"
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 
@@ -370,7 +370,7 @@ class AcceptSection(PartSection):
     ``protect`` names words, and the classes ``numbers`` and ``negations``, that lossy rules verify exactly.
     """
 
-    rule: Annotated[str, AfterValidator(_named(rules))] = "exact"
+    rule: Annotated[str, AfterValidator(_validate_name(rules))] = "exact"
     protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(values.words)] = ()
 
 
@@ -383,7 +383,7 @@ class LossySection(PartSection):
     method's own value.
     """
 
-    method: Annotated[str, AfterValidator(_named(lossy))] = "none"
+    method: Annotated[str, AfterValidator(_validate_name(lossy))] = "none"
     retention: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(values.shares)] = None
 

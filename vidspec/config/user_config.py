@@ -96,7 +96,7 @@ def read_config(path: Path | None = None) -> UserConfig:
     for key, value in own.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
-    return UserConfig(path, own["profile"], own["format"], _checked(path, data))
+    return UserConfig(path, own["profile"], own["format"], _check_keys(path, data))
 
 
 def with_models(defaults: UserConfig, chosen: Mapping[str, str]) -> UserConfig:
@@ -123,14 +123,16 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     data = yaml.safe_load(text) or {}
     models = {key: value for key, value in (data.get("models") or {}).items() if key not in CHOICE} | dict(chosen)
     expected = {key: value for key, value in data.items() if key != "models"} | ({"models": models} if models else {})
-    section = _dumped({"models": models}) if models else ""
+    section = _dump({"models": models}) if models else ""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     written = f"{text.rstrip()}\n{section}".lstrip("\n")
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == "models":
-            written = text[: key.start_mark.index] + section + text[_end(value) :].removeprefix("" if models else "\n")
-    if not _holds(written, expected):  # for one, braces around the whole file
-        written = _dumped(expected) if expected else ""
+            written = (
+                text[: key.start_mark.index] + section + text[_end_index(value) :].removeprefix("" if models else "\n")
+            )
+    if not _parses_to(written, expected):  # for one, braces around the whole file
+        written = _dump(expected) if expected else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,13 +140,13 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     write_whole(path.resolve(), written.rstrip() + "\n" if written.strip() else "")
 
 
-def _dumped(data: object) -> str:
+def _dump(data: object) -> str:
     import yaml
 
     return yaml.safe_dump(data, default_flow_style=None, sort_keys=False, allow_unicode=True, width=1 << 20).rstrip()
 
 
-def _holds(text: str, data: Mapping[str, object]) -> bool:
+def _parses_to(text: str, data: Mapping[str, object]) -> bool:
     import yaml
 
     try:
@@ -153,12 +155,12 @@ def _holds(text: str, data: Mapping[str, object]) -> bool:
         return False
 
 
-def _end(node: yaml.Node) -> int:
+def _end_index(node: yaml.Node) -> int:
     """Return the end of a node's text. PyYAML's end of a block includes the comments after it."""
     if getattr(node, "flow_style", True) or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
-    return _end(last[1] if isinstance(last, tuple) else last)
+    return _end_index(last[1] if isinstance(last, tuple) else last)
 
 
 def resolve(
@@ -198,7 +200,7 @@ def resolve(
     return ResolvedProfile(profile, sources, named)
 
 
-def _checked(path: Path, data: Mapping[str, object]) -> dict[str, object]:
+def _check_keys(path: Path, data: Mapping[str, object]) -> dict[str, object]:
     """Return the dotted keys of a config.
 
     Raises:

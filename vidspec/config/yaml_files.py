@@ -18,7 +18,7 @@ LONGEST, DEEPEST = 256 << 10, 32
 REPEATED = 80
 
 
-class _Repeated(yaml.MarkedYAMLError):
+class _RepeatedKeyError(yaml.MarkedYAMLError):
     """Error: a key is set twice in one mapping. YAML would keep the last."""
 
 
@@ -29,10 +29,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise self._refused("aliases are not supported; write the value again")
+            raise self._error("aliases are not supported; write the value again")
         self.depth += 1
         if self.depth > DEEPEST:
-            raise self._refused(f"nested more than {DEEPEST} deep")
+            raise self._error(f"nested more than {DEEPEST} deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -42,11 +42,11 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
             if key is not None and key in seen:
-                raise _Repeated(problem=f"{key_node.value}: is set twice", problem_mark=key_node.start_mark)
+                raise _RepeatedKeyError(problem=f"{key_node.value}: is set twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def _refused(self, problem: str) -> yaml.MarkedYAMLError:
+    def _error(self, problem: str) -> yaml.MarkedYAMLError:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
@@ -71,7 +71,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     except yaml.YAMLError as why:
         mark = getattr(why, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        if isinstance(why, _Repeated):
+        if isinstance(why, _RepeatedKeyError):
             raise error(f"{path}:{where} {why.problem}", hint="YAML keeps the last; leave one out") from None
         raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
     except ValueError as why:  # a date with a 13th month, a number of thousands of digits
@@ -93,12 +93,12 @@ def describe_error(error: ValidationError) -> tuple[str, str]:
     if first["type"] == "combination":
         return "", first["msg"]
     key = ".".join(str(part) for part in first["loc"])
-    given = "" if first["type"] in ("name", "missing") else f", not {_quoted(first['input'])}"
+    given = "" if first["type"] in ("name", "missing") else f", not {_shortened_repr(first['input'])}"
     text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
     return key, f"{key}: {text[:1].lower()}{text[1:]}{given}"
 
 
-def _quoted(value: object) -> str:
+def _shortened_repr(value: object) -> str:
     """Return the repr of a value, shortened to :data:`REPEATED` characters."""
     try:
         text = repr(value)

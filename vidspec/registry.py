@@ -308,16 +308,19 @@ def options_of(part: Callable[..., object], *given: str) -> type[PartOptions]:
 
 def _parameters(part: Callable[..., object], given: Iterable[str]) -> dict[str, tuple[Any, Any]]:
     """Return type and default of each parameter of a constructor, as :func:`pydantic.create_model` takes them."""
-    made = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
-    taken = {name: one for name, one in inspect.signature(part).parameters.items() if name not in given}
+    constructor = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
+    options = {name: parameter for name, parameter in inspect.signature(part).parameters.items() if name not in given}
     hints = get_type_hints(
-        SimpleNamespace(__annotations__={name: one.annotation for name, one in taken.items()}),
-        getattr(made, "__globals__", {}),
+        SimpleNamespace(__annotations__={name: parameter.annotation for name, parameter in options.items()}),
+        getattr(constructor, "__globals__", {}),
         include_extras=True,
     )
     return {
-        name: (Any if one.annotation is one.empty else hints[name], ... if one.default is one.empty else one.default)
-        for name, one in taken.items()
+        name: (
+            Any if parameter.annotation is parameter.empty else hints[name],
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for name, parameter in options.items()
     }
 
 

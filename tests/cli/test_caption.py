@@ -454,7 +454,7 @@ def test_a_clip_that_is_done_again_is_said(vidspec, monkeypatch, quiet):
     monkeypatch.setattr(FakeCaptioner, "stream", stream)
     ran = vidspec("caption", "good.mp4", *["--quiet"] * quiet)
     assert (ran.code, ran.out) == (0, TEXT + "\n")
-    said = "note: good.mp4: the draft worker failed: exit code -9; the clip is done again" in ran.err
+    said = "note: good.mp4: the draft worker failed: exit code -9; the clip is captioned again" in ran.err
     assert said != quiet
 
 

@@ -216,7 +216,7 @@ def test_doctor(vidspec, monkeypatch):
         (
             2,
             {"DRAFT__KIND": "none", "DRAFT__GAMMA": "5", "SCHEDULE__KIND": "autoregressive"},
-            "target and draft cuda:0: the draft is no model of its own",
+            "target and draft cuda:0: the draft is not a separate model",
         ),
         (2, {"MODELS__DEVICE_MAP": "auto"}, "target split over all GPUs (models.device_map: auto), draft cuda:0"),
     ],

@@ -239,7 +239,7 @@ def _run(run: BulkRun) -> int:
         print_note(f"error: --report: {error}")
     if request.report is not None and run.page is None and not request.quiet:
         print_note(
-            f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}"
+            f"note: --report: no clip was left to caption; run `vidspec report` on the output, -o {request.report}"
         )
     return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
 
@@ -283,7 +283,7 @@ def _start_engine(
         for line in () if request.quiet else start.demo_notes(run.profile, run.prompts, command):
             print_note(line)
         if request.baseline and run.several and not request.quiet:
-            print_note("note: --baseline times each clip alone: --batch 1")
+            print_note("note: --baseline times each clip alone (--batch 1)")
         fetches = False if request.quiet else start.announce(run.profile, here=not elsewhere)
         if request.verbose:
             models, video = run.profile.models, run.profile.video

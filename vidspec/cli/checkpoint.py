@@ -45,7 +45,7 @@ DRAFTED, UNPRUNED, TEXT_ONLY, WITHOUT_DRAFT = (
 )
 
 
-REPLAYED = "passes of few tokens replayed as graphs; those of a head (eagle3, mtp) that drafts for it are not"
+REPLAYED = "passes of few tokens are replayed as graphs, except those of a head (eagle3, mtp)"
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class CheckpointReport:
         rows = [
             ("model", self.name),
             ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
-            ("sound", "read too; --no-audio leaves it out" if self.hears else ""),
+            ("sound", "audio input supported; --no-audio turns it off" if self.hears else ""),
             ("decoder", f"{self.decoder}: {self.why}"),
             ("on a GPU", REPLAYED if self.eager is None else f"all passes kernel by kernel: {self.eager}"),
             ("rollback", kept),
@@ -186,23 +186,23 @@ def inspect(
         DeviceError: its weights cannot be rounded.
     """
     load, blind = load or MemoryWorkload(), False
-    alone = _inspect_checkpoint(name, load, rounded)
+    report = _inspect_checkpoint(name, load, rounded)
     if draft is None:
-        drafts = [] if alone.text else _listed_drafts(name, alone.family, alone.parameters)
+        drafts = [] if report.text else _listed_drafts(name, report.family, report.parameters)
         unlike = {
             pair.draft
             for pair in known_pairs()
             if pair.target.name == name and "prune.method: none" in (pair.note or "")
         }
-        fits = tuple(_fit_of_listed(alone, one, unlike=one in unlike) for one in drafts)
+        fits = tuple(_fit_of_listed(report, one, unlike=one in unlike) for one in drafts)
     else:
-        named = _inspect_checkpoint(draft, load)
-        fits = (_fit_of_named(alone, named),)
-        blind = named.text
-    command = _command(name, fits, text=alone.text, states=bool(alone.refused), blind=blind)
+        draft_report = _inspect_checkpoint(draft, load)
+        fits = (_fit_of_named(report, draft_report),)
+        blind = draft_report.text
+    command = _command(name, fits, text=report.text, states=bool(report.refused), blind=blind)
     if rounded is not None:
         command += f" --set models.weights={rounded}"
-    return replace(alone, drafts=fits, command=command)
+    return replace(report, drafts=fits, command=command)
 
 
 def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
@@ -337,7 +337,7 @@ def _refusal_reason(target: CheckpointReport, vocabulary: int | None, total: int
 
 
 def _total_text(count: int | None) -> str:
-    return "its size is not known" if count is None else f"fits, {_gib(count)} together"
+    return "size unknown" if count is None else f"fits, {_gib(count)} together"
 
 
 def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: bool, blind: bool) -> str:

@@ -96,7 +96,7 @@ def plan_destinations(
         return [Destination(tuple(forms), parts=request.output_dir)]
     if any(is_url(name or "") for name in (request.output, request.output_dir)):
         message = f"{request.output or request.output_dir}: a URL is an output of shards only"
-        raise UsageError(message, hint="of .tar or .parquet files: --format parquet --output-dir URL")
+        raise UsageError(message, hint="caption .tar or .parquet files with --format parquet --output-dir URL")
     label = shard.label if shard else ""
     clips = [entry.path for entry in entries]
     destinations: list[Destination] = []

@@ -173,7 +173,7 @@ def _placement(gpus: int) -> str:
         return f"target {target}, draft cuda:1: there are {gpus} GPUs, and no device is named"
     if models.device != "auto" or workers.target or workers.draft or models.draft_device:
         return f"target {target}, draft {draft}: as named"
-    alone = "there is one GPU" if gpus == 1 else "the draft is no model of its own"
+    alone = "there is one GPU" if gpus == 1 else "the draft is not a separate model"
     if not gpus:
         alone = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
     return f"target and draft {first}: {alone}"
@@ -185,7 +185,7 @@ def _language_models() -> str:
     from vidspec.engine.matrix import choose_packing
 
     packed = "large weights packed on this CPU" if choose_packing(0, "auto") else "weights not packed on this CPU"
-    return f"fused for {', '.join(FAMILIES)} ({packed}); stock blocks of transformers else"
+    return f"fused for {', '.join(FAMILIES)} ({packed}); otherwise stock blocks of transformers"
 
 
 def model_cache() -> Path:

@@ -95,14 +95,14 @@ def run_dry(
     return int(bool(errors or found.unreadable))
 
 
-def _state(left: PlannedClip | None, entry: Job, looked: Output, settings: str) -> str:
+def _state(left: PlannedClip | None, entry: Job, journal: Output, settings: str) -> str:
     """Return the planned action for a clip, or its earlier result."""
     if left is not None:
         return "unreadable" if left.error else "caption"
-    parts = looked.parts(entry, settings)
+    parts = journal.parts(entry, settings)
     if any(stored.failed for stored in parts.values()):
         return "failed"
-    return "kept" if not parts and looked.leaves(entry) else "done"
+    return "kept" if not parts and journal.leaves(entry) else "done"
 
 
 def _end(entry: Job) -> str:
@@ -119,9 +119,13 @@ def _segments_text(left: Sequence[PlannedClip]) -> str:
 
 def _destinations_text(destinations: Sequence[Destination]) -> str:
     places = []
-    for one in destinations:
-        if one.names:
-            places.append(f"a file for each clip ({', '.join(one.forms)})")
+    for destination in destinations:
+        if destination.names:
+            places.append(f"a file for each clip ({', '.join(destination.forms)})")
         else:
-            places.append(f"into {one.path}" if one.path is not None else f"{one.forms[0]} to standard output")
+            places.append(
+                f"into {destination.path}"
+                if destination.path is not None
+                else f"{destination.forms[0]} to standard output"
+            )
     return ", ".join(places)

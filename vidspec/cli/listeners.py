@@ -68,7 +68,7 @@ class RestartNotes(ClipStates):
     def event(self, number: int, event: Event) -> None:
         super().event(number, event)
         if isinstance(event, Restarted):
-            print_note(f"note: {self.states[number].path}: {event.why}; the clip is done again")
+            print_note(f"note: {self.states[number].path}: {event.why}; the clip is captioned again")
 
     def end(self, number: int, caption: Caption) -> None:
         self.states.pop(number, None)

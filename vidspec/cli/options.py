@@ -350,9 +350,7 @@ class CaptionArguments:
         str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
     ] = None
     quiet: QuietOption = False
-    verbose: Annotated[bool, _output("--verbose", "-v", help="Also report what is loaded and where the time goes.")] = (
-        False
-    )
+    verbose: Annotated[bool, _output("--verbose", "-v", help="Also report loaded models and timings.")] = False
     no_live: Annotated[bool, _output("--no-live", help="Do not show the live panel.")] = False
 
     overwrite: Annotated[bool, _resume("--overwrite", help="Start over; the earlier output file becomes FILE~.")] = (
@@ -394,14 +392,15 @@ class CaptionArguments:
     ] = False
     trace: Annotated[Path | None, _check("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.")] = None
     heatmap: Annotated[
-        Path | None, _check("--heatmap", metavar="FILE.png", help="Draw which parts of the frames the draft sees.")
+        Path | None,
+        _check("--heatmap", metavar="FILE.png", help="Draw a heatmap of the parts of the frames that the draft sees."),
     ] = None
     report: Annotated[
         Path | None,
         _check(
             "--report",
             metavar="FILE.html",
-            help="Write a page that shows what the draft saw, which model wrote each token and where the time went.",
+            help="Write a page: visual tokens of the draft, the model that wrote each token, a timeline.",
         ),
     ] = None
     debug: DebugOption = False

@@ -87,7 +87,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
         shown = " ".join(untrained[0].split())
         notes.append(
             f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; their answer "
-            f"means nothing. They know {PROMPTS[0]!r} and similar prompts, and after it questions such as "
+            f"is meaningless. They know {PROMPTS[0]!r} and similar prompts, and follow-up questions such as "
             f"{QUESTIONS['count']!r}"
         )
     return notes

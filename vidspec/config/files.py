@@ -119,33 +119,33 @@ class ProfileStore:
             path = (of.path.parent / file[0]).resolve() if of else file[0]
             if not path.is_file():
                 raise ProfileError(f"{key}{name_or_path}: there is no such profile file", hint=of and hint)
-            held, name = self._read_entries(path, ""), file[1] or path.stem
-            if (own := held[path.stem]).error is not None:
+            candidates, name = self._read_entries(path, ""), file[1] or path.stem
+            if (own := candidates[path.stem]).error is not None:
                 return own
         else:
-            name, near = name_or_path, self._read_entries(of.path, of.source) if of else {}
-            held = near if near.get(name, of) is not of else self.all(name, of)
-        if name not in held:
-            close = nearest(name, held if file else self.all())
+            name, siblings = name_or_path, self._read_entries(of.path, of.source) if of else {}
+            candidates = siblings if siblings.get(name, of) is not of else self.all(name, of)
+        if name not in candidates:
+            close = nearest(name, candidates if file else self.all())
             meant = f"; did you mean {close}?" if close else ""
             raise ProfileError(f"{key}no profile is called {name!r}{meant}", hint=hint)
-        return held[name]
+        return candidates[name]
 
     def _read_entries(self, path: Path, source: str) -> dict[str, ProfileEntry]:
         """Return the profiles in a file, by name."""
         if path not in self._read:
-            held: dict[str, ProfileEntry] = {}
+            profiles: dict[str, ProfileEntry] = {}
             try:
                 data = read_yaml(path, ProfileError)
                 if not isinstance(data, dict):
                     raise ProfileError(f"{path}: a profile is a mapping of keys, not {type(data).__name__}")
                 for entry in _entries(path.stem, path, source, data):
-                    if entry.name in held:
+                    if entry.name in profiles:
                         raise ProfileError(f"{path}: two profiles are called {entry.name!r}")
-                    held[entry.name] = entry
+                    profiles[entry.name] = entry
             except ProfileError as error:
-                held = {path.stem: ProfileEntry(path.stem, path, source, error=error)}
-            self._read[path] = held
+                profiles = {path.stem: ProfileEntry(path.stem, path, source, error=error)}
+            self._read[path] = profiles
         return self._read[path]
 
 

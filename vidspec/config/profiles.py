@@ -245,7 +245,7 @@ def _merge_keys(layers: Iterable[ProfileLayer]) -> ProfileLayer:
     for layer in layers:
         given = {key for key, (value, _) in layer.items() if value is not None}
         pairs = [pair for sides in RIVALS for pair in (sides, sides[::-1])]
-        dropped = {key for these, others in pairs if not given.isdisjoint(these) for key in others}
+        dropped = {key for group, rivals in pairs if not given.isdisjoint(group) for key in rivals}
         if "prune.method" in layer and "none" in (layer["prune.method"][0], merged.get("prune.method", ("none",))[0]):
             dropped.add("prune.alpha")  # an alpha belongs to its method: 0 without one
         dropped |= {
@@ -314,8 +314,8 @@ KEYS = frozenset(
 #: Keys of earlier versions, and the reason for their removal.
 _GONE = {
     "models.attention": (
-        "can no longer be chosen: all passes run vidspec's own attention, on torch's flash kernels where there are "
-        "any; the kernels of transformers know no windows of several sequences. Leave it out"
+        "was removed: all passes run vidspec's own attention, on torch's flash kernels if available; the kernels of "
+        "transformers do not support windows of several sequences. Leave it out"
     )
 }
 

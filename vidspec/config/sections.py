@@ -165,7 +165,7 @@ class ModelsSection(Section):
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         kind, unnamed = profile.draft.kind, self.target is not None and self.draft is None
         if self.captioner is not None and not profile.describes:
-            reason = "has no effect without an ensemble's context caption"
+            reason = "has no effect unless draft.contexts has caption"
             yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
         if self.pair is not None and (self.target is not None or self.draft is not None):
             reason = "excludes models.target and models.draft"
@@ -266,8 +266,7 @@ class DraftSection(PartSection):
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
             yield OptionConflict("draft.topology", reason, "draft.topology: chain")
         if self.topology == "adaptive" and profile.drafts_for_free:
-            found = f"those of {kind} by the matches that it finds"
-            reason = f"adaptive trees grow by the probabilities of a model, and {found}"
+            reason = f"adaptive trees grow by the probabilities of a model, and trees of {kind} by matches in the text"
             yield OptionConflict("draft.topology", reason, "draft.topology: tree")
         if concurrent and self.topology != "chain":
             instead = "draft.topology: chain, or schedule.kind: sequential"
@@ -276,10 +275,10 @@ class DraftSection(PartSection):
             reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
             yield OptionConflict("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
-            reason = "auto measures chains, and draft.topology is tree"
+            reason = "auto applies to chains, and draft.topology is tree"
             yield OptionConflict("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
         if self.precision in ("int8", "int4") and not (profile.drafts_with_a_model or profile.drafts_with_the_target):
-            reason = f"{self.precision} is of the weights of a model that drafts, and draft.kind is {kind}"
+            reason = f"{self.precision} applies to the weights of a model that drafts, and draft.kind is {kind}"
             yield OptionConflict("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
         if self.gamma == "auto" and drafter is None:
             yield OptionConflict("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")

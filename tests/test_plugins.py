@@ -244,5 +244,5 @@ def test_keys_of_a_section_stay_there():
 def test_what_is_no_drafter(folder):
     (folder / "mine.py").write_text(MINE.replace("pruners", "drafters"))
     (folder / "mine.yaml").write_text("plugins: mine.py\ndraft: {kind: mine}\nschedule: {kind: sequential}\n")
-    with pytest.raises(ProfileError, match=r"draft\.kind: the drafter mine does not say its model \(see vidspec"):
+    with pytest.raises(ProfileError, match=r"draft\.kind: the drafter mine has no attribute model \(see vidspec"):
         profiles.load("own/mine.yaml", env={})

@@ -1,6 +1,6 @@
-"""vidspec: caption video with large video-language models, several times faster, without losing a token.
+"""Video captioning with large video-language models, accelerated by lossless speculative decoding.
 
-``Captioner.from_profile("vanilla-sd").caption("clip.mp4")`` is the whole library in one line; ``stream`` yields events.
+``Captioner.from_profile("vanilla-sd").caption("clip.mp4")`` captions a clip; ``stream`` yields events.
 Importing the package loads neither torch nor transformers; the first use of :class:`Captioner` does.
 """
 

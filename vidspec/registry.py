@@ -1,14 +1,14 @@
-"""Which methods exist for each part, by name, found without importing them; no torch here.
+"""Registries of methods by part and name, which list names without importing the methods. No torch.
 
 A method is one module whose file name is the name it registers: ``vidspec/pruning/uniform.py`` holds
-``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Packages of others add methods
-through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files that
-hold more (:func:`load_plugin`), and a running process may register more itself.
+``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Other packages add methods
+through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files with
+more methods (:func:`load_plugin`), and a running process may register its own.
 
-A method says of itself what others must know, on its class: the protocols here. Its options are the typed parameters
-of its constructor, of which :func:`options_of` makes a model; those of vidspec's own methods that are marked
-:func:`key` are keys of the profile's section too. What a method refuses of a profile, its ``check`` says
-(:func:`option_conflicts`). Modules of vidspec's own methods import no torch, so that a profile is checked without it.
+A method's class has the attributes of its part's protocol below. Its options are the typed parameters of its
+constructor, of which :func:`options_of` makes a model; those of built-in methods that are marked :func:`key` are also
+keys of the profile's section. Its ``check`` yields conflicts with a profile (:func:`option_conflicts`). Modules of
+built-in methods import no torch, so a profile is checked without it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Obj = TypeVar("Obj")
 
 
 class OptionConflict(NamedTuple):
-    """Keys that exclude each other: the one to change, why, and what to write instead."""
+    """Conflict between keys of a profile: the key to change, the reason, and the nearest valid choice."""
 
     key: str
     reason: str
@@ -73,23 +73,23 @@ class OptionConflict(NamedTuple):
 
 
 class DrafterFacts(Protocol):
-    """What is known of a drafter once it has its options.
+    """Properties of a drafter with its options set.
 
     Attributes:
         needs: signals of the target's prefill that it reads itself, as :class:`vidspec.pruning.base.Pruner` names them.
-        model: whose weights it drafts with: those of a ``draft`` model, the ``target``'s own, those of a ``head`` that
-            reads the target's states, of such a ``layer`` in the target's own checkpoint, or None: it needs no pass of
-            any model, and its proposals cost next to nothing.
-        sees: of the video: the visual tokens that a pruner ``kept``, ``all`` in a way of its own, entries that it
-            chooses by its ``own`` lights, or ``nothing``.
-        trees: whether it can draft the trees of ``draft.topology``.
-        remote: whether it can work in a process of its own, beside the target: it needs nothing of it but token ids and
-            kept indices, and answers for every position.
-        draws: whether its tokens are drawn where the target's are; else they are its greedy choices, and every emitted
-            token takes one draw, as in plain decoding.
-        paces: whether it chooses by what passes cost how many tokens it proposes.
-        gathers: whether it reads entries that are chosen from the target's own cache.
-        contexts: names of what its draft model is shown, if that is several things at once.
+        model: the weights it drafts with: a ``draft`` model, the ``target`` itself, a ``head`` that reads the target's
+            states, such a ``layer`` in the target's own checkpoint, or None: it needs no pass of any model, and its
+            proposals cost next to nothing.
+        sees: the part of the video it sees: visual tokens that a pruner ``kept``, ``all`` in a way of its own, cache
+            entries of its ``own`` choice, or ``nothing``.
+        trees: True if it can draft the trees of ``draft.topology``.
+        remote: True if it can run in its own process, alongside the target: it needs only token ids and kept indices,
+            and answers for every position.
+        draws: True if it samples its tokens when the target samples; otherwise they are its greedy choices, and every
+            emitted token takes one draw, as in plain decoding.
+        paces: True if it chooses the number of draft tokens by the cost of passes.
+        gathers: True if it reads selected entries of the target's own cache.
+        contexts: names of the contexts of its draft model, if there are several.
     """
 
     needs: frozenset[str]
@@ -104,18 +104,18 @@ class DrafterFacts(Protocol):
 
 
 class PrunerFacts(Protocol):
-    """What is known of a pruner once it has its options: ``needs``, the signals that it reads."""
+    """Properties of a pruner with its options set: ``needs``, the signals that it reads."""
 
     @property
     def needs(self) -> frozenset[str]: ...
 
 
 class RuleFacts(Protocol):
-    """What is known of an acceptance rule.
+    """Properties of an acceptance rule.
 
     Attributes:
-        lossless: whether the text is the target's own.
-        draws: whether it can judge tokens that are drawn; else greedy choices alone.
+        lossless: True if the text is the target's own.
+        draws: True if it can verify sampled tokens; otherwise greedy choices only.
     """
 
     lossless: ClassVar[bool]
@@ -123,11 +123,11 @@ class RuleFacts(Protocol):
 
 
 class ScheduleFacts(Protocol):
-    """What is known of a schedule.
+    """Properties of a schedule.
 
     Attributes:
-        drafts: whether it needs a draft.
-        beside: whether target and draft work at the same time, in workers of their own.
+        drafts: True if it needs a drafter.
+        beside: True if target and draft work at the same time, each in its own worker.
     """
 
     drafts: bool = True
@@ -135,19 +135,19 @@ class ScheduleFacts(Protocol):
 
 
 class FamilyFacts(Protocol):
-    """What is known of a model family: its name, the ``model_type`` of its checkpoints."""
+    """Properties of a model family: its name, the ``model_type`` of its checkpoints."""
 
     family: str
 
 
 class TargetPrunerFacts(Protocol):
-    """What is known of a lossy method: ``shares``, how many ``lossy.keep`` has to name."""
+    """Properties of a lossy method: ``shares``, the length of ``lossy.keep``."""
 
     shares: ClassVar[int]
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that a mistyped ``word`` most likely meant, or None."""
+    """Return the choice nearest to a mistyped ``word``, or None."""
     found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return found[0] if found else None
 
@@ -158,11 +158,11 @@ class Registry(Generic[T]):
     Args:
         part: the name of the part; also of its entry-point group, ``vidspec.<part>``.
         package: the package whose modules hold the methods.
-        noun: what one method is called in an error message.
+        noun: the word for one method in error messages.
         key: the profile key that names a method of this part; begins the error message.
-        always: names that are valid without a module of their own.
-        known: what its methods' constructors may take besides their options.
-        facts: what each method must say of itself, save where there is a default.
+        always: names that are valid without a module.
+        known: parameters of its methods' constructors that are not options.
+        facts: protocol of the attributes that each method must define, unless it has a default.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, **facts: object) -> Callable[[Obj], Obj]:
-        """Decorator: make a class, or a function with these ``facts``, available under ``name``."""
+        """Decorator: register a class, or a function with these ``facts``, under ``name``."""
 
         def add(method: Obj) -> Obj:
             for fact, value in facts.items():
@@ -197,14 +197,14 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> tuple[str, ...]:
-        """All valid names, sorted; imports none of the methods."""
+        """Return all valid names, sorted, without importing any method."""
         return tuple(sorted({*self.always, *self._entries, *self.modules(), *self._plugins()}))
 
     def get(self, name: str) -> T:
-        """The method called ``name``, importing its module on first use.
+        """Return the method called ``name``; its module is imported on first use.
 
         Raises:
-            ProfileError: there is none, with the nearest name and all valid ones.
+            ProfileError: no such method; the message has the nearest name and all valid ones.
         """
         if name not in self._entries:
             if name in self.modules():
@@ -220,12 +220,12 @@ class Registry(Generic[T]):
                 continue
             if not hasattr(facts, fact):
                 where = f"{facts.__module__}.{facts.__name__}" if facts else ""
-                raise ProfileError(f"{self.key}: the {self.noun} {name} does not say its {fact}", hint=f"see {where}")
+                raise ProfileError(f"{self.key}: the {self.noun} {name} has no attribute {fact}", hint=f"see {where}")
             setattr(method, fact, getattr(facts, fact))
         return method
 
     def section_keys(self) -> dict[str, tuple[Any, Any]]:
-        """Type and default of each option of vidspec's own methods that is a key of the section; imports all of them.
+        """Return type and default of each built-in option that is a key of the section; imports all built-in methods.
 
         Raises:
             TypeError: two methods disagree about a key.
@@ -240,22 +240,22 @@ class Registry(Generic[T]):
         return found
 
     def owns(self, name: str) -> bool:
-        """Whether a method is vidspec's own."""
+        """Return True if the method is built in."""
         return name in self._entries and _identity(self._entries[name]).startswith(f"{self.package}.")
 
     def unknown(self, name: str) -> ProfileError:
-        """The error for a name that does not exist."""
+        """Return the error for an unknown name."""
         return ProfileError(f"{self.key}: {self.complaint(name)}")
 
     def complaint(self, name: str) -> str:
-        """What is wrong with ``name``, and what would be right."""
+        """Return the message for an unknown ``name``, with the nearest and all valid ones."""
         valid = self.names()
         close = nearest(name, valid)
         meant = f"; did you mean {close}?" if close else ";"
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Modules of the package that register a method under their own name, found in their source alone."""
+        """Return the modules of the package that register a method under their own name, by their source alone."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.submodule_search_locations is None:
             return set()
@@ -282,58 +282,61 @@ def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
 
 
 class PartOptions(BaseModel):
-    """What a part takes; see :func:`options_of`."""
+    """Options of a part; see :func:`options_of`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 def key(about: str, **bounds: Any) -> Any:
-    """Makes an option of vidspec's own a key of its section, such as ``prune.layer``.
+    """Mark a built-in option as a key of its section, such as ``prune.layer``.
 
     Written as ``layer: Annotated[int, key("the layer L", ge=1)] = 20``. Parts that share a key share its type. All
-    other options stand in the section's ``options``.
+    other options belong to the section's ``options``.
     """
     return Field(description=about, json_schema_extra=_KEY, **bounds)
 
 
 def options_of(part: Callable[..., object], *given: str) -> type[PartOptions]:
-    """The options of a part: the parameters of its constructor, with their types, bounds and defaults.
+    """Return the options of a part: the parameters of its constructor, with types, bounds and defaults.
 
     Args:
         part: ``Annotated[int, Field(ge=1)]`` bounds a parameter; one without a type takes any value.
-        given: parameters that are no options; the decoding knows them.
+        given: parameters that are not options; decoding passes them.
     """
     return create_model("Options", __base__=PartOptions, **_parameters(part, given))  # type: ignore[call-overload, no-any-return]
 
 
 def _parameters(part: Callable[..., object], given: Iterable[str]) -> dict[str, tuple[Any, Any]]:
-    """Type and default of each parameter of a constructor, as :func:`pydantic.create_model` takes them."""
-    made = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
-    taken = {name: one for name, one in inspect.signature(part).parameters.items() if name not in given}
+    """Return type and default of each parameter of a constructor, as :func:`pydantic.create_model` takes them."""
+    constructor = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
+    options = {name: parameter for name, parameter in inspect.signature(part).parameters.items() if name not in given}
     hints = get_type_hints(
-        SimpleNamespace(__annotations__={name: one.annotation for name, one in taken.items()}),
-        getattr(made, "__globals__", {}),
+        SimpleNamespace(__annotations__={name: parameter.annotation for name, parameter in options.items()}),
+        getattr(constructor, "__globals__", {}),
         include_extras=True,
     )
     return {
-        name: (Any if one.annotation is one.empty else hints[name], ... if one.default is one.empty else one.default)
-        for name, one in taken.items()
+        name: (
+            Any if parameter.annotation is parameter.empty else hints[name],
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for name, parameter in options.items()
     }
 
 
 def option_conflicts(part: object, profile: object) -> Iterable[OptionConflict]:
-    """What a part refuses of a profile that names it: what its ``check(profile)`` yields; most parts have none."""
+    """Return the conflicts that a part's ``check(profile)`` yields for a profile; most parts have no ``check``."""
     check: Callable[[object], Iterable[OptionConflict]] | None = getattr(part, "check", None)
     return check(profile) if check else ()
 
 
 def build_part(part: Callable[..., T], section: BaseModel | Mapping[str, object], **known: object) -> T:
-    """A part with what its constructor takes.
+    """Construct a part from a section of a profile.
 
     Args:
-        part: what is registered under its name.
-        section: of a profile, or keys and ``options`` of one; a default of the section, or None, is the part's own.
-        known: what is known of the target besides.
+        part: the registered class or function.
+        section: a section, or its keys and ``options``; a section's default, or None, gives the part's own default.
+        known: further arguments, known of the target.
     """
     chosen = section.model_dump(exclude_defaults=True) if isinstance(section, BaseModel) else section
     options = chosen.get("options")
@@ -368,18 +371,18 @@ _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, sch
 
 
 def names(part: str) -> tuple[str, ...]:
-    """The valid names of a part: ``pruning``, ``drafting``, ``acceptance``, ``schedules``, ``families``, ``lossy``."""
+    """Return the valid names of ``pruning``, ``drafting``, ``acceptance``, ``schedules``, ``families`` or ``lossy``."""
     return _PARTS[part].names()
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
-    """Run a Python file that registers methods; a second time in one process does nothing.
+    """Run a Python file that registers methods, once per process.
 
     Args:
-        file: not part of any package; its methods are known by the names it registers.
+        file: not part of any package; its methods have the names it registers.
 
     Raises:
-        ProfileError: it cannot be read, fails, or registers a name that vidspec's own methods have.
+        ProfileError: the file cannot be read, fails, or registers the name of a built-in method.
     """
     path = Path(file).expanduser().resolve()
     # Two files of one name are two modules.

@@ -247,7 +247,7 @@ def test_a_run_begun_in_one_batch_goes_on_in_another(vidspec, clips):
 @pytest.mark.parametrize("options", [()])
 def test_plain_decoding_is_timed_alone(vidspec, clips):
     ran = vidspec("caption", clips, "--baseline", "--verify", "--batch", "4", "--format", "jsonl")
-    assert "note: --baseline times each clip alone: --batch 1" in ran.err
+    assert "note: --baseline times each clip alone (--batch 1)" in ran.err
     assert [record["path"] for record in ran.records] == PATHS and FakeCaptioner.made[0].most == 1
     assert "times each clip alone" not in vidspec("caption", "good.mp4", "--baseline").err
 

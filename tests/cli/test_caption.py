@@ -454,7 +454,7 @@ def test_a_clip_that_is_done_again_is_said(vidspec, monkeypatch, quiet):
     monkeypatch.setattr(FakeCaptioner, "stream", stream)
     ran = vidspec("caption", "good.mp4", *["--quiet"] * quiet)
     assert (ran.code, ran.out) == (0, TEXT + "\n")
-    said = "note: good.mp4: the draft worker failed: exit code -9; the clip is done again" in ran.err
+    said = "note: good.mp4: the draft worker failed: exit code -9; the clip is captioned again" in ran.err
     assert said != quiet
 
 
@@ -616,7 +616,7 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
     ran = vidspec("caption", "good.mp4", "--target", target)
     draft = FakeCaptioner.made[-1].profile.models.draft
     assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
-    assert f"note: the draft is {draft}, as `vidspec models` lists it (--draft names another)" in ran.err
+    assert f"note: the draft is {draft}, listed by `vidspec models` (--draft names another)" in ran.err
     assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
     assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
     assert FakeCaptioner.made[-1].profile.models.draft is None
@@ -688,7 +688,7 @@ def test_versions_of_pyav_that_hang_are_refused(vidspec, monkeypatch, found):
     monkeypatch.setattr("vidspec.cli.request.version", lambda name: found)
     ran = vidspec("caption", "good.mp4")
     assert ran.code == 2 and not FakeCaptioner.made
-    assert ran.err.splitlines() == [f"error: PyAV {found} is too old to read videos with (pip install 'av>=15')"]
+    assert ran.err.splitlines() == [f"error: PyAV {found} is too old (pip install 'av>=15')"]
 
 
 def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):

@@ -167,7 +167,7 @@ def test_groups_of_the_packaged_profiles():
 def test_profiles_that_work_at_the_same_time_say_what_that_wants():
     from vidspec.config import profiles
 
-    told = {info.name: "for each of the two models" in info.about for info in profiles.available()}
+    told = {info.name: "per model" in info.about for info in profiles.available()}
     papers = ("parallelvlm", "self-parallelvlm", "hippo", "pearl-video", "pearl-syn-prefill", "pearl-specvlm")
     assert all(told[name] for name in papers) and not told["hippo-sequential"] and not told["vanilla-sd"]
 
@@ -216,7 +216,7 @@ def test_doctor(vidspec, monkeypatch):
         (
             2,
             {"DRAFT__KIND": "none", "DRAFT__GAMMA": "5", "SCHEDULE__KIND": "autoregressive"},
-            "target and draft cuda:0: the draft is no model of its own",
+            "target and draft cuda:0: the draft is not a separate model",
         ),
         (2, {"MODELS__DEVICE_MAP": "auto"}, "target split over all GPUs (models.device_map: auto), draft cuda:0"),
     ],
@@ -277,7 +277,7 @@ def test_a_clip_in_the_place_of_a_command(vidspec, word):
     Path("clips").mkdir()
     ran = vidspec(word)
     shown = f"'{word}'" if " " in word else word
-    assert (ran.code, ran.err) == (2, f"error: {word}: is no command; did you mean `vidspec caption {shown}`?\n")
+    assert (ran.code, ran.err) == (2, f"error: {word}: is not a command; did you mean `vidspec caption {shown}`?\n")
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_a_folder_is_kept_by_its_whole_path(vidspec, config, tmp_path):
         (("get", TARGET, "--none"), "takes no --none"),
         (("get", TARGET, OTHER, "--draft", DRAFT), "--draft needs the name of one target"),
         (("get", "."), "is a folder"),
-        (("a", "b"), "b: is not known here"),
-        (("--none",), "--none: is not known here"),
+        (("a", "b"), "b: unexpected argument"),
+        (("--none",), "--none: unexpected argument"),
     ],
 )
 def test_mistakes(vidspec, config, fetched, words, said):
@@ -162,8 +162,8 @@ def of_the_hub(kind):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (of_the_hub(GatedRepoError), "is not for everyone (accept its terms"),
-        (of_the_hub(RepositoryNotFoundError), "the hub has no such model"),
+        (of_the_hub(GatedRepoError), "access is restricted (accept its terms"),
+        (of_the_hub(RepositoryNotFoundError), "not found on the hub"),
         (LocalEntryNotFoundError("the connection\nbroke"), "cannot be fetched: the connection broke"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],

@@ -125,7 +125,7 @@ def test_nothing_left_to_caption_says_how_to_see_the_records(vidspec, monkeypatc
     Path("good.mp4").touch()
     assert vidspec("caption", "good.mp4", "-o", "run.jsonl").code == 0
     ran = vidspec("caption", "good.mp4", "-o", "run.jsonl", "--report", "x.html")
-    assert ran.code == 0 and "`vidspec report` draws the records" in ran.err and not Path("x.html").exists()
+    assert ran.code == 0 and "run `vidspec report` on the output" in ran.err and not Path("x.html").exists()
 
 
 def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):

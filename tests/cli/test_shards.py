@@ -288,7 +288,7 @@ def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
     [
         (("--dry-run",), "--dry-run needs clips that are files, not shards"),
         (("--checksum",), "--checksum needs clips that are files, not shards"),
-        (("--format", "parquet,jsonl"), "--format parquet of shards stands alone"),
+        (("--format", "parquet,jsonl"), "--format parquet of shards excludes other formats"),
         (("--column", "x", "v.parquet"), "v.parquet: has no column x (--column NAME, of mp4 (binary))"),
     ],
 )
@@ -323,7 +323,7 @@ def test_urls(vidspec):
     ran = vidspec(*args)
     assert "6 of 6 clips were done before" in ran.err or "6 done before" in ran.err
     ran = vidspec("caption", "memory://in/00000.tar", "-o", "memory://x.jsonl")
-    assert ran.code == 2 and "memory://x.jsonl: a URL takes parts of shards" in ran.err
+    assert ran.code == 2 and "memory://x.jsonl: a URL is an output of shards only" in ran.err
 
 
 def rows_of(store, path):

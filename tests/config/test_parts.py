@@ -25,7 +25,7 @@ class Part:
     def __init__(self, known, size: Annotated[int, key("how large", ge=1)] = {default}, other=0): ...
 """
 REFUSES = """
-from vidspec.registry import Problem, pruners
+from vidspec.registry import OptionConflict, pruners
 
 @pruners.register("choosy")
 class Choosy:
@@ -36,7 +36,7 @@ class Choosy:
 
     def check(self, profile):
         if profile.draft.gamma > self.most:
-            yield Problem("draft.gamma", f"choosy takes {self.most}", f"draft.gamma: {self.most}")
+            yield OptionConflict("draft.gamma", f"choosy takes {self.most}", f"draft.gamma: {self.most}")
 """
 
 

@@ -191,7 +191,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ({"draft.gamma": "0"}, "draft.gamma: must be auto or a whole number from 1 to 1024, not '0'"),
         (
             {"draft.gamma": "auto", "draft.topology": "tree"},
-            "draft.gamma: auto measures chains, and draft.topology is tree; "
+            "draft.gamma: auto applies to chains, and draft.topology is tree; "
             "nearest valid choice: draft.gamma: 5, or draft.topology: chain",
         ),
         ({"draft.topology": "star"}, "draft.topology: must be 'chain', 'tree' or 'adaptive', not 'star'"),
@@ -432,7 +432,7 @@ def test_profiles_of_the_checkout_are_the_packaged_ones():
 
 
 def test_a_key_that_is_gone_says_why():
-    with pytest.raises(ProfileError, match=r"models\.attention: can no longer be chosen: all passes run"):
+    with pytest.raises(ProfileError, match=r"models\.attention: was removed: all passes run"):
         profiles.load("ar", {"models.attention": "flash_attention_2"}, env={})
 
 

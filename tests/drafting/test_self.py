@@ -154,7 +154,7 @@ def test_what_cannot_be_quantised_is_refused(folder):
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("ngram", {"draft.precision": "int8"}, "draft.precision: int8 is of the weights of a model that drafts"),
+        ("ngram", {"draft.precision": "int8"}, "draft.precision: int8 applies to the weights of a model that drafts"),
         ("ar", {"draft.precision": "int4"}, "draft.precision: int4"),
         ("ar", {"models.weights": "int8", "models.quantization": "8bit"}, "models.weights: int8 excludes"),
         ("ar", {"models.weights": "int8", "models.device_map": "auto"}, "excludes models.device_map"),

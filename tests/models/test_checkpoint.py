@@ -102,7 +102,7 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
     assert code == 0 and found["family"] == "qwen2_5_omni" and found["axes"] == 3 and found["decoder"] == "fused"
     assert found["parameters"] == 8931813888 and found["visual_tokens"] == 16 * 20 * 36
     assert [fit["draft"] for fit in found["drafts"]] == ["Qwen/Qwen2.5-Omni-3B"]
-    assert found["hears"] and "read too; --no-audio" in vidspec("models", str(tmp_path)).out
+    assert found["hears"] and "audio input supported; --no-audio" in vidspec("models", str(tmp_path)).out
 
 
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):

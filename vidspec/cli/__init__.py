@@ -1,4 +1,4 @@
-"""The command line: thin commands over the library, one file each. Nothing here imports torch, av or transformers."""
+"""The command line: thin commands over the library, one file each. Imports no torch, av or transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``vidspec`` application: its commands, and how every error ends (one line on stderr and an exit code)."""
+"""The ``vidspec`` application: registers the commands, and turns errors into a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from vidspec.escaping import escape_text
 
 __all__ = ["app", "run", "run_app", "version"]
 
-#: Typer brings its own click; its base of all usage errors is found through a class that Typer exports.
+#: Base of all usage errors in the click that Typer bundles, found through a class that Typer exports.
 ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
 
-#: Where commands and options went that there are no more, by the errors of those who name them.
+#: Replacements of removed commands and options, by click's error message for them.
 GONE = {
     "vidspec: No such command 'pairs'": "vidspec models",
     "vidspec: No such command 'checkpoint'": "vidspec models NAME",
@@ -72,7 +72,7 @@ app.add_typer(bench.app, name="bench")
 
 
 def version() -> str:
-    """The installed version of vidspec."""
+    """Return the installed version of vidspec."""
     try:
         return installed_version("vidspec")
     except PackageNotFoundError:
@@ -95,17 +95,17 @@ def _root(
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run a command line of ``vidspec``; returns the exit code."""
+    """Run a command line of ``vidspec`` and return the exit code."""
     return run_app(app, "vidspec", args)
 
 
 def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = None) -> int:
-    """Run a command line of an application; returns the exit code. Errors that are not the user's keep their traceback.
+    """Run a command line of an application and return the exit code. Bugs keep their traceback.
 
     Args:
-        application: its commands.
-        name: what help pages call it.
-        args: by default the process's own.
+        application: the Typer application.
+        name: the program's name on help pages.
+        args: the process's own if None.
     """
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
@@ -117,7 +117,7 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
     except VidspecError as error:
         if debug:
             print(escape_text(traceback.format_exc()), end="", file=sys.stderr)
-        from vidspec.cli.typed_names import as_typed  # reads the keys of profiles, which no help page waits for
+        from vidspec.cli.typed_names import as_typed  # imports profiles, which help pages do not need
 
         print_error(as_typed(error, args, os.environ))
         return error.exit_code
@@ -127,21 +127,21 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
         ending = ending_of(stop)
         print_error(ending.word)
         return ending.code
-    except SystemExit as stopped:  # Typer's own way out, for one when the reader of a pipe is gone
+    except SystemExit as stopped:  # raised by Typer, for one when the reader of a pipe is gone
         return stopped.code if isinstance(stopped.code, int) else 1
     except BrokenPipeError:
-        # Whoever read our output has enough (`| head`). Python would complain when it flushes stdout at exit.
+        # The reader of a pipe (`| head`) has closed it; flushing stdout at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         return 1
 
 
 def _is_input(word: str) -> bool:
-    """Whether a word that is no command names something to caption."""
+    """Return True if an unknown command looks like an input path."""
     return os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""
 
 
 def _usage(error: Exception) -> int:
-    """One line for an unknown option, a missing argument and the like; the help page for no arguments at all."""
+    """Print a usage error in one line, or the help page if there are no arguments; returns the exit code."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -150,7 +150,7 @@ def _usage(error: Exception) -> int:
     path = context.command_path if context else "vidspec"
     unknown = re.search("^No such command '(.*)'", message, re.DOTALL)
     if unknown and path == "vidspec" and _is_input(unknown[1]):
-        print_error(f"{unknown[1]}: is no command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
+        print_error(f"{unknown[1]}: is not a command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
         return 2
     page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
     print_error(f"{' '.join(message.split())} (see `{page}`)")

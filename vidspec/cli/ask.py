@@ -1,4 +1,4 @@
-"""``vidspec ask``: a dialogue about one clip, on a terminal or line by line in a pipe."""
+"""``vidspec ask``: a dialogue about one clip, interactive or line by line in a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask"]
 
-#: Of the options of ``vidspec caption``, those of a dialogue.
+#: Options shared with ``vidspec caption``.
 SHARED: tuple[str, ...] = (
     "profile",
     "settings",
@@ -40,7 +40,7 @@ def ask(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="A video file.")],
     request: CaptionArguments,
     form: Annotated[
-        AnswerFormat, typer.Option("--format", help="Of answers in a pipe; json includes every measurement.")
+        AnswerFormat, typer.Option("--format", help="Format of answers in a pipe; json includes every measurement.")
     ] = "text",
 ) -> int:
     """Ask several questions about a clip, each after the previous answers, without reading the video again.
@@ -52,8 +52,8 @@ def ask(
     from vidspec.cli.session import HELP, terminal_prompt
 
     terminal, out = sys.stdin.isatty() and sys.stdout.isatty(), sys.stdout
-    with redirect_stdout(sys.stderr), ExitStack() as stack:  # libraries that print must not mix with answers
-        session = _opened(stack, clip, request, out, form)
+    with redirect_stdout(sys.stderr), ExitStack() as stack:  # keeps output of libraries out of the answers
+        session = _open_session(stack, clip, request, out, form)
         if not terminal:
             return session.lines(sys.stdin)
         if not request.quiet:
@@ -61,8 +61,10 @@ def ask(
         return session.terminal(terminal_prompt(out), quiet=request.quiet)
 
 
-def _opened(stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat) -> DialogueSession:
-    """The session, with the models loaded and the clip read by a process of its own meanwhile."""
+def _open_session(
+    stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat
+) -> DialogueSession:
+    """Open the session: load the models while a reader process reads the clip."""
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
     from vidspec.cli.request import clip_range, job_config, profile_overrides

@@ -1,4 +1,4 @@
-"""``vidspec bench``: its options; measuring and comparing are in ``vidspec.bench``."""
+"""Command ``vidspec bench`` and its options; ``vidspec.bench`` measures and compares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BenchFormat", "BenchOptions", "ClipArguments", "app", "parse_counts"
 
 DEFAULT = "ar,vanilla-sd,sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
-#: How a result is written.
+#: Format of a result.
 BenchFormat: TypeAlias = Literal["markdown", "json"]
 ClipArguments: TypeAlias = Annotated[
     list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files (default: the built-in samples).")
@@ -30,7 +30,7 @@ ClipArguments: TypeAlias = Annotated[
 
 
 class RunByDefault(TyperGroup):
-    """``vidspec bench`` without the name of a command is ``vidspec bench run``."""
+    """Group of commands with ``run`` as the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
@@ -40,7 +40,7 @@ class RunByDefault(TyperGroup):
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The options of every command that runs a bench."""
+    """Options of every command that runs a benchmark."""
 
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every clip.")] = 3
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave out transformers' own generate.")] = False
@@ -91,7 +91,7 @@ def run(
     """Run profiles and peers in turn on the same clips and print a Markdown table.
 
     Times are medians over clips, with minimum and maximum in brackets. Every record is written to --json at once; if
-    a run is stopped, the same command continues it.
+    a run is stopped, run the same command again to resume.
     """
     from vidspec.bench.loaded import profile_labels
 
@@ -102,7 +102,7 @@ def run(
 def run_bench(
     context: typer.Context, names: Sequence[str], clips: Sequence[Path], models: ModelOptions, options: BenchOptions
 ) -> BenchResult:
-    """Measure what a command line asks for and print its table; the first name is the baseline.
+    """Run the benchmark of a command line and print its table; the first name is the baseline.
 
     Raises:
         VidspecError: options exclude each other, or the bench fails.
@@ -139,7 +139,7 @@ def run_bench(
 
 
 def _command(context: typer.Context) -> str:
-    """The command line as it was given, its options in the order of the help page."""
+    """Return the command line, its options in the order of the help page."""
     words = context.command_path.split()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -161,7 +161,7 @@ def compare(
     ] = 0.99,
     form: Annotated[BenchFormat, typer.Option("--format", help="json: one object with rows and notes.")] = "markdown",
 ) -> int:
-    """Tell real changes between two runs from noise, by a paired bootstrap over clips.
+    """Separate real changes between two runs from noise, by a paired bootstrap over clips.
 
     For every method and time it prints the geometric mean over clips of B / A with its interval. A change is real if
     the interval excludes 1.
@@ -180,7 +180,7 @@ def compare(
 
 
 def parse_counts(text: str, option: str, example: str) -> list[int]:
-    """Increasing numbers, separated by commas.
+    """Parse increasing numbers, separated by commas.
 
     Raises:
         UsageError: ``text`` is anything else.

@@ -48,7 +48,7 @@ __all__ = ["caption_all"]
 
 @dataclass
 class BulkRun:
-    """All that was decided before anything is captioned."""
+    """Inputs, settings and outputs of a run, fixed before the first clip is captioned."""
 
     request: CaptionArguments
     profile: Profile
@@ -70,7 +70,7 @@ class BulkRun:
 
     @property
     def prompts(self) -> set[str]:
-        """All prompts of the run, with the system prompt and the form that ``--context`` gives a prompt."""
+        """All prompts of the run, the system prompt and prompts with ``--context`` included."""
         from vidspec.dataset.job import CONTEXT
 
         several = [self.how.questions_of(entry) for entry in self.entries]
@@ -86,7 +86,7 @@ class BulkRun:
 
 
 def caption_all(request: CaptionArguments) -> int:
-    """Caption the clips of a request; returns the exit code."""
+    """Caption the clips of a request and return the exit code."""
     from vidspec.config.user_config import PAIRED, read_config, resolve
     from vidspec.dataset import inputs
     from vidspec.dataset.records import SettingsDigest
@@ -100,10 +100,10 @@ def caption_all(request: CaptionArguments) -> int:
     resolved = resolve(request.profile, profile_overrides(request), defaults)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
-        print_note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
+        print_note(f"note: the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
     if request.engine == "local":
         start.require_devices(profile)
-    fetch_limits = job_config(request, profile, 0).fetch  # refuses impossible options before folders are searched
+    fetch_limits = job_config(request, profile, 0).fetch  # checks options before folders are searched
     shard = parse_shard(request.shard, os.environ)
     found = inputs.collect_inputs(sources)
     inputs.drop_missing(found, sources.paths)
@@ -136,13 +136,13 @@ def caption_all(request: CaptionArguments) -> int:
 
         return run_dry(request, found, entries, destinations, settings, shard.label if shard else "")
     run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
-    # Libraries that print must not mix with captions; only the output still holds the true stdout.
+    # Keep output of libraries out of the captions; only the run's output holds the real stdout.
     with redirect_stdout(sys.stderr):
         return _run(run)
 
 
 def _check_shards(request: CaptionArguments) -> None:
-    """Refuse what needs clips that are files."""
+    """Refuse options that need clips in files of their own."""
     for option in ("dry_run", "checksum", "heatmap", "report"):
         if getattr(request, option):
             name = option.replace("_", "-")
@@ -150,7 +150,7 @@ def _check_shards(request: CaptionArguments) -> None:
 
 
 def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None, limits: FetchLimits) -> Iterator[Job]:
-    """The clips, those of shards instead of these; a shard that cannot be read is left out and said."""
+    """Yield clips, with shards replaced by their members; unreadable shards are reported and left out."""
     from vidspec.dataset.containers import shard_members
     from vidspec.dataset.inputs import is_shard
 
@@ -163,7 +163,7 @@ def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None
 
 
 def _check_files(request: CaptionArguments, profile: Profile, clips: Sequence[str]) -> None:
-    """Refuse files that cannot be written beside the captions, or that another program wrote."""
+    """Refuse further output files that cannot be written, or that another program wrote."""
     if request.trace is not None:
         from vidspec.dataset.trace_file import TRACE
 
@@ -183,7 +183,7 @@ def _check_files(request: CaptionArguments, profile: Profile, clips: Sequence[st
 
 
 def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[Job]) -> None:
-    """Refuse options that exclude several prompts per clip, which a manifest may give too."""
+    """Refuse options that exclude several prompts per clip, those of a manifest included."""
     if not any(how.questions_of(entry) for entry in entries):
         return
     if how.segment is not None:
@@ -239,14 +239,14 @@ def _run(run: BulkRun) -> int:
         print_note(f"error: --report: {error}")
     if request.report is not None and run.page is None and not request.quiet:
         print_note(
-            f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}"
+            f"note: --report: no clip was left to caption; run `vidspec report` on the output, -o {request.report}"
         )
     return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
 
 
 def _close(run: BulkRun, tally: Tally, *, complete: bool) -> None:
     for line in run.output.close(run.entries, complete=complete):
-        print_note(line)  # with --quiet too: files were kept, moved or repaired
+        print_note(line)  # also with --quiet: files were kept, moved or repaired
 
 
 def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
@@ -265,7 +265,7 @@ def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
 def _start_engine(
     stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally
 ) -> tuple[Executor, list[ResultListener]]:
-    """The engine that captions, and the listeners to its outcomes."""
+    """Return the engine that captions, and the listeners to its results."""
     from vidspec.cli.listeners import OutcomeLines, ProgressNotes, TraceCollector
 
     request = run.request
@@ -283,7 +283,7 @@ def _start_engine(
         for line in () if request.quiet else start.demo_notes(run.profile, run.prompts, command):
             print_note(line)
         if request.baseline and run.several and not request.quiet:
-            print_note("note: --baseline times each clip alone: --batch 1")
+            print_note("note: --baseline times each clip alone (--batch 1)")
         fetches = False if request.quiet else start.announce(run.profile, here=not elsewhere)
         if request.verbose:
             models, video = run.profile.models, run.profile.video
@@ -291,7 +291,7 @@ def _start_engine(
     engine: Executor
     observer: RunObserver
     drawn = False
-    if not planned.left:  # no caption could be kept
+    if not planned.left:  # no clip can be captioned
         engine = lambda jobs: iter(())  # noqa: E731
     elif elsewhere:
         engine = _remote_engine(run)
@@ -300,12 +300,12 @@ def _start_engine(
         from vidspec.dataset.local import caption_locally, readers_for
 
         readers = readers_for(run.how, None if planned.undrawn else len(planned.jobs))
-        for reader in readers:  # their processes start while models load
+        for reader in readers:  # reader processes start while models load
             stack.callback(reader.close)
             reader.start()
 
         began = time.monotonic()
-        # Bars of downloads take its place.
+        # Download bars replace the status line.
         with (
             start.uncollected(),
             start.stage_status("loading weights", on=not (request.quiet or request.no_live or fetches)),
@@ -319,7 +319,7 @@ def _start_engine(
             print_note(line)
         for line in () if request.quiet else captioner.notes:
             print_note(f"note: {line}")
-        drawing = list(_page_writers(stack, run))  # before the panel, which is gone when a page is written
+        drawing = list(_page_writers(stack, run))  # before the panel, which is closed when a page is written
         observer, drawn = _observer(stack, run, tally)
         observer = CombinedObserver([*drawing, *_text_stream(run, observer), observer])
 
@@ -336,7 +336,7 @@ def _start_engine(
 
 
 def _page_writers(stack: ExitStack, run: BulkRun) -> Iterator[RunObserver]:
-    """The observers that draw pictures and pages."""
+    """Yield the observers that draw heatmaps and report pages."""
     request = run.request
     if request.heatmap is not None:
         from vidspec.display.heatmap_files import HeatmapFiles
@@ -352,9 +352,9 @@ def _page_writers(stack: ExitStack, run: BulkRun) -> Iterator[RunObserver]:
 
 
 def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
-    """The observer that writes the caption of one clip as text while it is generated.
+    """Yield the observer that streams the caption of a single clip as text.
 
-    Not where a panel shows it on the same terminal, and not where ``--verify`` may take the caption back.
+    None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
     """
     from vidspec.cli.listeners import RestartNotes, StreamedText
     from vidspec.dataset.outputs import StreamOutput
@@ -375,7 +375,7 @@ def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
 
 
 def _remote_engine(run: BulkRun) -> Executor:
-    """An engine of several captioners in processes of their own, here or on a Ray cluster."""
+    """Return an engine of several captioners, each in its own process, here or on a Ray cluster."""
     from vidspec.dataset.devices import device_groups
     from vidspec.dataset.pool import CaptionerFactory
 
@@ -392,7 +392,7 @@ def _remote_engine(run: BulkRun) -> Executor:
 
 
 def _observer(stack: ExitStack, run: BulkRun, tally: Tally) -> tuple[RunObserver, bool]:
-    """The observer of the clips in flight, and whether it always shows the progress of the whole run."""
+    """Return the observer of clips in flight, and True if it shows the progress of the whole run."""
     from vidspec.cli.listeners import RestartNotes
     from vidspec.dataset.outputs import StreamOutput
 
@@ -406,7 +406,7 @@ def _observer(stack: ExitStack, run: BulkRun, tally: Tally) -> tuple[RunObserver
         restarts = RestartNotes()
         stack.enter_context(start.report_stage(restarts.stage))
         return restarts, False
-    # Where the terminal shows stdout too, the finished caption stands there and not twice.
+    # If stdout is the same terminal, the finished caption is printed there only.
     shown = isinstance(run.output, StreamOutput) and sys.__stdout__ is not None and sys.__stdout__.isatty()
     if run.several:
         from vidspec.display.overall import RunPanel

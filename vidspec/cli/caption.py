@@ -1,4 +1,4 @@
-"""``vidspec caption``: its options are the fields of a request, which ``vidspec.cli.bulk`` fulfils."""
+"""Command ``vidspec caption``; ``vidspec.cli.bulk`` runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def caption(request: CaptionArguments) -> int:
     """Caption videos: files, whole folders, lists and manifests.
 
     Captions go to standard output, to FILE or to one file per clip; everything else goes to standard error. If a run
-    that writes files is interrupted, the same command continues it.
+    that writes files is interrupted, run the same command again to resume.
 
     --help-all shows all options; docs/usage.md describes them.
 

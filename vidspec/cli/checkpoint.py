@@ -1,6 +1,6 @@
-"""Inspects a checkpoint by its config: whether and how it is supported, its memory, and which drafts fit. No weights.
+"""Inspects a checkpoint by its config: support, memory, and drafts that fit. Reads no weights.
 
-The model is built without numbers (on torch's meta device), so the findings are those that loading it would give.
+The model is built on torch's meta device, so the findings are those that loading it would give.
 """
 
 from __future__ import annotations
@@ -34,23 +34,28 @@ from vidspec.registry import families
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
 
-#: By how many rows two heads of one vocabulary may differ: they are padded to round numbers.
+#: Rows by which heads of the same vocabulary may differ, as they are padded to round numbers.
 PADDING = 1024
-#: Profiles to propose, the first that a checkpoint can do: with a draft, with one without vision, and without one.
-DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
+#: Profiles to propose, the first that works: with a draft, an unlike one, one without vision, and without a draft.
+DRAFTED, UNPRUNED, TEXT_ONLY, WITHOUT_DRAFT = (
+    ("specvlm", "specvlm-chain"),
+    ("vanilla-sd",),
+    ("onsd",),
+    ("self-specvlm", "ar"),
+)
 
 
-REPLAYED = "passes of few tokens replayed as graphs; those of a head (eagle3, mtp) that drafts for it are not"
+REPLAYED = "passes of few tokens are replayed as graphs, except those of a head (eagle3, mtp)"
 
 
 @dataclass(frozen=True)
 class DraftFit:
-    """A draft that ``vidspec models`` lists for the target, or the one that was named.
+    """A draft for the target, listed by ``vidspec models`` or named by the user.
 
     Attributes:
         bytes: of both models together; None if unknown.
-        refused: why it does not fit.
-        alike: whether it has the target's visual tokens, so that pruning by the target's signals applies to it.
+        refused: the reason if it does not fit.
+        alike: True if it has the target's visual tokens, so that pruning by the target's signals applies to it.
     """
 
     draft: str
@@ -64,24 +69,24 @@ class CheckpointReport:
     """The findings, plain values only.
 
     Attributes:
-        decoder, why: what runs its blocks, and why.
-        eager: why a GPU runs all its passes kernel by kernel; None if it replays those of few tokens as graphs.
+        decoder, why: the implementation of its blocks, and the reason for it.
+        eager: the reason if a GPU runs all its passes kernel by kernel; None if passes of few tokens are captured.
         states: number of blocks that keep a state instead of keys and values.
-        state_bytes: of these states, for each clip at most.
+        state_bytes: of these states, at most, per clip.
         refused: keys of a profile that such states exclude.
         axes: of rotary positions.
         vocabulary: rows of the head.
-        kv_bytes: of keys and values, for each token.
+        kv_bytes: of keys and values, per token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
-        quantization: how the weights are stored; None if as numbers. They are loaded in ``dtype``.
+        quantization: format of the stored weights; None if not quantised. They are loaded in ``dtype``.
         rounded: codes that the language model's weights are rounded to; None if they are not.
-        codes: bytes of the codes that layers keep as they are stored, or are rounded to.
+        codes: bytes of codes, stored in the checkpoint or rounded to at load.
         weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
-        working: bytes that reading such a clip takes for a while, in the tower or in the passes over the prompt.
-        needed, free: bytes of all of these, of keys and values and of the process, and those free on ``device``.
-        while_loading: bytes at most before all weights are rounded; 0 if none are.
-        text: whether it is a language model without vision, which can only be a draft.
-        hears: whether it has audio input.
+        working: temporary bytes while such a clip is read, in the tower or in the passes of the prefill.
+        needed, free: bytes of all of these, of keys and values and of the process, and bytes free on ``device``.
+        while_loading: peak bytes before all weights are rounded; 0 if none are.
+        text: True for a language model without vision, which can only be a draft.
+        hears: True if it has audio input.
     """
 
     name: str
@@ -117,17 +122,17 @@ class CheckpointReport:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and a clip fit into the memory that is free, and the model while it is loaded."""
+        """True if free memory suffices for the model and a clip, and for loading."""
         return self.free is None or max(self.needed, self.while_loading) <= self.free
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--format json``."""
+        """Return the object for ``--format json``."""
         facts = asdict(self) | {"supported": True, "fits": self.fits}
         del facts["load"]
         return facts
 
     def rows(self) -> list[tuple[str, str]]:
-        """For the table: label and value."""
+        """Return labels and values for the table."""
         kept = "by cutting keys and values: any number of tokens, chains and trees"
         if self.states:
             kept = (
@@ -148,7 +153,7 @@ class CheckpointReport:
         rows = [
             ("model", self.name),
             ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
-            ("sound", "read too; --no-audio leaves it out" if self.hears else ""),
+            ("sound", "audio input supported; --no-audio turns it off" if self.hears else ""),
             ("decoder", f"{self.decoder}: {self.why}"),
             ("on a GPU", REPLAYED if self.eager is None else f"all passes kernel by kernel: {self.eager}"),
             ("rollback", kept),
@@ -160,7 +165,7 @@ class CheckpointReport:
             ),
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
-            *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
+            *(("draft", f"{fit.draft}: {fit.refused or _total_text(fit.bytes)}") for fit in self.drafts),
         ]
         return [(label, value) for label, value in rows if value]
 
@@ -172,7 +177,7 @@ def inspect(
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
-        draft: the only draft to inspect; by default those that are listed.
+        draft: the only draft to inspect; the listed ones if None.
         load: the clip that memory is counted for.
         rounded: codes that the checkpoint's language model is rounded to when it is loaded.
 
@@ -181,34 +186,34 @@ def inspect(
         DeviceError: its weights cannot be rounded.
     """
     load, blind = load or MemoryWorkload(), False
-    alone = _inspected(name, load, rounded)
+    report = _inspect_checkpoint(name, load, rounded)
     if draft is None:
-        drafts = [] if alone.text else _listed(name, alone.family, alone.parameters)
+        drafts = [] if report.text else _listed_drafts(name, report.family, report.parameters)
         unlike = {
             pair.draft
             for pair in known_pairs()
             if pair.target.name == name and "prune.method: none" in (pair.note or "")
         }
-        fits = tuple(_published(alone, one, unlike=one in unlike) for one in drafts)
+        fits = tuple(_fit_of_listed(report, one, unlike=one in unlike) for one in drafts)
     else:
-        named = _inspected(draft, load)
-        fits = (_named(alone, named),)
-        blind = named.text
-    command = _command(name, fits, text=alone.text, states=bool(alone.refused), blind=blind)
+        draft_report = _inspect_checkpoint(draft, load)
+        fits = (_fit_of_named(report, draft_report),)
+        blind = draft_report.text
+    command = _command(name, fits, text=report.text, states=bool(report.refused), blind=blind)
     if rounded is not None:
         command += f" --set models.weights={rounded}"
-    return replace(alone, drafts=fits, command=command)
+    return replace(report, drafts=fits, command=command)
 
 
-def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
-    """A checkpoint by itself."""
+def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
+    """Inspect a checkpoint without drafts."""
     config = loading.read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families.names()
     kind: Any = TextModel if text else families.get(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)
-    except Exception as error:  # any exception that a config makes the library raise is the config's fault
+    except Exception as error:  # whatever a bad config makes the library raise
         raise loading.load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
     plain, seeing, codes = weight_sizes(model, kind.language_of(model), quantization_config(config), where)
@@ -221,14 +226,14 @@ def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None
     if where.vision is not None:
         weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
     if rounded is not None:
-        codes, freed, working_copy = _rounding(name, model, language, where, rounded)
+        codes, freed, working_copy = _rounding_bytes(name, model, language, where, rounded)
         while_loading, weights = weights + working_copy, weights - freed + codes
     elif reason is None and where.device.type == "cpu":
         copies = packed_copy_bytes(language, model.lm_head)
-        # As it is decided when the weights are there: twice the copies must be free.
+        # The rule of loading: twice the copies must be free.
         packed_bytes = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
     chunk = prefill_chunk(where.device, decoder.numbers)
-    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
+    working = 0 if text or tokens is None else _working_bytes(model, language, load.frames, tokens, chunk)
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
     return CheckpointReport(
         name=name,
@@ -264,12 +269,11 @@ def _inspected(name: str, load: MemoryWorkload, rounded: Precision | None = None
     )
 
 
-def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
-    """Bytes of codes that the language model is rounded to, of weights that they replace, and of what rounding the
-    largest weight of a block takes for a while.
+def _rounding_bytes(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
+    """Return bytes of codes of the rounded language model, of the weights they replace, and of the peak while rounding.
 
     Raises:
-        DeviceError: they cannot be rounded.
+        DeviceError: the weights cannot be rounded.
     """
     if (why := unquantisable_reason(language.layers)) is not None:
         raise DeviceError(f"--weights {rounded}: {name}: {why}", hint="leave it out")
@@ -279,12 +283,12 @@ def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: P
     codes = sum(quantised_bytes(shape, rounded, where.device) for shape in shapes)
     tied = head.weight is language.embed_tokens.weight
     freed = sum(layer.weight.numel() for layer in (inner if tied else [*inner, head])) * size
-    # Gate and up are one matrix; its weights are there twice, then as codes and packed.
+    # Gate and up form one matrix; its weights exist twice, then as codes and packed.
     return codes, freed, max((2 * layer.weight.numel() for layer in inner), default=0) * (size + 2)
 
 
-def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
-    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over ``chunk`` rows."""
+def _working_bytes(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
+    """Return peak temporary bytes of reading a clip: in the tower, or in a pass over ``chunk`` rows."""
     seen = working_bytes(
         model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
     )
@@ -293,8 +297,8 @@ def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) ->
     return max(seen, int(rows * (3 * inner + 6 * config.hidden_size) * language.dtype.itemsize))
 
 
-def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
-    """The drafts that are listed with a target, else those of its family that are known to be smaller."""
+def _listed_drafts(name: str, family: str, parameters: int) -> list[KnownModel]:
+    """Return the drafts listed for a target, or else smaller models of its family."""
     drafts = {pair.draft.name: pair.draft for pair in known_pairs() if pair.draft is not None}
     listed = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target.name == name]
     return listed or [
@@ -304,19 +308,19 @@ def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
     ]
 
 
-def _published(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
-    """A draft from the table, whose config is not read."""
+def _fit_of_listed(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
+    """Return the fit of a listed draft, without reading its config."""
     load = target.load._replace(dtype=target.dtype)
     weights = draft.weight_bytes(target.dtype)
     total = None if weights is None else target.needed + weights + draft.kv_bytes(load)
     alike = not unlike and load.visual_tokens(draft.family) == target.visual_tokens
-    return DraftFit(draft.name, total, _refusal(target, draft.vocabulary, total), alike)
+    return DraftFit(draft.name, total, _refusal_reason(target, draft.vocabulary, total), alike)
 
 
-def _named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
-    """A draft that was named, by its own config, which may be of any kind."""
+def _fit_of_named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
+    """Return the fit of a draft that the user named, by its config."""
     total = target.needed + draft.needed - (PROCESS if draft.device == "cpu" else 0)
-    refused = _refusal(target, draft.vocabulary, total)
+    refused = _refusal_reason(target, draft.vocabulary, total)
     if target.text:
         refused = f"{target.name} is a language model without vision, which can only be a draft"
     elif not draft.text and not is_related(target.family, draft.family):
@@ -324,7 +328,7 @@ def _named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
     return DraftFit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
 
 
-def _refusal(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
+def _refusal_reason(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
     if vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING:
         return f"another vocabulary, of {vocabulary} ids"
     if target.free is not None and total is not None and total > target.free:
@@ -332,8 +336,8 @@ def _refusal(target: CheckpointReport, vocabulary: int | None, total: int | None
     return None
 
 
-def _together(count: int | None) -> str:
-    return "its size is not known" if count is None else f"fits, {_gib(count)} together"
+def _total_text(count: int | None) -> str:
+    return "size unknown" if count is None else f"fits, {_gib(count)} together"
 
 
 def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: bool, blind: bool) -> str:
@@ -341,14 +345,14 @@ def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: boo
     if text:
         return f"vidspec caption clip.mp4 --profile onsd --target TARGET --draft {named}"
     fitting = [fit for fit in sorted(drafts, key=lambda fit: fit.bytes is None) if fit.refused is None]
-    proposed = BLIND if blind else DRAFTED if fitting and fitting[0].alike else UNPRUNED
-    profile = next(one for one in (proposed if fitting else ALONE) if not (states and _refused(one)))
+    proposed = TEXT_ONLY if blind else DRAFTED if fitting and fitting[0].alike else UNPRUNED
+    profile = next(one for one in (proposed if fitting else WITHOUT_DRAFT) if not (states and _excluded_by_states(one)))
     command = f"vidspec caption clip.mp4 --profile {profile} --target {named}"
     return f"{command} --draft {shlex.quote(fitting[0].draft)}" if fitting else command
 
 
-def _refused(name: str) -> bool:
-    """Whether states of recurrent blocks exclude a profile."""
+def _excluded_by_states(name: str) -> bool:
+    """Return True if states of recurrent blocks exclude a profile."""
     profile = profiles.load(name, env={})
     return any(broken(profile) for *_, broken in STATES)
 

@@ -1,4 +1,4 @@
-"""``vidspec models use`` and ``get``: the models of captions for which no others are named, and their files."""
+"""``vidspec models use`` and ``get``: choose the default models, and download models."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vidspec.models.known_pairs import listed_draft
 
 __all__ = ["choose_models", "download_models"]
 
-#: Files of a repository that loading may read; others hold the same weights once more.
+#: Files of a repository that loading may read; others duplicate the weights.
 READ = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int:
-    """Write a target, and its draft if one is named, into the user's config; or take both out of it.
+    """Write a target, and its draft if named, into the user's config; with ``none`` remove both.
 
     Raises:
-        UsageError: not one name, a draft for a built-in pair, or a folder without a model.
+        UsageError: not exactly one name, a draft for a built-in pair, or a folder without a model.
         ProfileError: the target needs a draft and has no listed one.
         OutputError: the config cannot be written.
     """
@@ -35,25 +35,25 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
     if names and names[0] in BUILT_IN:
         chosen = {} if names[0] == "embedded" else {"pair": names[0]}
     elif names:
-        chosen = {"target": _place(names[0])} | ({} if draft is None else {"draft": _place(draft)})
+        chosen = {"target": _resolve_name(names[0])} | ({} if draft is None else {"draft": _resolve_name(draft)})
     defaults = read_config()
-    profile = resolve(None, {}, with_models(defaults, chosen)).profile  # what makes no sense is not written
+    profile = resolve(None, {}, with_models(defaults, chosen)).profile  # validate before writing
     write_models(defaults.path, chosen)
     models = profile.models
     who = f"the built-in pair {models.pair}, a demo that knows drawn shapes only" if models.pair else models.target
     drafted = f", drafted by {models.draft}" if models.draft else ""
-    print(f"vidspec caption uses {who}{drafted} where no models are named: {defaults.path}")
+    print(f"vidspec caption uses {who}{drafted} by default: {defaults.path}")
     if missing := [name for name in profile.named_models if not hub.is_local(name) and not hub.is_cached(name)]:
-        print_note(f"note: `vidspec models get` fetches {' and '.join(missing)}; else the first caption does")
+        print_note(f"note: `vidspec models get` fetches {' and '.join(missing)}; otherwise the first caption does")
     return 0
 
 
 def download_models(names: Sequence[str], draft: str | None) -> int:
-    """Download models into the cache of the hub: those named with the listed draft of each, or those that are chosen.
+    """Download models into the hub's cache: the named ones with their listed drafts, or the chosen ones.
 
     Raises:
         UsageError: one is a folder, or none is named or chosen.
-        ModelError: the hub does not answer, or does not have one or not for this user.
+        ModelError: the hub does not answer, has no such model, or refuses this user.
     """
     if draft is not None and len(names) != 1:
         raise UsageError("models get: --draft needs the name of one target")
@@ -68,12 +68,12 @@ def download_models(names: Sequence[str], draft: str | None) -> int:
         raise ModelError(f"{unreachable[0]}: cannot be fetched without the hub; its config is in the cache already")
     for name in wanted:
         print_note(f"fetching {name}")
-        print(f"{name}\t{_fetched(name)}", flush=True)
+        print(f"{name}\t{_download(name)}", flush=True)
     return 0
 
 
-def _fetched(name: str) -> str:
-    """Where the hub's cache has a model, after it was downloaded with bars where standard error is a terminal."""
+def _download(name: str) -> str:
+    """Download a model, with bars if standard error is a terminal, and return its folder in the cache."""
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -84,22 +84,22 @@ def _fetched(name: str) -> str:
         return str(huggingface_hub.snapshot_download(name, allow_patterns=READ))
     except GatedRepoError:
         hint = f"accept its terms on its page, then `hf auth login` and vidspec models get {name}"
-        raise ModelError(f"{name}: is not for everyone", hint=hint) from None
+        raise ModelError(f"{name}: access is restricted", hint=hint) from None
     except RepositoryNotFoundError:
-        raise ModelError(f"{name}: the hub has no such model, or not for you", hint=hub.download_hint(name)) from None
+        raise ModelError(f"{name}: not found on the hub, or no access to it", hint=hub.download_hint(name)) from None
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"{name}: cannot be fetched: {reason}", hint="the same command goes on where it was") from None
+        raise ModelError(f"{name}: cannot be fetched: {reason}", hint="run the same command again to resume") from None
 
 
-def _place(name: str) -> str:
-    """A hub id as it is, and a folder from anywhere.
+def _resolve_name(name: str) -> str:
+    """Return a hub id unchanged, and a folder as an absolute path.
 
     Raises:
-        UsageError: it is a folder without a config.
+        UsageError: the folder has no config.
     """
     if not hub.is_local(name):
         return name
     if hub.config_file(name) is None:
-        raise UsageError(f"models use: {name}: is no folder with a model: it has no config.json")
+        raise UsageError(f"models use: {name}: is not a model folder: it has no config.json")
     return str(Path(name).expanduser().resolve())

@@ -1,4 +1,4 @@
-"""Where ``vidspec caption`` puts records: what its options say of it, found out and opened before a model is loaded."""
+"""Destinations of ``vidspec caption``: planned from its options, and opened before a model is loaded."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Destination", "check_files_distinct", "open_output", "plan_destinations", "writes_parts"]
 
-#: Formats that go into a file for each clip by default.
+#: Formats with a file per clip by default.
 PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the records of one or more formats go: standard output without a path, a file, a file for each clip, or
-    one for each shard in the folder ``parts``."""
+    """Destination of the records of one or more formats.
+
+    Standard output if there is no path, a file, a file per clip (``names``), or a file per shard in the folder
+    ``parts``.
+    """
 
     forms: tuple[Format, ...]
     path: Path | None = None
@@ -38,11 +41,11 @@ class Destination:
     parts: str | None = None
     several: bool = False
 
-    def looked_at(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
-        """The output that remembers what was done, only to be looked at; None where nothing is remembered.
+    def open_journal(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
+        """Open the journaled output read-only; None if the destination has no journal.
 
         Raises:
-            UsageError: as a run does.
+            UsageError: as in a run.
         """
         from vidspec.dataset.clip_files import ClipFiles
         from vidspec.dataset.outputs import SingleFileOutput
@@ -58,17 +61,17 @@ class Destination:
 
 
 def writes_parts(request: CaptionArguments, forms: Sequence[Format], entries: Sequence[Job]) -> bool:
-    """Whether each shard has a file of its own; that needs nothing but shards.
+    """Return True if each shard gets an output file of its own; all inputs must be shards.
 
     Raises:
-        UsageError: other formats are asked for too.
+        UsageError: there are other formats too.
     """
     from vidspec.dataset.inputs import is_shard
 
     if "parquet" not in forms or request.output_dir is None or not all(is_shard(entry.path) for entry in entries):
         return False
     if len(forms) > 1:
-        raise UsageError("--format parquet of shards stands alone", hint="caption again into another format")
+        raise UsageError("--format parquet of shards excludes other formats", hint="caption again into another format")
     return True
 
 
@@ -80,10 +83,10 @@ def plan_destinations(
     profile: str,
     shard: Shard | None,
 ) -> list[Destination]:
-    """Where records go; makes and changes nothing.
+    """Plan the destinations of a run; writes nothing.
 
     Raises:
-        UsageError: it cannot be written, is one of the clips, or two formats would share it.
+        UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
     """
     from vidspec.dataset.formats import SUFFIXES
     from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
@@ -92,14 +95,14 @@ def plan_destinations(
     if writes_parts(request, forms, entries):
         return [Destination(tuple(forms), parts=request.output_dir)]
     if any(is_url(name or "") for name in (request.output, request.output_dir)):
-        message = f"{request.output or request.output_dir}: a URL takes parts of shards"
-        raise UsageError(message, hint="of .tar or .parquet files: --format parquet --output-dir URL")
+        message = f"{request.output or request.output_dir}: a URL is an output of shards only"
+        raise UsageError(message, hint="caption .tar or .parquet files with --format parquet --output-dir URL")
     label = shard.label if shard else ""
     clips = [entry.path for entry in entries]
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
-        if request.output == "-" or (request.output is None and not _into_files(request, form)):
+        if request.output == "-" or (request.output is None and not _is_per_clip(request, form)):
             if form == "parquet":
                 raise UsageError("--format parquet needs a file", hint="-o FILE.parquet or --output-dir DIR")
             if any(place.path is None for place in destinations):
@@ -130,7 +133,7 @@ def plan_destinations(
             )
     if each and request.output_dir is None and any(entry.shard for entry in entries):
         raise UsageError(
-            f"--format {each[0].form}: there is no folder beside a clip of a shard", hint="--output-dir DIR"
+            f"--format {each[0].form}: a clip of a shard has no folder of its own", hint="--output-dir DIR"
         )
     if each:
         check_sidecar_names(each, entries)
@@ -147,7 +150,7 @@ def plan_destinations(
 def check_files_distinct(
     request: CaptionArguments, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
 ) -> None:
-    """Refuse options that name one file, before anything is written.
+    """Refuse options that name the same file, before anything is written.
 
     Raises:
         UsageError: naming both options.
@@ -157,7 +160,7 @@ def check_files_distinct(
     from vidspec.dataset.stores import is_url
 
     profile = named_file(request.profile) if request.profile else None
-    parts = any(place.parts is not None for place in destinations)  # which are compared with their shards themselves
+    parts = any(place.parts is not None for place in destinations)  # PartOutput compares them with their shards
     inputs = () if parts else (path for path in request.paths or () if not is_url(path))
     read: list[NamedPath] = [("input", path) for path in inputs]
     read += [("--from-file", path) for path in request.from_file or ()]
@@ -178,7 +181,7 @@ def check_files_distinct(
         if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
             written.append(("the journal of the output", journal))
         elif place.parts is not None and not is_url(place.parts):
-            names = {f"{Path(entry.path).stem}.parquet" for entry in entries}  # two of a name are refused by Parts
+            names = {f"{Path(entry.path).stem}.parquet" for entry in entries}  # PartOutput refuses equal names
             written += [(output, Path(place.parts, name)) for name in names]
     if others:
         written += [
@@ -193,10 +196,10 @@ def check_files_distinct(
 def open_output(
     request: CaptionArguments, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
 ) -> Output:
-    """Opens the destinations; locks and repairs what an earlier run left, before any model is loaded.
+    """Open, lock and repair the destinations before any model is loaded.
 
     Raises:
-        UsageError: one cannot be written, or another run writes it.
+        UsageError: a file cannot be written, or another run is writing it.
     """
     from vidspec.dataset.clip_files import SidecarOutput
     from vidspec.dataset.outputs import CombinedOutput, SingleFileOutput, StreamOutput
@@ -205,7 +208,7 @@ def open_output(
 
     order = entries if request.ordered else None
 
-    def opened(place: Destination) -> Output:
+    def open_destination(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
         if place.parts is not None:
             return PartOutput(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
@@ -227,11 +230,11 @@ def open_output(
     with ExitStack() as undo:
         outputs: list[Output] = []
         for place in destinations:
-            outputs.append(opened(place))
+            outputs.append(open_destination(place))
             undo.callback(outputs[-1].close, (), complete=False)
         undo.pop_all()
     return outputs[0] if len(outputs) == 1 else CombinedOutput(outputs)
 
 
-def _into_files(request: CaptionArguments, form: str) -> bool:
+def _is_per_clip(request: CaptionArguments, form: str) -> bool:
     return request.output_dir is not None or request.name is not None or form in PER_CLIP

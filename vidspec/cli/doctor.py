@@ -1,4 +1,4 @@
-"""``vidspec doctor``: what this machine offers for captioning; fetches nothing and survives broken packages."""
+"""``vidspec doctor``: reports versions, devices and missing packages; fetches nothing, survives broken packages."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from vidspec.cli.printed import facts_table, print_json
 
 __all__ = ["MachineReport", "MissingPackage", "device_memory", "doctor", "has_gpu", "inspect", "model_cache"]
 
-#: Distributions whose versions matter, and whether captioning needs them.
+#: Distributions to report; True if captioning needs them.
 PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
 PACKAGES |= {"decord": False, "numpy": True, "pillow": True}
-#: Files that Linux has where there is a GPU that torch may support.
-GPUS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+#: Files that exist on Linux with a GPU that torch may support.
+GPU_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 REMEDIES = {"decord": "pip install decord (PyAV decodes everything in the meantime)"}
 
 
 @dataclass(frozen=True)
 class MissingPackage:
-    """Something that is missing: whether captioning needs it, and how to get it."""
+    """A missing package or feature, and its remedy; ``needed`` if captioning needs it."""
 
     what: str
     remedy: str
@@ -39,7 +39,7 @@ class MissingPackage:
 
 @dataclass
 class MachineReport:
-    """The findings, plain values only."""
+    """Findings as plain values."""
 
     python: str = ""
     platform: str = ""
@@ -55,7 +55,7 @@ class MachineReport:
     missing: list[MissingPackage] = field(default_factory=list)
 
     def rows(self) -> list[tuple[str, str]]:
-        """For the table: label and value."""
+        """Return labels and values for the table."""
         return [
             ("vidspec", self.vidspec),
             ("python", f"{self.python} on {self.platform}"),
@@ -90,18 +90,18 @@ def doctor(form: Annotated[TextOrJson, typer.Option("--format", help="json: one 
 
 
 def inspect() -> MachineReport:
-    """Inspect this machine; takes as long as importing torch does."""
+    """Inspect this machine; imports torch."""
     found = MachineReport(python=platform.python_version(), platform=platform.platform(terse=True))
     found.vidspec = _version("vidspec") or "unknown (not installed)"
     found.packages = {name: _version(name) for name in PACKAGES}
     for name, needed in PACKAGES.items():
         if found.packages[name] is None:
             found.missing.append(MissingPackage(name, REMEDIES.get(name, f"pip install {name}"), needed))
-    if _imported("torch", found) is not None:
+    if _import_package("torch", found) is not None:
         found.devices = _devices()
         found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
         found.language_models = _language_models()
-    found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
+    found.decoders = [name for name in ("decord", "av") if _import_package(name, found) is not None]
     if "av" in found.decoders:
         from vidspec.video.decode_hardware import DEVICES, refusal_reason
 
@@ -123,8 +123,8 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _imported(name: str, found: MachineReport) -> ModuleType | None:
-    """The module; None if absent or broken, and the latter is noted as missing."""
+def _import_package(name: str, found: MachineReport) -> ModuleType | None:
+    """Import a module; None if absent or broken. A broken one is added to ``found.missing``."""
     try:
         if find_spec(name) is None:
             return None
@@ -152,7 +152,7 @@ def _devices() -> list[str]:
 
 
 def _placement(gpus: int) -> str:
-    """Which devices target and draft get without options, and why."""
+    """Return the devices of target and draft without options, and the reason."""
     from vidspec.config.user_config import read_config, resolve
     from vidspec.engine.device import default_device_type, driver_problem
     from vidspec.errors import VidspecError
@@ -173,29 +173,29 @@ def _placement(gpus: int) -> str:
         return f"target {target}, draft cuda:1: there are {gpus} GPUs, and no device is named"
     if models.device != "auto" or workers.target or workers.draft or models.draft_device:
         return f"target {target}, draft {draft}: as named"
-    alone = "there is one GPU" if gpus == 1 else "the draft is no model of its own"
+    alone = "there is one GPU" if gpus == 1 else "the draft is not a separate model"
     if not gpus:
         alone = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
     return f"target and draft {first}: {alone}"
 
 
 def _language_models() -> str:
-    """What runs their blocks, by the rule that loading follows; records name it for each model."""
+    """Return the implementations of language models' blocks, by the rule of loading."""
     from vidspec.engine.fused import FAMILIES
     from vidspec.engine.matrix import choose_packing
 
     packed = "large weights packed on this CPU" if choose_packing(0, "auto") else "weights not packed on this CPU"
-    return f"fused for {', '.join(FAMILIES)} ({packed}); stock blocks of transformers else"
+    return f"fused for {', '.join(FAMILIES)} ({packed}); otherwise stock blocks of transformers"
 
 
 def model_cache() -> Path:
-    """The folder of the hub's models, whether it exists or not."""
+    """Return the hub's cache folder, which need not exist."""
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 def device_memory() -> int | None:
-    """Free bytes where models run by default, on the first GPU or in main memory; None if that cannot be read."""
+    """Return free bytes of the default device, the first GPU or main memory; None if unknown."""
     from vidspec import memory
 
     if has_gpu():
@@ -209,8 +209,10 @@ def device_memory() -> int | None:
 
 
 def has_gpu() -> bool:
-    """Whether torch may run models on something other than this CPU; without a GPU on Linux torch is not imported."""
-    if sys.platform == "linux" and not (any(Path(one).exists() for one in GPUS) or "+xpu" in (_version("torch") or "")):
+    """Return True if torch may run models on a GPU; on Linux without one torch is not imported."""
+    if sys.platform == "linux" and not (
+        any(Path(one).exists() for one in GPU_FILES) or "+xpu" in (_version("torch") or "")
+    ):
         return False
     from vidspec.engine.device import default_device_type
 

@@ -1,4 +1,4 @@
-"""``vidspec caption --dry-run``: what would be done, one clip to a line on stdout, with counts and time on stderr."""
+"""``vidspec caption --dry-run``: prints the plan, one clip per line on stdout, with counts and time on stderr."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def run_dry(
     settings: SettingsDigest,
     label: str,
 ) -> int:
-    """Print what a run over ``entries`` would do; returns 1 if some clip cannot be read, else 0.
+    """Print the plan of a run over ``entries``; returns 1 if some clip cannot be read, else 0.
 
     Args:
         request: the options.
-        found: what the entries were found among.
-        destinations: where the records would go.
-        settings: how clips would be captioned.
+        found: all inputs, with those left out.
+        destinations: of the records.
+        settings: of the captions.
         label: of the shard.
     """
     from vidspec.dataset.bulk import plan_run
@@ -46,7 +46,7 @@ def run_dry(
     from vidspec.dataset.outputs import CombinedOutput
     from vidspec.dataset.writers import StdoutLines
 
-    journals = [output for place in destinations if (output := place.looked_at(request, label)) is not None]
+    journals = [output for place in destinations if (output := place.open_journal(request, label)) is not None]
     looked = CombinedOutput(journals)
     planned = plan_run(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
@@ -66,12 +66,14 @@ def run_dry(
     profile = settings.profile
     models = profile["models"]
     named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
-    about = f"{named}, profile {profile['name']}; {_where(destinations)}"
+    about = f"{named}, profile {profile['name']}; {_destinations_text(destinations)}"
     print_note(f"dry run: nothing is loaded or written; {about}")
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
-    counts = [f"{len(left)} to caption ({format_duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
+    counts = [
+        f"{len(left)} to caption ({format_duration(sum(one.seconds for one in left))} of video{_segments_text(left)})"
+    ]
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
@@ -93,21 +95,21 @@ def run_dry(
     return int(bool(errors or found.unreadable))
 
 
-def _state(left: PlannedClip | None, entry: Job, looked: Output, settings: str) -> str:
-    """What is to become of a clip, or became of it before."""
+def _state(left: PlannedClip | None, entry: Job, journal: Output, settings: str) -> str:
+    """Return the planned action for a clip, or its earlier result."""
     if left is not None:
         return "unreadable" if left.error else "caption"
-    parts = looked.parts(entry, settings)
+    parts = journal.parts(entry, settings)
     if any(stored.failed for stored in parts.values()):
         return "failed"
-    return "kept" if not parts and looked.leaves(entry) else "done"
+    return "kept" if not parts and journal.leaves(entry) else "done"
 
 
 def _end(entry: Job) -> str:
     return "end" if entry.end is None else f"{entry.end:g}"
 
 
-def _parts(left: Sequence[PlannedClip]) -> str:
+def _segments_text(left: Sequence[PlannedClip]) -> str:
     parts = [one.parts for one in left]
     if None in parts:
         return ", in scenes"
@@ -115,11 +117,15 @@ def _parts(left: Sequence[PlannedClip]) -> str:
     return f", {count} segments" if count > len(left) else ""
 
 
-def _where(destinations: Sequence[Destination]) -> str:
+def _destinations_text(destinations: Sequence[Destination]) -> str:
     places = []
-    for one in destinations:
-        if one.names:
-            places.append(f"a file for each clip ({', '.join(one.forms)})")
+    for destination in destinations:
+        if destination.names:
+            places.append(f"a file for each clip ({', '.join(destination.forms)})")
         else:
-            places.append(f"into {one.path}" if one.path is not None else f"{one.forms[0]} to standard output")
+            places.append(
+                f"into {destination.path}"
+                if destination.path is not None
+                else f"{destination.forms[0]} to standard output"
+            )
     return ", ".join(places)

@@ -1,4 +1,4 @@
-"""How a command ends after Ctrl-C, SIGTERM and SIGHUP: the terminal and all files are left in order."""
+"""Ends a command after Ctrl-C, SIGTERM or SIGHUP with the terminal and all files in order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import NamedTuple, NoReturn
 
 __all__ = ["CommandEnding", "Terminated", "defer_interrupt", "ending_of", "raise_on_signals"]
 
-#: Seconds after which a signal is sent again that came at a time when nothing could be raised.
-AGAIN = 0.02
+#: Seconds until a signal is sent again whose exception Python swallowed, such as in a finaliser.
+RESEND_DELAY = 0.02
 
 
 class CommandEnding(NamedTuple):
-    """How a command ended, in a word, and its exit code: 128 and the signal's number, as shells have it."""
+    """A word for the end of a command, and its exit code: 128 plus the signal's number, as in shells."""
 
     word: str
     code: int
 
 
 class Terminated(KeyboardInterrupt):
-    """One of :data:`SIGNALS` arrived; code that cleans up after Ctrl-C does so after this too."""
+    """One of :data:`SIGNALS` arrived. A KeyboardInterrupt, so that code cleans up as after Ctrl-C."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ SIGNALS = {
 
 
 def ending_of(stop: BaseException) -> CommandEnding:
-    """How to end with what ``stop``, or what it stands for, was raised by."""
+    """Return the ending for the signal that raised ``stop`` or its cause."""
     for one in (stop, stop.__cause__):
         if isinstance(one, Terminated):
             return CommandEnding(SIGNALS[one.number], 128 + one.number)
@@ -51,12 +51,12 @@ def ending_of(stop: BaseException) -> CommandEnding:
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """In here each of :data:`SIGNALS` raises :class:`Terminated`, once: a second one ends the process at once.
+    """Context in which :data:`SIGNALS` raise :class:`Terminated`; a second signal ends the process at once.
 
-    Neither they nor Ctrl-C are lost where they come while something is being freed, which Python would only report.
+    A signal or Ctrl-C during a finaliser, where Python only reports the exception, is sent again.
 
-    Processes that are started here do not inherit it. Outside the main thread, where no handler can be set, and for a
-    signal that is ignored already (``nohup``), nothing changes.
+    Child processes do not inherit the handlers. No effect outside the main thread, where no handler can be set, and for
+    signals that are ignored already (``nohup``).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -64,7 +64,7 @@ def raise_on_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
-        signal.signal(number, _terminated)
+        signal.signal(number, _raise_terminated)
     hook = sys.unraisablehook
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
@@ -74,8 +74,8 @@ def raise_on_signals() -> Iterator[None]:
         number: int = signal.SIGINT
         if isinstance(unraisable.exc_value, Terminated):
             number = unraisable.exc_value.number
-            signal.signal(number, _terminated)
-        timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))  # when what is being freed is freed
+            signal.signal(number, _raise_terminated)
+        timer = threading.Timer(RESEND_DELAY, os.kill, (os.getpid(), number))  # after the finaliser
         timer.daemon = True
         timer.start()
 
@@ -90,9 +90,9 @@ def raise_on_signals() -> Iterator[None]:
 
 @contextmanager
 def defer_interrupt() -> Iterator[Callable[[], bool]]:
-    """In here the first Ctrl-C is only noted, so that no cache is left half written; the second one raises.
+    """Context in which the first Ctrl-C only sets a flag, so that no cache is left half written; the second raises.
 
-    Gives a function that returns whether it was pressed. Outside the main thread nothing changes.
+    Yields a function that returns the flag. No effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -113,7 +113,7 @@ def defer_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
-def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
+def _raise_terminated(number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     if number != signal.SIGTERM:
         _leave_terminal()
@@ -121,7 +121,7 @@ def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _leave_terminal() -> None:
-    """Where the terminal is gone, redirect output to nowhere, so that the last messages raise no error."""
+    """Redirect output to the null device if the terminal is gone, so that the last messages raise no error."""
     for output in (1, 2):
         try:
             os.write(output, b"")

@@ -1,4 +1,4 @@
-"""Listeners to the outcomes of a run: lines on standard error, notes of progress, and the trace."""
+"""Listeners to a run: result lines and progress on standard error, streamed text, and the trace."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "TraceCollector"]
 
-#: Seconds between notes of progress where there is no terminal to show a bar.
-USUAL = 60.0
+#: Seconds between progress lines without a terminal.
+PROGRESS_INTERVAL = 60.0
 
 
 class OutcomeLines(ResultListener):
-    """A line on standard error for each outcome; only for failures if ``quiet``, and further ones if ``verbose``."""
+    """Prints a line for each result; only failures if ``quiet``, and timings too if ``verbose``."""
 
     def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
         self.several, self.quiet, self.debug, self.verbose = several, quiet, debug, verbose
@@ -55,7 +55,7 @@ class OutcomeLines(ResultListener):
 
 
 class RestartNotes(ClipStates):
-    """A line on standard error when a clip is captioned again, which costs time that no other line explains."""
+    """Prints a line when a clip is captioned again, which explains the extra time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,24 +68,24 @@ class RestartNotes(ClipStates):
     def event(self, number: int, event: Event) -> None:
         super().event(number, event)
         if isinstance(event, Restarted):
-            print_note(f"note: {self.states[number].path}: {event.why}; the clip is done again")
+            print_note(f"note: {self.states[number].path}: {event.why}; the clip is captioned again")
 
     def end(self, number: int, caption: Caption) -> None:
         self.states.pop(number, None)
 
     def stage(self) -> str | None:
-        """How far the clip is that was begun first, while it has no text; before, that its frames are read."""
+        """Return the stage of the first clip in flight; None once it has text."""
         state = next(iter(list(self.states.values())), self._first)
         return None if state is None or state.prefilled else f"{state.path}: {state.stage}".removeprefix(": ")
 
 
 class StreamedText(RunObserver):
-    """Writes the caption of a run's one clip while it is generated, by whole words; its record brings the rest.
+    """Streams the caption of a single clip by whole words; its record adds the rest.
 
     Args:
-        lines: where captions go.
-        stop: the strings that end a text.
-        config: the run.
+        lines: the output of captions.
+        stop: strings that end a text.
+        config: of the run.
     """
 
     def __init__(self, lines: StdoutLines, stop: Sequence[str], config: JobConfig) -> None:
@@ -109,12 +109,12 @@ class StreamedText(RunObserver):
 
 
 class ProgressNotes(ResultListener):
-    """A line of progress every so many clips or seconds.
+    """Prints a progress line at an interval of clips or seconds.
 
     Args:
         every: ``100`` clips or a time such as ``5m``; None for every minute of a run of ``several`` clips.
-        several: whether the run has several clips.
-        quiet: nothing unless ``every`` is given.
+        several: True if the run has several clips.
+        quiet: print only if ``every`` is given.
 
     Raises:
         UsageError: ``every`` is neither.
@@ -122,23 +122,23 @@ class ProgressNotes(ResultListener):
 
     def __init__(self, every: str | None, *, several: bool, quiet: bool) -> None:
         self.clips: int | None = None
-        self.seconds: float | None = USUAL if several and not quiet else None
+        self.seconds: float | None = PROGRESS_INTERVAL if several and not quiet else None
         if every is not None:
             self.clips, self.seconds = parse_interval(every)
         self._last = time.monotonic()
-        self._noted = 0
+        self._reported = 0
 
     def result(self, outcome: JobResult, tally: Tally) -> None:
         now, done = time.monotonic(), tally.captioned + tally.failed
-        by_count = self.clips is not None and done - self._noted >= self.clips
+        by_count = self.clips is not None and done - self._reported >= self.clips
         by_time = self.seconds is not None and now - self._last >= self.seconds
         if by_count or by_time:
-            self._last, self._noted = now, done
+            self._last, self._reported = now, done
             print_note(progress(tally))
 
 
 def parse_interval(text: str) -> tuple[int | None, float | None]:
-    """Clips or seconds, the other None."""
+    """Parse an interval into clips or seconds; the other is None."""
     from vidspec.dataset.manifests import parse_seconds
 
     if re.fullmatch(r"[1-9]\d*", text.strip()):
@@ -168,7 +168,7 @@ class TraceCollector(ResultListener):
         self._ended = True
 
     def write(self) -> None:
-        """Write the file, whole or not at all; nothing where nothing was captioned."""
+        """Write the file atomically; nothing if no clip was captioned."""
         if not self._traces and not self._ended:
             return
         from vidspec.dataset.trace_file import merge_traces

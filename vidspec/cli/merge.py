@@ -1,4 +1,4 @@
-"""``vidspec merge``: one file from those that shards wrote."""
+"""``vidspec merge``: merges the output files of several runs or shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vidspec models``: published pairs and whether they fit this machine, one checkpoint, and the choice of models."""
+"""``vidspec models``: lists published pairs, inspects a checkpoint, and chooses the default models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def models(
         typer.Argument(
             metavar="[use|get] NAME|FOLDER",
             help="A checkpoint to inspect: a hub id or a folder. Without it, published pairs are listed. use NAME "
-            "makes it what `vidspec caption` takes, get NAME downloads it and its listed draft.",
+            "makes it the default of `vidspec caption`, get NAME downloads it and its listed draft.",
             autocompletion=target_names,
             show_default=False,
         ),
@@ -34,34 +34,32 @@ def models(
     draft: Annotated[
         str | None, typer.Option("--draft", metavar="NAME|FOLDER", help="Inspect, use or get NAME with this draft.")
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="With use: choose none; the demo pair captions then.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="With use: go back to the demo pair.")] = False,
     frames: Annotated[int, typer.Option(min=1, help="Frames of a clip.")] = 32,
     size: Annotated[str, typer.Option(metavar="WxH", help="Width and height of a frame in pixels.")] = "1280x720",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(
-            help="Of weights and KV cache.", show_default="bfloat16; for a checkpoint, the default of this device"
+            help="Type of weights and KV cache.", show_default="bfloat16; for a checkpoint, the default of this device"
         ),
     ] = None,
     weights: Annotated[
         Literal["int8", "int4"] | None,
-        typer.Option(
-            help="Of NAME, a target that is rounded when it is loaded (models.weights).", show_default="as they are"
-        ),
+        typer.Option(help="Quantise NAME, a target, at load (models.weights).", show_default="unchanged"),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a caption.")] = 512,
     form: Annotated[
         TextOrJson, typer.Option("--format", help="json: a list of objects; for a checkpoint, one object.")
     ] = "text",
 ) -> int:
-    """List published pairs of target and draft: the memory each needs, whether it fits here, what is in the cache.
+    """List published pairs of target and draft: memory, whether each fits this machine, what is in the cache.
 
-    With NAME it shows instead whether and how the checkpoint is supported, which drafts fit its vocabulary and this
+    With NAME, inspect a checkpoint instead: whether and how it is supported, which drafts fit its vocabulary and this
     machine's memory, and the command to run. Weights are never read; the list reads no models at all.
 
-    `vidspec models use NAME` writes NAME into the user's config, from where `vidspec caption` takes it; `vidspec models
-    use --none` takes it out. The list marks the pair in use, and recommends one: with a GPU the largest target that
-    leaves a fifth of the free memory, without one the smallest.
+    `vidspec models use NAME` makes NAME the default of `vidspec caption` in the user's config; `vidspec models use
+    --none` removes it. The list marks the pair in use and recommends one: with a GPU the largest target that leaves a
+    fifth of the free memory, without one the smallest.
 
     Memory is weights and KV cache, without pruning and activations; ? means unknown. In a pipe each pair is one line,
     separated by tabs: target, draft, visual tokens, GiB, licences, cached, remarks, fits.
@@ -85,9 +83,9 @@ def models(
         )
     if none or names:
         what = "--none" if none else names[0]
-        raise UsageError(f"models: {what}: is not known here", hint="vidspec models [use|get] NAME")
+        raise UsageError(f"models: {what}: unexpected argument", hint="vidspec models [use|get] NAME")
     if verb:
-        return _checkpoint(verb, draft, load, weights, form)
+        return _print_checkpoint(verb, draft, load, weights, form)
     if draft is not None:
         raise UsageError("--draft needs the name of a target", hint="vidspec models TARGET --draft DRAFT")
     if weights is not None:
@@ -101,10 +99,10 @@ def models(
     return 0
 
 
-def _checkpoint(
+def _print_checkpoint(
     name: str, draft: str | None, load: MemoryWorkload, weights: Literal["int8", "int4"] | None, form: TextOrJson
 ) -> int:
-    """Print what is known of one checkpoint; returns the exit code."""
+    """Inspect a checkpoint and print the findings; returns the exit code."""
     from vidspec.cli.checkpoint import inspect
 
     try:
@@ -115,7 +113,7 @@ def _checkpoint(
         published = list(named)
         if error.kind not in ("missing", "connection") or not published or weights is not None:
             raise
-        return _published(name, published, form)
+        return _print_published(name, published, form)
     if form == "json":
         print_json(found.to_dict())
     else:
@@ -125,8 +123,8 @@ def _checkpoint(
     return 3 if refused or not found.fits else 0
 
 
-def _published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
-    """Print the published pairs of a model whose config cannot be had now; returns the exit code."""
+def _print_published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
+    """Print the published pairs of a model whose config is not available; returns the exit code."""
     fits = [row.fits for row in rows]
     if form == "json":
         print_json({"name": name, "supported": True, "cached": False, "pairs": [row.to_dict() for row in rows]})
@@ -138,8 +136,11 @@ def _published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
 
 @dataclass(frozen=True)
 class PairRow:
-    """A published pair. ``cached`` models are in the cache; ``fits`` is None where the pair's size is not known;
-    ``chosen`` is the user's config's."""
+    """A published pair in the list.
+
+    ``cached`` models are in the cache; ``fits`` is None if the pair's size is not known; ``chosen`` is the one in the
+    user's config.
+    """
 
     pair: ModelPair
     tokens: int
@@ -150,7 +151,7 @@ class PairRow:
     recommended: bool = False
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--format json``."""
+        """Return the object for ``--format json``."""
         pair = self.pair
         return {
             "target": self._model(pair.target),
@@ -170,7 +171,7 @@ class PairRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """For the table."""
+        """Cells of the table."""
         pair, needed, context = self.pair, self.needed, self.pair.target.context
         roles = {"target": pair.target} | ({} if pair.draft is None else {"draft": pair.draft})
         here = [role for role, model in roles.items() if model.name in self.cached]
@@ -211,13 +212,13 @@ def _gib(count: int | None) -> str:
     return "?" if count is None else f"{count / 2**30:.1f}"
 
 
-#: Columns a terminal must have for a table whose names stay on one line; a narrower one gets a few lines for each pair.
-ROOMY = 166
+#: Terminal columns needed for the table; a narrower terminal gets a few lines per pair.
+TABLE_COLUMNS = 166
 HEADINGS = ("target", "draft", "visual tokens", "GiB", "licences", "cached", "remarks", "fits")
 
 
-def _choice(found: list[PairRow]) -> Iterator[str]:
-    """What captions come from where no models are named, and what is recommended."""
+def _choice_lines(found: list[PairRow]) -> Iterator[str]:
+    """Yield lines that name the default models and the recommended ones."""
     from vidspec.config.user_config import read_config
 
     config = read_config()
@@ -237,10 +238,10 @@ def _print_pairs(found: list[PairRow], title: str) -> None:
     if not console.is_terminal:
         print_rows(rows)
         return
-    for line in _choice(found):
+    for line in _choice_lines(found):
         console.print(Text(line))
     title = f"{title}; GiB = target + draft + KV caches"
-    if console.width < ROOMY:
+    if console.width < TABLE_COLUMNS:
         console.print(Text(title, style="italic"))
         for target, alike in groupby(rows, key=lambda row: row[0]):
             console.print(Text(f"\n{target}", style="bold"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The options of the commands, each declared once, and the dataclasses that group them; no torch here."""
+"""Options of the commands, each declared once, and the dataclasses that group them. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _input, _resume = (partial(typer.Option, rich_help_panel=panel) for panel in ("I
 _scale = partial(typer.Option, rich_help_panel="Many devices and machines")
 _check = partial(typer.Option, rich_help_panel="Measuring and checking")
 
-#: What `vidspec caption --help` shows; `--help-all` shows the other options too.
+#: Options that `vidspec caption --help` shows; `--help-all` shows all.
 COMMON = {"paths", "profile", "settings", "pair", "target", "draft", "device"}
 COMMON |= {"frames", "fps", "start", "end", "segment", "prompt", "turn", "style", "max_new_tokens", "temperature"}
 COMMON |= {"form", "output", "output_dir", "dry_run", "quiet", "verbose", "overwrite", "retry_failed", "batch"}
@@ -43,47 +43,47 @@ TextOrJson: TypeAlias = Literal["text", "json"]
 
 
 def profile_names(incomplete: str) -> list[tuple[str, str]]:
-    """For completion: names of profiles and what they are."""
+    """Complete names of profiles, with descriptions."""
     from vidspec.config.profiles import available
 
-    return _completed(incomplete, ((info.name, info.about) for info in available()))
+    return _matching(incomplete, ((info.name, info.about) for info in available()))
 
 
 def pair_names(incomplete: str) -> list[tuple[str, str]]:
-    """For completion: the built-in pairs and what they are."""
-    return _completed(incomplete, BUILT_IN.items())
+    """Complete built-in pairs, with descriptions."""
+    return _matching(incomplete, BUILT_IN.items())
 
 
 def format_names(incomplete: str) -> list[str]:
-    """For completion: formats, after those that are there already."""
+    """Complete the last format of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
     return [before + comma + form for form in FORMATS if form.startswith(last) and form not in before.split(",")]
 
 
 def target_names(incomplete: str) -> list[tuple[str, str]]:
-    """For completion: published targets and the draft that each takes by default."""
+    """Complete published targets, with their default drafts."""
     from vidspec.models.known_pairs import known_pairs, listed_draft
 
     names = dict.fromkeys(pair.target.name for pair in known_pairs())
-    return _completed(incomplete, ((name, f"draft: {listed_draft(name) or 'itself'}") for name in names))
+    return _matching(incomplete, ((name, f"draft: {listed_draft(name) or 'itself'}") for name in names))
 
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
-    """For completion: names of prompts and their text."""
+    """Complete names of prompts, with their text."""
     from vidspec.config.prompts import STYLES
 
-    return _completed(incomplete, STYLES.items())
+    return _matching(incomplete, STYLES.items())
 
 
-def _completed(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _matching(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [choice for choice in choices if choice[0].startswith(incomplete)]
 
 
 def flatten_options(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator: the fields of a command's parameters that are dataclasses become options of the command.
+    """Decorator: flatten dataclass parameters of a command into options.
 
     Args:
-        names: the only fields that do, where there are any; the others keep their defaults.
+        names: the fields to flatten, if any are named; the others keep their defaults.
     """
 
     def decorated(command: Callable[..., R]) -> Callable[..., R]:
@@ -118,7 +118,7 @@ ProfileOption: TypeAlias = Annotated[
         "-p",
         envvar="VIDSPEC_PROFILE",
         metavar="NAME|FILE",
-        help="How to accelerate; `vidspec profiles` lists the names (default: vanilla-sd-auto). "
+        help="Method of acceleration; `vidspec profiles` lists the names (default: vanilla-sd-auto). "
         "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
         "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself.",
         autocompletion=profile_names,
@@ -136,7 +136,7 @@ CsvRawOption: TypeAlias = Annotated[
 
 
 class CaptionHelp(TyperCommand):
-    """Help that shows the options in :data:`COMMON`, or all; shells complete the others all the same."""
+    """Help page with the options in :data:`COMMON`, or all; shells complete all of them."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         rare = [one for one in self.params if not (ctx.params.get("help_all") or one.name in COMMON)]
@@ -158,7 +158,7 @@ def _help_all(context: typer.Context, wanted: bool) -> None:
 
 @dataclass(frozen=True)
 class CaptionArguments:
-    """The options of ``vidspec caption`` with their defaults; ``vidspec ask`` takes some of them."""
+    """Options of ``vidspec caption``; ``vidspec ask`` takes some of them."""
 
     paths: Annotated[
         list[str] | None,
@@ -184,10 +184,10 @@ class CaptionArguments:
         ),
     ] = None
     include: Annotated[
-        list[str] | None, _input(metavar="GLOB", help="Of folders and lists, take only matching paths.")
+        list[str] | None, _input(metavar="GLOB", help="Take only matching paths of folders and lists.")
     ] = None
     exclude: Annotated[
-        list[str] | None, _input(metavar="GLOB", help="Of folders and lists, leave out matching paths.")
+        list[str] | None, _input(metavar="GLOB", help="Leave out matching paths of folders and lists.")
     ] = None
     extensions: Annotated[
         str | None, _input(metavar="LIST", help="File suffixes that count as video in folders: mp4,mkv, or any.")
@@ -195,21 +195,21 @@ class CaptionArguments:
 
     include_images: Annotated[
         bool,
-        _input("--include-images", help="Of folders and lists, take image files too, as clips of one frame."),
+        _input("--include-images", help="Also take image files of folders and lists, as clips of one frame."),
     ] = False
 
     column: Annotated[
-        str | None, _input(metavar="NAME", help="Of Parquet files, the column with the clips or their paths.")
+        str | None, _input(metavar="NAME", help="Column of Parquet files with the clips or their paths.")
     ] = None
     allow_paths: Annotated[
         list[str] | None,
-        _input(metavar="DIR", help="Rows of Parquet files may name files in DIR too; may be repeated."),
+        _input(metavar="DIR", help="Also allow rows of Parquet files to name files in DIR; may be repeated."),
     ] = None
     allow_urls: Annotated[
         list[str] | None,
         _input(
             metavar="SCHEME://HOST",
-            help="Rows may name URLs of this host too, and servers may have its private address; may be repeated.",
+            help="Also allow rows to name URLs of this host, private addresses included; may be repeated.",
         ),
     ] = None
 
@@ -224,7 +224,7 @@ class CaptionArguments:
     adapter: Annotated[str | None, _model(help="A LoRA of the target, merged into it: a hub id or a folder.")] = None
     captioner: Annotated[
         str | None,
-        _model(help="Captions a frame for drafts that read text: a hub id or a folder (default: the draft)."),
+        _model(help="Captions a frame for drafts with a caption context: a hub id or a folder (default: draft)."),
     ] = None
     device: Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = None
     dtype: Annotated[str | None, _model(help="auto, float32, bfloat16 or float16.")] = None
@@ -237,18 +237,18 @@ class CaptionArguments:
     decoder: Annotated[str | None, _video(help="auto, decord, av, nvdec, vaapi or videotoolbox.")] = None
     seek: Annotated[
         str | None,
-        _video(metavar="exact|keyframes", help="keyframes: those nearest to the frames; fast in long files."),
+        _video(metavar="exact|keyframes", help="keyframes: the keyframes nearest to the frames; fast in long files."),
     ] = None
     allow_damaged: Annotated[
         bool | None,
-        _video("--allow-damaged", help="Caption the readable part of damaged files; the record says so."),
+        _video("--allow-damaged", help="Caption the readable part of damaged files and note it in the record."),
     ] = None
     stall: Annotated[
         float | None,
         _video(metavar="SECONDS", help="Give up reading a clip after this long without a packet or a frame (60)."),
     ] = None
     audio: Annotated[
-        bool | None, _video("--audio/--no-audio", help="Whether models with audio input get the sound.")
+        bool | None, _video("--audio/--no-audio", help="Give the sound to models with audio input, or not.")
     ] = None
     segment: Annotated[
         str | None,
@@ -258,7 +258,10 @@ class CaptionArguments:
 
     prompt: Annotated[
         list[str] | None,
-        _text(metavar="TEXT", help="What to ask about the video; if repeated, each prompt gets a record of its own."),
+        _text(
+            metavar="TEXT",
+            help="Question or instruction about the video; if repeated, each prompt gets a record of its own.",
+        ),
     ] = None
     turn: Annotated[
         list[str] | None,
@@ -287,18 +290,26 @@ class CaptionArguments:
     ] = None
     template: Annotated[
         str | None,
-        _text(metavar="TEXT", help="Write each caption into this text: 'ohwx, {caption}'."),
+        _text(metavar="TEXT", help="Insert each caption into this text: 'ohwx, {caption}'."),
     ] = None
-    single_line: Annotated[bool, _text("--single-line", help="Write each caption on one line, with single blanks.")] = (
+    single_line: Annotated[bool, _text("--single-line", help="Write each caption on one line, with single spaces.")] = (
         False
     )
     temperature: Annotated[float | None, _text(help="Sampling temperature; 0 is greedy.")] = None
     top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
-    top_k: Annotated[int | None, _text(help="Sample from so many of the most probable tokens; 0: from all.")] = None
-    min_p: Annotated[float | None, _text(help="Sample tokens at least so probable as the first, as a share.")] = None
-    repetition_penalty: Annotated[float | None, _text(help="Factor against tokens of prompt and text; 1: none.")] = None
-    presence_penalty: Annotated[float | None, _text(help="Subtracted from logits of tokens in the text.")] = None
-    no_repeat_ngram: Annotated[int | None, _text(metavar="N", help="Repeat no run of N tokens; 0: any.")] = None
+    top_k: Annotated[int | None, _text(help="Sample from this many of the most probable tokens; 0: all.")] = None
+    min_p: Annotated[float | None, _text(help="Minimum probability of a token relative to the most probable one.")] = (
+        None
+    )
+    repetition_penalty: Annotated[
+        float | None, _text(help="Penalty factor for tokens of prompt and text; 1: none.")
+    ] = None
+    presence_penalty: Annotated[float | None, _text(help="Penalty subtracted from logits of tokens in the text.")] = (
+        None
+    )
+    no_repeat_ngram: Annotated[int | None, _text(metavar="N", help="Never repeat N tokens in a row; 0: no limit.")] = (
+        None
+    )
     seed: Annotated[int | None, _text(help="Seed for sampling.")] = None
 
     form: Annotated[
@@ -317,33 +328,29 @@ class CaptionArguments:
         _output(
             "--output",
             "-o",
-            help="One file for all clips, continued if there; - is standard output.",
+            help="One file for all clips; an existing one is continued; - is standard output.",
             metavar="FILE",
         ),
     ] = None
     output_dir: Annotated[
         str | None,
         _output(
-            metavar="DIR", help="One file per clip below DIR, mirroring the input folders; of shards, one per shard."
+            metavar="DIR", help="One file per clip below DIR, mirroring the input folders; for shards, one per shard."
         ),
     ] = None
     name: Annotated[
         str | None, _output(metavar="TEMPLATE", help="Name of each clip's file: '{stem}.{profile}{suffix}'.")
     ] = None
     ordered: Annotated[
-        bool, _output("--ordered", help="On standard output: write captions in the order of the clips.")
+        bool, _output("--ordered", help="Write captions on standard output in the order of the clips.")
     ] = False
-    dry_run: Annotated[
-        bool, _output("--dry-run", help="Only show what would be done and estimate how long it takes.")
-    ] = False
+    dry_run: Annotated[bool, _output("--dry-run", help="Only show the plan and estimate its time.")] = False
     log_file: Annotated[Path | None, _output(metavar="FILE", help="Append one JSON line per event.")] = None
     notify_every: Annotated[
         str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
     ] = None
     quiet: QuietOption = False
-    verbose: Annotated[bool, _output("--verbose", "-v", help="Also report what is loaded and where the time goes.")] = (
-        False
-    )
+    verbose: Annotated[bool, _output("--verbose", "-v", help="Also report loaded models and timings.")] = False
     no_live: Annotated[bool, _output("--no-live", help="Do not show the live panel.")] = False
 
     overwrite: Annotated[bool, _resume("--overwrite", help="Start over; the earlier output file becomes FILE~.")] = (
@@ -357,7 +364,7 @@ class CaptionArguments:
     max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after N failures.")] = None
     timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up on a clip after this long.")] = None
     max_fetch: Annotated[
-        str, _resume(metavar="SIZE", help="Give up on a clip of a shard or URL with more bytes: 500MB, 2GiB.")
+        str, _resume(metavar="SIZE", help="Give up on a clip of a shard or URL larger than this: 500MB, 2GiB.")
     ] = "4GiB"
 
     batch: Annotated[str, _scale(metavar="auto|N", help="Clips captioned at once; 1 keeps the order of the clips.")] = (
@@ -368,7 +375,7 @@ class CaptionArguments:
         None
     )
     shard: Annotated[
-        str | None, _scale(metavar="I/N", help="Caption only part I of N (default: from a SLURM job array).")
+        str | None, _scale(metavar="I/N", help="Caption only part I of N (default: set by a SLURM job array).")
     ] = None
     engine: Annotated[EngineName, _scale("--engine", help="ray: run captioners as actors on a Ray cluster.")] = "local"
     address: Annotated[str | None, _scale(metavar="ADDRESS", help="Address of the Ray cluster.")] = None
@@ -378,18 +385,22 @@ class CaptionArguments:
     ] = False
     verify: Annotated[
         bool,
-        _check("--verify", help="Also run plain decoding and fail on any difference; of one clip, --baseline too."),
+        _check(
+            "--verify",
+            help="Also run plain decoding and fail on any difference; for a single clip includes --baseline.",
+        ),
     ] = False
     trace: Annotated[Path | None, _check("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.")] = None
     heatmap: Annotated[
-        Path | None, _check("--heatmap", metavar="FILE.png", help="Draw which parts of the frames the draft sees.")
+        Path | None,
+        _check("--heatmap", metavar="FILE.png", help="Draw a heatmap of the parts of the frames that the draft sees."),
     ] = None
     report: Annotated[
         Path | None,
         _check(
             "--report",
             metavar="FILE.html",
-            help="Write a page that shows what the draft saw, which model wrote each token and where the time went.",
+            help="Write a page: visual tokens of the draft, the model that wrote each token, a timeline.",
         ),
     ] = None
     debug: DebugOption = False
@@ -401,23 +412,23 @@ class CaptionArguments:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that name the models of commands that measure."""
+    """Model options of commands that measure."""
 
     pair: Annotated[PairName, typer.Option(help="A built-in pair.")] = "embedded"
     target: Annotated[str | None, typer.Option(help="Hub id or folder (default: the built-in pair).")] = None
     draft: Annotated[str | None, typer.Option(help="Hub id or folder.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = "auto"
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
-    weights: Annotated[Literal["int8", "int4"] | None, typer.Option(help="Of the target as codes: int8 or int4.")] = (
-        None
-    )
+    weights: Annotated[
+        Literal["int8", "int4"] | None, typer.Option(help="Quantise the target to int8 or int4 codes.")
+    ] = None
     threads: Annotated[int | None, typer.Option(min=1, max=THREADS, help="CPU threads (default: torch's choice).")] = (
         None
     )
 
     @property
     def source(self) -> ModelSource:
-        """The models as ``vidspec.bench`` takes them."""
+        """Models as ``vidspec.bench`` takes them."""
         from vidspec.bench.loaded import ModelSource
 
         return ModelSource(self.pair, self.target, self.draft, self.device, self.dtype, self.weights)

@@ -1,4 +1,4 @@
-"""How commands print: results on standard output, one-line notes and errors on standard error."""
+"""Output of commands: results on standard output, one-line notes and errors on standard error."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
     "print_rows",
 ]
 
-#: How a report is written.
+#: Format of a report.
 TableFormat: TypeAlias = Literal["text", "json", "csv", "markdown"]
 
 
 def print_error(message: str) -> None:
-    """``error: message`` on standard error, on one line."""
+    """Print ``error: message`` on standard error, on one line."""
     print_note(f"error: {' '.join(message.split())}")
 
 
 def print_note(line: str) -> None:
     """Print one line on standard error, with control characters of names and messages escaped.
 
-    A terminal shows it broken between words, unless it is indented, as a command to be copied is.
+    On a terminal it is wrapped between words, unless it is indented: a command to copy.
     """
     text = one_line(line)
     if sys.stderr.isatty() and not line.startswith(" "):
@@ -54,7 +54,7 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def print_rows(rows: Iterable[Iterable[object]]) -> None:
-    """For pipes: one line per row, cells separated by tabs."""
+    """Print rows for pipes: one line per row, cells separated by tabs."""
     print("\n".join("\t".join(map(str, row)) for row in rows))
 
 
@@ -64,7 +64,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def facts_table(rows: Iterable[tuple[str, str]]) -> Console:
-    """Print labels and values; returns the console they were printed on."""
+    """Print labels and values as a table; returns the console."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

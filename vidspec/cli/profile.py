@@ -1,4 +1,4 @@
-"""``vidspec profile``: its options; measuring and drawing are in ``vidspec.bench``."""
+"""Command ``vidspec profile`` and its options; ``vidspec.bench`` measures and draws."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def profile(
     ] = "text",
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the tables as SVG.")] = None,
 ) -> None:
-    """Show where the time and memory of a clip go, for one profile or several side by side.
+    """Break down the time and memory of a clip, for one profile or several side by side.
 
-    The parts add up to the wall time; work that the parallel schedule hides is shown per worker. It also times single
-    passes on the clip's own caches: T_p(n), T_q(alpha), their ratio c and the draft window that they recommend.
+    The parts add up to the wall time; work that the parallel schedule overlaps is shown per worker. It also times
+    single passes on the clip's own caches: T_p(n), T_q(alpha), their ratio c and the draft window that they recommend.
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """

@@ -1,4 +1,4 @@
-"""``vidspec profiles``: lists the profiles."""
+"""``vidspec profiles``: lists profiles."""
 
 from __future__ import annotations
 

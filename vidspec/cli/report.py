@@ -1,4 +1,4 @@
-"""The sentences about captions and runs that ``vidspec caption`` and ``vidspec ask`` print on standard error."""
+"""One-line summaries of captions and runs, which ``vidspec caption`` and ``ask`` print on standard error."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def print_failure(caption: Caption, error: Exception, *, debug: bool) -> None:
     if debug or not isinstance(error, VidspecError):
         print(escape_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     message = caption.error["message"] if caption.error else str(error)
-    prefix = f"{' '.join(caption.path.split())}: "  # blanks of a message became one each
+    prefix = f"{' '.join(caption.path.split())}: "  # print_error collapses blanks
     print_error(prefix + message.removeprefix(prefix))
 
 
 def summary(caption: Caption, *, verbose: bool = False) -> str:
-    """The figures of a captioned clip on one line; ``verbose``: by the names that docs/metrics.md gives them."""
+    """Return the figures of a captioned clip on one line; ``verbose``: with the names in docs/metrics.md."""
     facts = [f"{len(caption.token_ids)} tokens"]
     if caption.ended == "loop":
         facts.append("ends in a loop")
@@ -48,7 +48,7 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
         facts.append(f"verified: plain decoding's tokens{tie}")
     if baseline := caption.speed.get("baseline"):
         first, whole = baseline["time_to_first_token"], baseline["end_to_end"]
-        length = baseline.get("tokens", len(caption.token_ids))  # which older records do not have
+        length = baseline.get("tokens", len(caption.token_ids))  # older records lack it
         at = "" if length == len(caption.token_ids) else f" (of {length} tokens)"
         decode = "too short to measure" if baseline["decode"] is None else f"{baseline['decode']:.2f}x"
         ratios = [f"decode {decode}"]
@@ -61,7 +61,7 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
 
 
 def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
-    """How a captioner runs: one line for each model and one for the rest."""
+    """Return lines about a loaded captioner: one in general and one per model."""
     import torch
 
     lines = [f"loaded in {seconds:.1f} s; {torch.get_num_threads()} threads; torch {torch.__version__}"]
@@ -79,7 +79,7 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
 
 
 def timing_summary(caption: Caption) -> str:
-    """The decoder and the times of a captioned clip on one line, the longest first."""
+    """Return the decoder and the times of a captioned clip on one line, the longest first."""
     whole = ("time_to_first_token", "decode", "end_to_end")
     times = sorted(((s, kind) for kind, s in caption.timings.items() if kind not in whole), reverse=True)
     totals = [f"{kind.replace('_', ' ')} {caption.timings[kind]:.2f} s" for kind in whole if kind in caption.timings]
@@ -90,7 +90,7 @@ def timing_summary(caption: Caption) -> str:
 
 
 def progress(tally: Tally) -> str:
-    """How far a run is, on one line."""
+    """Return the progress of a run on one line."""
     parts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed", *_rates(tally)]
     if tally.eta is not None:
         parts.append(f"{format_duration(tally.eta)} left")
@@ -98,7 +98,7 @@ def progress(tally: Tally) -> str:
 
 
 def totals(tally: Tally, found: InputListing) -> str:
-    """The results of a run, on one line."""
+    """Return the results of a run on one line."""
     parts = [f"{tally.total} clips: {tally.captioned} captioned, {tally.failed} failed"]
     if tally.kinds:
         parts[0] += f" ({', '.join(f'{kind} {count}' for kind, count in sorted(tally.kinds.items()))})"
@@ -120,7 +120,7 @@ def totals(tally: Tally, found: InputListing) -> str:
 
 
 def left_out(found: InputListing) -> str:
-    """How many inputs were left out and why, or an empty string."""
+    """Return counts of inputs left out by reason; empty if none."""
     counts = {"duplicates": found.duplicates, "not video": found.not_video, "excluded": found.excluded}
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 

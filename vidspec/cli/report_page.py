@@ -1,4 +1,4 @@
-"""``vidspec report``: an HTML page about a finished run."""
+"""``vidspec report``: writes an HTML page about finished runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def report(
 ) -> int:
     """Write one page about finished runs: captions, counters and speeds; many clips get a searchable, sortable table.
 
-    Two runs over the same clips and prompts, named one after the other, are put side by side with differences marked.
+    Two runs over the same clips and prompts are shown side by side with differences marked.
 
-    To see which tokens the draft wrote and what it saw of the frames, use `vidspec caption --report` during the run.
+    To see which tokens the draft wrote and which parts of the frames it saw, use `vidspec caption --report`.
     """
     from vidspec.display.pages.page import check_page
     from vidspec.display.pages.report import read_trace, write_compared, write_finished
@@ -54,7 +54,7 @@ def report(
             return 0
     records = _records(sources)
     if not records:
-        raise UsageError("there are no records to report on", hint="name what --format json or jsonl wrote")
+        raise UsageError("there are no records to report on", hint="name files written with --format json or jsonl")
     errors = write_finished(output, records, traces, ", ".join(str(source) for source in sources))
     if not quiet:
         for error in errors:
@@ -64,10 +64,10 @@ def report(
 
 
 def _records(sources: list[Path]) -> list[dict[str, Any]]:
-    """All records, each captioning once.
+    """Read all records, each captioning once.
 
     Raises:
-        UsageError: a file that was named holds something else.
+        UsageError: a named file is not one of records.
     """
     from vidspec.dataset.merge import merge_records
 
@@ -75,22 +75,22 @@ def _records(sources: list[Path]) -> list[dict[str, Any]]:
     for source in sources:
         found = [source] if not source.is_dir() else sorted(source.rglob("*.jsonl")) + sorted(source.rglob("*.json"))
         for file in found:
-            if (records := _document(file)) is not None:
+            if (records := _read_document(file)) is not None:
                 whole += records
             elif source is file or file.suffix == ".jsonl":
                 lines.append(file)
     merged = merge_records(lines).records
-    known = {_captioning(record) for record in merged}  # the journal beside a clip's own file has its record too
-    return [*merged, *(record for record in whole if _captioning(record) not in known)]
+    known = {_captioning_key(record) for record in merged}  # a clip's record is also in the journal next to its file
+    return [*merged, *(record for record in whole if _captioning_key(record) not in known)]
 
 
-def _captioning(record: dict[str, Any]) -> tuple[Any, ...]:
+def _captioning_key(record: dict[str, Any]) -> tuple[Any, ...]:
     job = record.get("job") or {}
     return (job.get("clip", record["path"]), job.get("settings"), job.get("segment"))
 
 
-def _document(file: Path) -> list[dict[str, Any]] | None:
-    """The records of one clip as ``--output-dir --format json`` writes them, on several lines; else None."""
+def _read_document(file: Path) -> list[dict[str, Any]] | None:
+    """Read the records of one clip, a document written with ``--output-dir --format json``; None if it is none."""
     if file.suffix != ".json" or not file.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Converts a request to what the library takes: sources, keys of a profile, formats and how to run."""
+"""Converts the options to the library's types: sources, profile overrides, formats and job config."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ EXCLUSIVE = (
 
 
 def check_arguments(request: CaptionArguments) -> None:
-    """Refuse options that exclude each other, before anything is read.
+    """Check options against each other, before anything is read.
 
     Raises:
-        UsageError: naming the option.
+        UsageError: names the option.
     """
     if request.timeout is not None and not 0 < request.timeout <= MANY:
         raise UsageError(f"--timeout {request.timeout:g}: must be more than 0 seconds, and at most {MANY}")
@@ -88,10 +88,10 @@ def check_arguments(request: CaptionArguments) -> None:
 
 
 def fetch_limits_of(request: CaptionArguments) -> FetchLimits:
-    """The limits of clips that are no local files, and what rows of shards may name.
+    """Return the limits of fetched clips, and the paths and URLs that rows of shards may name.
 
     Raises:
-        UsageError: naming the option.
+        UsageError: names the option.
     """
     from vidspec.dataset.access import Access, check_allowed_url
     from vidspec.dataset.allowance import FetchLimits
@@ -105,7 +105,7 @@ def fetch_limits_of(request: CaptionArguments) -> FetchLimits:
 
 
 def _bytes_of(text: str, option: str) -> int:
-    """A size with or without a unit, in bytes."""
+    """Parse a size with or without a unit, in bytes."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
     if not 0 < size < 2**63:
@@ -114,10 +114,10 @@ def _bytes_of(text: str, option: str) -> int:
 
 
 def clip_range(request: CaptionArguments) -> tuple[float | None, float | None]:
-    """``--start`` and ``--end`` in seconds.
+    """Return ``--start`` and ``--end`` in seconds.
 
     Raises:
-        UsageError: one of them is no time, or they are the wrong way round.
+        UsageError: one is not a time, or the end is not after the start.
     """
     from vidspec.dataset.manifests import parse_time
 
@@ -128,7 +128,7 @@ def clip_range(request: CaptionArguments) -> tuple[float | None, float | None]:
 
 
 def _batch(text: str) -> int | None:
-    """``--batch`` as a number, None for ``auto``."""
+    """Parse ``--batch``; None for ``auto``."""
     if text == "auto":
         return None
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
@@ -137,10 +137,10 @@ def _batch(text: str) -> int | None:
 
 
 def input_sources(request: CaptionArguments) -> InputSources:
-    """The places to look for clips.
+    """Return the sources of clips.
 
     Raises:
-        UsageError: none are named.
+        UsageError: there are none.
     """
     from vidspec.dataset.inputs import InputSources
 
@@ -156,10 +156,10 @@ def input_sources(request: CaptionArguments) -> InputSources:
 
 
 def profile_overrides(request: CaptionArguments) -> dict[str, object]:
-    """Options and ``--set`` as dotted keys.
+    """Return options and ``--set`` as dotted keys.
 
     Raises:
-        UsageError: a key is set twice, since neither value is the obvious winner.
+        UsageError: a key is set twice.
     """
     overrides: dict[str, object] = {
         f"{section}.{option}": value
@@ -174,10 +174,10 @@ def profile_overrides(request: CaptionArguments) -> dict[str, object]:
 
 
 def parse_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:
-    """``--set KEY=VALUE`` as dotted keys with their text; none of ``overrides`` may be set again.
+    """Parse ``--set KEY=VALUE`` into dotted keys and text; keys of ``overrides`` may not be set again.
 
     Raises:
-        UsageError: one is not KEY=VALUE, or sets a key twice.
+        UsageError: not KEY=VALUE, or a key is set twice.
     """
     from vidspec.config.profiles import parse_setting
 
@@ -211,10 +211,10 @@ def _prompt(request: CaptionArguments) -> str | None:
 
 
 def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[Format, ...]:
-    """The formats: from the option, the suffix of the one output file, the config, Parquet of shards, or text.
+    """Return the formats: from the option, the output file's suffix, the config, Parquet for shards, or text.
 
     Raises:
-        UsageError: one is not known.
+        UsageError: a format is unknown.
     """
     from vidspec.dataset.formats import FORMATS, format_of
     from vidspec.dataset.inputs import is_shard
@@ -229,11 +229,11 @@ def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[For
     if wrong := [name for name in forms if name not in FORMATS]:
         raise UsageError(f"{origin}: must be one of {', '.join(FORMATS)}, not {wrong[0]!r}")
     if "parquet" in forms:
-        _installed("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
+        _require_package("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
     return cast("tuple[Format, ...]", forms)
 
 
-def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> None:
+def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:
     """Refuse an option whose optional package is missing before any model is loaded."""
     for module in modules:
         if find_spec(module) is None:
@@ -241,20 +241,18 @@ def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> 
 
 
 def _check_av() -> None:
-    """Refuse versions of PyAV that cannot be imported here, or that hang: those before 15 bring FFmpeg 7.1.0 or older,
-    whose HEVC decoder deadlocks with several threads.
-    """
+    """Refuse PyAV before 15: it bundles FFmpeg 7.1.0 or older, whose HEVC decoder deadlocks with several threads."""
     found = version("av")
     if int(found.partition(".")[0]) < 15:
-        raise UsageError(f"PyAV {found} is too old to read videos with", hint="pip install 'av>=15'")
+        raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
 
 
 def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobConfig:
-    """How every clip is done.
+    """Return the settings of every clip.
 
     Raises:
-        UsageError: a wrong --segment, a package that is missing, or --verify where correct captions differ from plain
-            decoding's.
+        UsageError: an invalid --segment, a missing package, or --verify with a profile whose correct captions may
+            differ from plain decoding's.
     """
     from vidspec.dataset.job import JobConfig, JobQuestions
     from vidspec.dataset.segments import parse_segment
@@ -268,16 +266,16 @@ def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobCo
     _check_av()
     video = profile.video.arguments
     if request.segment == "scenes":
-        _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
+        _require_package("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
     if video["decoder"] == "decord":
-        _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+        _require_package("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
     if video["decoder"] not in ("auto", "av", "decord"):
         from vidspec.video.decode_hardware import HardwareDecoder
 
-        HardwareDecoder(video["decoder"])  # raises where there is none
+        HardwareDecoder(video["decoder"])  # raises if unavailable
     if request.engine == "ray":
-        _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
-    measured = request.baseline or (request.verify and total == 1)  # of a clip alone that takes no longer
+        _require_package("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
+    measured = request.baseline or (request.verify and total == 1)  # for a single clip it takes no longer
     several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)
     return JobConfig(
         video=video,
@@ -299,5 +297,5 @@ def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobCo
 
 
 def logged_arguments(request: CaptionArguments) -> Mapping[str, object]:
-    """The options as plain values, for the log."""
+    """Return the options as plain values, for the log."""
     return {key: value for key, value in vars(request).items() if value not in (None, False)}

@@ -1,4 +1,4 @@
-"""A dialogue about one clip as ``vidspec ask`` leads and shows it; the answers are ``vidspec.decoding.dialogue``'s."""
+"""The dialogue of ``vidspec ask`` on a terminal or in a pipe; ``vidspec.decoding.dialogue`` generates the answers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "DialogueSession", "dialogue_page", "terminal_prompt"]
 
-#: What a line may begin with that is no question.
+#: Commands on a terminal.
 COMMANDS = ("/again", "/save", "/quit", "/exit")
-#: Suffixes of files that records are saved in; in others it is text.
+#: Suffixes of files that /save writes records to; others get text.
 RECORDS = (".json", ".jsonl")
 HELP = "/again repeats the last question, /save FILE saves the dialogue, /quit ends it; Ctrl-C stops an answer"
 
 
 @contextmanager
 def dialogue_page(file: Path | None, profile: Profile) -> Iterator[ReportFile | None]:
-    """The page that shows the turns, if there is to be one; written in the end, even after an error."""
+    """Context of the report page, None without one; the page is written at the end, even after an error."""
     if file is None:
         yield None
         return
@@ -58,7 +58,7 @@ def dialogue_page(file: Path | None, profile: Profile) -> Iterator[ReportFile | 
 
 
 def terminal_prompt(out: TextIO) -> Callable[[], str]:
-    """Reads a line from the terminal; with a shell's keys and history where there is ``readline``."""
+    """Return a function that reads a line from the terminal, with ``readline`` if available."""
     with suppress(ImportError):
         import readline  # noqa: F401
 
@@ -70,16 +70,16 @@ def terminal_prompt(out: TextIO) -> Callable[[], str]:
 
 
 class DialogueSession:
-    """One dialogue.
+    """One dialogue of ``vidspec ask``.
 
     Args:
         path: the clip.
         dialogue: about it.
-        out: where answers go.
+        out: stream for answers.
         form: of answers in a pipe.
         profile: its name, for records of failed questions.
-        page: shows each turn.
-        models_named: whether the user named the models; answers of built-in models chosen by default are marked.
+        page: the report page that gets each turn.
+        models_named: True if the user named the models; answers of the default built-in models are marked.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class DialogueSession:
         self._records: dict[int, Caption] = {}  # by turn
 
     def lines(self, questions: TextIO) -> int:
-        """Answer each line with one line, even where an answer fails; returns the exit code.
+        """Answer each line with one line, even if an answer fails; returns the exit code.
 
         Raises:
-            UsageError: a line is longer than any question may be.
+            UsageError: a line is too long.
         """
         code = 0
         while text := questions.readline(LONGEST_PROMPT + 1):
@@ -123,7 +123,7 @@ class DialogueSession:
         return code
 
     def terminal(self, read: Callable[[], str], *, quiet: bool = False) -> int:
-        """Answer lines until there are no more; returns the exit code."""
+        """Answer questions and run commands until the input ends; returns the exit code."""
         while True:
             try:
                 text = read().strip()
@@ -152,7 +152,7 @@ class DialogueSession:
                 print_error(str(error))
 
     def _turn_events(self, events: Iterator[Event]) -> Generator[Event, None, None]:
-        """A turn's events, which the page gets too; a turn that is given up does not appear there."""
+        """Yield a turn's events, and pass them to the page; a stopped turn does not appear there."""
         self._turn += 1
         if self.page is not None:
             self.page.begin(self._turn, self.path, 2)  # more turns may follow
@@ -165,7 +165,7 @@ class DialogueSession:
                 yield event
 
     def _show(self, answer: Iterator[Event], *, quiet: bool) -> None:
-        """Print an answer while it is generated. Ctrl-C stops it between two rounds, a second one ends the session."""
+        """Stream an answer. Ctrl-C stops it between two rounds, a second one ends the session."""
         begun, caption, events = False, None, self._turn_events(answer)
         wrap, mark = WordWrap(terminal_columns(self.out)), ""
         with defer_interrupt() as stopped, ExitStack() as waiting:
@@ -200,13 +200,13 @@ class DialogueSession:
             kept = lean_record({**record, "job": {"prompt": question}})
             return json_text({key: value for key, value in kept.items() if key != "job"})
         marked = {**record, "caption": caption.caption or "", "job": {"models_named": self.models_named}}
-        return record_line(marked, "webdataset-txt", several=False) or ""  # on one line, as the caption of a segment is
+        return record_line(marked, "webdataset-txt", several=False) or ""  # on one line, like the caption of a segment
 
     def _save(self, name: str) -> None:
-        """Write the dialogue to a file: records where its name ends in .json or .jsonl, else text.
+        """Write the dialogue to a file: records if its name ends in .json or .jsonl, otherwise text.
 
         Raises:
-            UsageError, OutputError: it cannot be written, or there is a file of that name.
+            UsageError, OutputError: the file exists or cannot be written.
         """
         exchanges = self.dialogue.exchanges
         if not name:

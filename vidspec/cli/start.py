@@ -1,4 +1,4 @@
-"""Before the first caption: notes on what is loaded and on the built-in models, and faster loading. No torch."""
+"""Startup of a command: notes on models and stages, device checks, and faster loading. No torch."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["announce", "demo_notes", "report_stage", "require_devices", "stage_status", "uncollected"]
 
-#: Seconds between lines on a stage that lasts, where no terminal shows it.
+#: Seconds between lines about a long stage, without a terminal.
 EVERY = 10.0
 
 NOTICE = (
-    "note: the built-in models know only drawn shapes, and what they say about real video is wrong; `vidspec models` "
+    "note: the built-in models know only drawn shapes; their captions of real video are wrong; `vidspec models` "
     "lists real models, such as:"
 )
 REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct --draft Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 def announce(profile: Profile, *, here: bool = True) -> bool:
-    """Print what is loaded and what has to be fetched, and check that the hub answers; returns whether it has to.
+    """Print the models to load and to fetch, and check that the hub answers; returns True if any is fetched.
 
     Args:
         profile: names the models.
-        here: whether this process loads them; other processes check for themselves.
+        here: True if this process loads them; other processes check for themselves.
 
     Raises:
         ModelError: models are not in the cache, and the hub does not answer.
@@ -53,10 +53,10 @@ def announce(profile: Profile, *, here: bool = True) -> bool:
 
 
 def require_devices(profile: Profile) -> None:
-    """Find out before anything slow that a device is not there that the profile names; imports torch only if it does.
+    """Check that the devices a profile names are available; imports torch only if it names one besides the CPU.
 
     Raises:
-        DeviceError: it is not there.
+        DeviceError: a device is not available.
     """
     models, workers = profile.models, profile.workers
     named = (models.device, models.draft_device, workers.target, workers.draft)
@@ -68,12 +68,12 @@ def require_devices(profile: Profile) -> None:
 
 
 def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:
-    """Notes on what captions of the built-in models are worth; none for other models.
+    """Return warnings about captions of the built-in models; none for other models.
 
     Args:
-        profile: the run's.
-        prompts: all prompts of the run.
-        command: the command with a clip, to be repeated with other models.
+        profile: of the run.
+        prompts: of the run.
+        command: the command with a clip, shown again with other models.
     """
     from vidspec.embedded import ships
     from vidspec.embedded.prompts import PROMPTS, QUESTIONS, is_known
@@ -87,7 +87,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
         shown = " ".join(untrained[0].split())
         notes.append(
             f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; their answer "
-            f"means nothing. They know {PROMPTS[0]!r} and similar prompts, and after it questions such as "
+            f"is meaningless. They know {PROMPTS[0]!r} and similar prompts, and follow-up questions such as "
             f"{QUESTIONS['count']!r}"
         )
     return notes
@@ -95,7 +95,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
 
 @contextmanager
 def stage_status(stage: str, *, on: bool = True) -> Iterator[None]:
-    """The name of a stage and its seconds while it lasts: a spinner, or lines where standard error is no terminal."""
+    """Show a stage and its seconds: a spinner, or lines if standard error is not a terminal."""
     from rich.console import Console
 
     console, begun = Console(stderr=True), time.monotonic()
@@ -109,7 +109,7 @@ def stage_status(stage: str, *, on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def report_stage(line: Callable[[], str | None]) -> Iterator[None]:
-    """Every :data:`EVERY` seconds a line on standard error; none where there is None."""
+    """Print a line on standard error every :data:`EVERY` seconds, unless ``line`` returns None."""
     over = threading.Event()
 
     def tell() -> None:
@@ -128,9 +128,11 @@ def report_stage(line: Callable[[], str | None]) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import and load without garbage collection: nearly all objects made meanwhile stay, and looking for the others
-    takes a seventh of the time until the first token. At the end of the process they are not looked for either, which
-    would take Ctrl-C longer than everything else."""
+    """Import and load without garbage collection.
+
+    Nearly all objects made meanwhile stay alive, and collecting takes a seventh of the time to first token. They are
+    not collected at exit either, which would dominate the time that Ctrl-C takes.
+    """
     atexit.register(gc.freeze)
     with garbage.loading(fresh=True):
         yield

@@ -1,4 +1,4 @@
-"""``vidspec bench throughput``: its options; measuring and summing up are in ``vidspec.bench.throughput``."""
+"""Command ``vidspec bench throughput`` and its options; ``vidspec.bench.throughput`` measures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT = ("ar", "vanilla-sd", "auto")
 def throughput(
     clips: Annotated[list[Path], typer.Argument(metavar="CLIP...", help="Video files and folders.")],
     *,
-    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clips at once, increasing.")] = "1,4,8,16",
+    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Batch sizes, increasing.")] = "1,4,8,16",
     profile: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,7 +92,7 @@ def throughput(
 
 
 def _clips(named: tuple[str, ...]) -> list[str]:
-    """The videos among files and folders.
+    """Return the videos among files and folders.
 
     Raises:
         UsageError: one cannot be found, or there are none.

@@ -1,4 +1,4 @@
-"""Names keys of a profile in error messages as the user gave them: by the flag or the variable that set them."""
+"""Replaces profile keys in error messages by the flag or variable that set them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from vidspec.errors import VidspecError
 
 __all__ = ["as_typed"]
 
-#: Flags whose name is not that of the key's last part.
+#: Flags that are not named after the last part of their key.
 _OTHER_FLAGS = {
     "--style": "generate.prompt",
     "--prompt-file": "generate.prompt",
     "--no-audio": "video.audio",
 }
-#: Keys that only commands other than ``vidspec caption`` have a flag for.
+#: Keys with a flag only in commands other than ``vidspec caption``.
 _FURTHER = {"models": ("weights", "threads"), "generate": ("prompt",)}
 
 
 def as_typed(error: VidspecError, args: Sequence[str], env: Mapping[str, str]) -> str:
-    """The error in one line; a key that a flag in ``args`` set is named by the flag, one of ``env`` by the variable.
+    """Return the error in one line, its key replaced by the flag in ``args`` or the variable in ``env`` that set it.
 
-    Keys of files and of ``--set`` stay as they are. Hints show keys as they are written into a profile, and stay too.
+    Keys of files and of ``--set`` stay. Hints show keys as written in a profile, and stay too.
     """
     message, hint = error.message, error.hint
     for key, name in _names(args, env).items():
@@ -36,7 +36,7 @@ def as_typed(error: VidspecError, args: Sequence[str], env: Mapping[str, str]) -
 
 
 def _names(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    """How the user gave each key: by a flag, which wins, or by a variable."""
+    """Return the flag or variable that set each key; flags win."""
     names = {}
     for variable, value in env.items():
         section, double, key = variable.removeprefix(PREFIX).lower().partition("__")

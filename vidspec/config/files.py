@@ -1,7 +1,7 @@
-"""Profile files: their names, and the keys that a file sets for each; no value is checked here, and no torch.
+"""Profile files: finds them by name and reads their keys; checks no values and imports no torch.
 
 A file holds the profile of its own name and, under ``variants``, others that differ from it by a few keys. ``base``
-names the profile whose keys hold where one says nothing itself, ``aliases`` are further names of the same thing.
+names the profile that a profile inherits keys from; ``aliases`` are further names of the same profile.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from vidspec.registry import nearest
 __all__ = ["ProfileEntry", "ProfileStore", "named_file", "packaged_folder", "user_folder"]
 
 ENDINGS = (".yaml", ".yml")
-#: Place in its group of a profile that names none: behind those that do, among its like by name.
+#: Rank of a profile that names none: after those with a rank, sorted by name.
 LAST = 1000
 
 
 class ProfileEntry(NamedTuple):
-    """One profile as a file says it: ``source`` is ``user``, ``packaged`` or, of a file named by its path, empty;
-    ``error`` is why the file cannot be read."""
+    """One profile as a file defines it.
+
+    ``source`` is ``user``, ``packaged`` or, for a file named by its path, empty; ``error`` is set if the file cannot be
+    read.
+    """
 
     name: str
     path: Path
@@ -40,12 +43,12 @@ class ProfileEntry(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where its keys stand; ``--profile`` takes it as it is."""
+        """File, and variant if any, of its keys, in the form that ``--profile`` takes."""
         return str(self.path) if self.name == self.path.stem else f"{self.path}:{self.name}"
 
 
 class _ProfileFile(BaseModel):
-    """The keys of a file that belong to no section; those of the profile itself are in ``model_extra``."""
+    """Keys of a file that belong to no section; those of the profile itself are in ``model_extra``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -57,16 +60,16 @@ class _ProfileFile(BaseModel):
 
 
 class ProfileStore:
-    """The profiles of the user's folder and of the package, and those in files named; reads each file once."""
+    """Profiles of the user's folder, of the package and of files named by path; reads each file once."""
 
     def __init__(self) -> None:
         self._read: dict[Path, dict[str, ProfileEntry]] = {}
 
     def chain(self, profile: str | ProfileEntry) -> list[ProfileEntry]:
-        """A profile and, before it, all that it is based on, the lowest first.
+        """Return a profile preceded by all its bases, the lowest first.
 
         Raises:
-            ProfileError: one of them does not exist or cannot be read, or a profile is based on itself.
+            ProfileError: one of them does not exist or cannot be read, or the bases are circular.
         """
         chain = [self._find(profile) if isinstance(profile, str) else profile]
         while (lowest := chain[0]).error is None and lowest.base is not None:
@@ -80,26 +83,29 @@ class ProfileStore:
         return chain
 
     def all(self, word: str = "", of: ProfileEntry | None = None) -> dict[str, ProfileEntry]:
-        """Every profile that can be named, by name.
+        """Return all profiles by name.
 
         Args:
-            word: the name that is looked for: its own file is read if it has one, else those that hold the word.
-            of: the profile whose base may be one of them. It is none itself, so that one that hides another may be
-                based on that; a packaged one is based on packaged ones.
+            word: the name to look up: only its own file is read if it has one, otherwise the files that contain the
+                word.
+            of: the profile whose base is looked up. It is left out itself, so that a profile that hides another may
+                have that one as its base; a packaged profile has packaged bases.
         """
         found: dict[str, ProfileEntry] = {}
         for source, all_files in self._files.items():
             if of is None or of.source in ("", "user", source):
                 files = [file for file in all_files if file.stem == word]
                 files = files or [file for file in all_files if contains_word(file, word)]
-                entries = [entry for file in files for entry in self._in(file, source).values() if entry is not of]
+                entries = [
+                    entry for file in files for entry in self._read_entries(file, source).values() if entry is not of
+                ]
                 for entry in sorted(entries, key=lambda one: one.name != one.path.stem):
                     found.setdefault(entry.name, entry)
         return found
 
     @cached_property
     def _files(self) -> dict[str, list[Path]]:
-        """By source, those that hide others first."""
+        """Files by source, those that hide others first."""
         folders = {"user": user_folder(), "packaged": packaged_folder()}
         return {
             source: sorted(file for ending in ENDINGS for file in folder.glob(f"*{ending}"))
@@ -107,58 +113,58 @@ class ProfileStore:
         }
 
     def _find(self, name_or_path: str, of: ProfileEntry | None = None) -> ProfileEntry:
-        """A profile, or the base of one: files are found from beside its own, and names in that first."""
+        """Find a profile, or the base ``of`` one: paths are relative to its folder, its file's names come first."""
         key, hint = ("base: ", f"set by {of.origin}") if of else ("", "`vidspec profiles` lists them")
         if (file := named_file(name_or_path)) is not None:
             path = (of.path.parent / file[0]).resolve() if of else file[0]
             if not path.is_file():
                 raise ProfileError(f"{key}{name_or_path}: there is no such profile file", hint=of and hint)
-            held, name = self._in(path, ""), file[1] or path.stem
-            if (own := held[path.stem]).error is not None:
+            candidates, name = self._read_entries(path, ""), file[1] or path.stem
+            if (own := candidates[path.stem]).error is not None:
                 return own
         else:
-            name, near = name_or_path, self._in(of.path, of.source) if of else {}
-            held = near if near.get(name, of) is not of else self.all(name, of)
-        if name not in held:
-            close = nearest(name, held if file else self.all())
+            name, siblings = name_or_path, self._read_entries(of.path, of.source) if of else {}
+            candidates = siblings if siblings.get(name, of) is not of else self.all(name, of)
+        if name not in candidates:
+            close = nearest(name, candidates if file else self.all())
             meant = f"; did you mean {close}?" if close else ""
             raise ProfileError(f"{key}no profile is called {name!r}{meant}", hint=hint)
-        return held[name]
+        return candidates[name]
 
-    def _in(self, path: Path, source: str) -> dict[str, ProfileEntry]:
-        """The profiles that a file holds, by name."""
+    def _read_entries(self, path: Path, source: str) -> dict[str, ProfileEntry]:
+        """Return the profiles in a file, by name."""
         if path not in self._read:
-            held: dict[str, ProfileEntry] = {}
+            profiles: dict[str, ProfileEntry] = {}
             try:
                 data = read_yaml(path, ProfileError)
                 if not isinstance(data, dict):
                     raise ProfileError(f"{path}: a profile is a mapping of keys, not {type(data).__name__}")
                 for entry in _entries(path.stem, path, source, data):
-                    if entry.name in held:
+                    if entry.name in profiles:
                         raise ProfileError(f"{path}: two profiles are called {entry.name!r}")
-                    held[entry.name] = entry
+                    profiles[entry.name] = entry
             except ProfileError as error:
-                held = {path.stem: ProfileEntry(path.stem, path, source, error=error)}
-            self._read[path] = held
+                profiles = {path.stem: ProfileEntry(path.stem, path, source, error=error)}
+            self._read[path] = profiles
         return self._read[path]
 
 
 def user_folder() -> Path:
-    """Where a user's own profiles live; one there hides a packaged one of the same name."""
+    """Return the folder of the user's own profiles, which hide packaged ones of the same name."""
     import platformdirs
 
     return Path(platformdirs.user_config_dir("vidspec")) / "profiles"
 
 
 def packaged_folder() -> Path:
-    """The profiles that come with vidspec: inside the installed package, or beside it in a checkout."""
+    """Return the folder of packaged profiles: inside the installed package, or next to it in a checkout."""
     here = Path(__file__).resolve().parents[1]
     installed = here / "_profiles"
     return installed if installed.is_dir() else here.parent / "profiles"
 
 
 def named_file(text: str) -> tuple[Path, str] | None:
-    """The file that ``text`` means and, behind a colon, which of its profiles; None if it is a profile's name."""
+    """Parse ``FILE`` or ``FILE:VARIANT``; None if ``text`` is the name of a profile."""
     file, _, variant = text.rpartition(":")
     if not file.endswith(ENDINGS):
         file, variant = text, ""
@@ -168,7 +174,7 @@ def named_file(text: str) -> tuple[Path, str] | None:
 
 
 def _entries(name: str, path: Path, source: str, data: Mapping[str, object]) -> Iterator[ProfileEntry]:
-    """A profile, its aliases, and its variants, which are based on it unless they name another base."""
+    """Yield a profile, its aliases, and its variants, which are based on it unless they name another base."""
     origin = ProfileEntry(name, path, source).origin
     try:
         content = _ProfileFile.model_validate({str(key): value for key, value in data.items()})

@@ -1,4 +1,4 @@
-"""How a bench names what it measures: a profile and, behind it, keys that are set otherwise; no torch."""
+"""Labels of benchmarks: a profile followed by overrides, such as ``fly+accept.theta=0.1``. No torch."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from vidspec.errors import UsageError
 
 __all__ = ["DRAFT", "load", "parse", "split"]
 
-#: What stands among labels for the draft model by itself. It is no profile, and only research measures it.
+#: The label of the draft model by itself. It is not a profile, and only research measures it.
 DRAFT = "draft"
-_SUCH_AS = "such as fly+accept.window=2+accept.theta=0.1"
+_EXAMPLE = "such as fly+accept.window=2+accept.theta=0.1"
 
 
 def parse(label: str) -> tuple[str, dict[str, str]]:
-    """A label's profile and overrides: ``fly+accept.theta=0.1`` is the profile ``fly`` with one key set anew.
+    """Split a label into profile and overrides: ``fly+accept.theta=0.1`` is ``fly`` with one key overridden.
 
     Args:
-        label: a profile's name or file, then any number of ``+KEY=VALUE``. Values hold no ``+``; a file's name and a
-            profile's may where there is one of that name.
+        label: a profile's name or file, then any number of ``+KEY=VALUE``. Values contain no ``+``; names of files and
+            profiles may if a file or profile of that name exists.
 
     Returns:
         the profile as :func:`vidspec.config.profiles.load` takes it, and values by dotted key, text as with ``--set``;
         the profile's schema gives them their types.
 
     Raises:
-        UsageError: no profile, something that is not ``KEY=VALUE``, or one key twice.
+        UsageError: no profile, an override that is not ``KEY=VALUE``, or a repeated key.
     """
     parts = label.split("+")
-    cut = next((cut for cut in range(len(parts), 1, -1) if _holds_a_plus("+".join(parts[:cut]))), 1)
+    cut = next((cut for cut in range(len(parts), 1, -1) if _exists_with_plus("+".join(parts[:cut]))), 1)
     name, overrides = "+".join(parts[:cut]).strip(), dict[str, str]()
     if not name:
-        raise UsageError(f"{label}: names no profile", hint=_SUCH_AS)
+        raise UsageError(f"{label}: names no profile", hint=_EXAMPLE)
     for setting in parts[cut:]:
         try:
             key, value = profiles.parse_setting(setting)
         except ValueError:
-            raise UsageError(f"{label}: {setting or 'nothing'} is not KEY=VALUE", hint=_SUCH_AS) from None
+            raise UsageError(f"{label}: {setting or 'nothing'} is not KEY=VALUE", hint=_EXAMPLE) from None
         if key in overrides:
             raise UsageError(f"{label}: {key} is set twice")
         overrides[key] = value
@@ -47,18 +47,18 @@ def parse(label: str) -> tuple[str, dict[str, str]]:
 
 
 def load(label: str, overrides: Mapping[str, object] | None = None) -> Profile:
-    """The profile of a label; what the label sets wins over ``overrides``.
+    """Load the profile of a label; the label's own overrides win over ``overrides``.
 
     Raises:
-        ProfileError: there is no such profile, or it cannot be set so.
-        UsageError: it is no label.
+        ProfileError: no such profile, or invalid overrides.
+        UsageError: not a label.
     """
     name, own = parse(label)
     return profiles.load(name, {**(overrides or {}), **own})
 
 
 def split(text: str) -> list[str]:
-    """Labels parted by commas; those inside brackets belong to a value: ``pdrop+lossy.keep=[1,1,1],ar`` are two."""
+    """Split labels at commas outside brackets: ``pdrop+lossy.keep=[1,1,1],ar`` are two."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -69,6 +69,6 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _holds_a_plus(name: str) -> bool:
-    """Whether this text with a ``+`` is the name of one profile or file."""
+def _exists_with_plus(name: str) -> bool:
+    """Return True if a text with ``+`` is the name of one profile or file."""
     return profiles.exists(name.strip()) if named_file(name) else "=" not in name and profiles.exists(name.strip())

@@ -1,8 +1,8 @@
-"""Profiles: which models, draft, pruner, schedule and rule make up one way of captioning; no torch here.
+"""Finds, merges and lists profiles: models, drafter, pruner, schedule and acceptance rule of a captioner. No torch.
 
-``load`` finds a profile by name or file and lays the layers over each other: a flag wins over a ``VIDSPEC_*`` variable,
-that over the profile, that over the profile's base, that over the default. Every mistake is one
-:class:`~vidspec.errors.ProfileError` whose message begins with the key's path.
+``load`` finds a profile by name or file and merges the layers: flags win over ``VIDSPEC_*`` variables, these over the
+profile, the profile over its base, the base over defaults. Every mistake is a :class:`~vidspec.errors.ProfileError`
+whose message begins with the key's path.
 """
 
 from __future__ import annotations
@@ -44,28 +44,31 @@ __all__ = [
 ]
 
 PREFIX = "VIDSPEC_"
-#: Variables of vidspec that are not keys of a profile. All others that hold a double underscore are keys:
+#: Variables that are not keys of a profile. All others with a double underscore are:
 #: ``VIDSPEC_PRUNE__ALPHA=0.8`` sets ``prune.alpha``.
 RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG")
 
-#: Keys of which some exclude others: setting one takes back the values that lower layers gave those of the other side.
+#: Pairs of groups of keys that exclude each other: setting one drops what lower layers set in the other group.
 RIVALS = (
     (("video.frames",), ("video.fps",)),
     (("lossy.keep",), ("lossy.retention",)),
     (("models.pair",), ("models.target", "models.draft")),
 )
 
-#: Options belong to the part that a key names: another part takes them back.
+#: Options belong to the part that a key names: naming another part drops them.
 _OWNERS = {f"{part.key.partition('.')[0]}.options": part.key for part in (drafters, pruners, rules, lossy)}
 
-#: In which order groups are listed; a profile's file may name others, such as ``ablations``, which come last.
+#: Order of listed groups; other groups that files name, such as ``ablations``, come last.
 ORDER = ("recommended", "exact", "parallel", "loose", "lossy")
 
 
 class ProfileInfo(NamedTuple):
-    """A profile that can be named: ``source`` is ``user`` or ``packaged``; ``group`` as its file says, or as it works:
-    ``exact`` or ``parallel`` if it keeps the text, ``loose`` or ``lossy`` if not. ``chosen`` are those listed to
-    users who ask for no more: their own, and packaged ones whose file names a rank in their group."""
+    """Listing entry of a profile.
+
+    ``source`` is ``user`` or ``packaged``. ``group`` is set by its file or derived: ``exact`` or ``parallel`` if the
+    profile is lossless, ``loose`` or ``lossy`` if not. ``chosen`` profiles are listed by default: the user's own, and
+    packaged ones whose file names a rank in their group.
+    """
 
     name: str
     about: str
@@ -76,13 +79,13 @@ class ProfileInfo(NamedTuple):
 
 
 def available() -> list[ProfileInfo]:
-    """All profiles that can be named, those to begin with first. One that cannot be read is listed and says so."""
-    shelf, found = ProfileStore(), []
-    for name, entry in shelf.all().items():
+    """Return all profiles, recommended ones first. An unreadable one is listed with its error."""
+    store, found = ProfileStore(), []
+    for name, entry in store.all().items():
         about, kind = str(entry.keys.get("about") or ""), "exact"
         try:
-            layers = [layer for _, layer in _layers_of(shelf.chain(entry))]
-            kind = _kind({key: value for key, (value, _) in _merged(layers).items()})
+            layers = [layer for _, layer in _layers_of(store.chain(entry))]
+            kind = _kind({key: value for key, (value, _) in _merge_keys(layers).items()})
         except ProfileError as error:
             about = f"unreadable: {error.message}"
         if kind in ("loose", "lossy") and "not lossless" not in about.lower():
@@ -96,17 +99,17 @@ def available() -> list[ProfileInfo]:
 
 
 def exists(name: str) -> bool:
-    """Whether a profile, by name or file, is there; it need not be right."""
+    """Return True if a profile of this name or file exists; it need not be valid."""
     if (file := named_file(name)) is not None:
         return file[0].is_file()
     return name in ProfileStore().all()
 
 
 def _kind(keys: Mapping[str, object]) -> str:
-    """What a profile's keys make of it, whoever wrote it."""
+    """Return the group that follows from a profile's keys."""
     if keys.get("lossy.method", "none") not in (None, "none"):
         return "lossy"
-    with suppress(ProfileError):  # of a plugin, which is not run for a list
+    with suppress(ProfileError):  # a rule of a plugin, which listing does not load
         if isinstance(rule := keys.get("accept.rule"), str) and not rules.get(rule).lossless:
             return "loose"
     return "parallel" if keys.get("schedule.kind") == "parallel" else "exact"
@@ -117,28 +120,28 @@ def load(
     overrides: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Profile:
-    """The profile called ``name_or_path`` under the environment's and the caller's settings.
+    """Load a profile and apply the environment's and the caller's overrides.
 
     Args:
-        name_or_path: a file (it ends in .yaml or .yml, or holds a path separator), or a name that is looked up in the
-            user's folder, then among the packaged ones.
+        name_or_path: a file (it ends in .yaml or .yml, or contains a path separator), or a name that is looked up in
+            the user's folder, then among the packaged ones.
         overrides: values by dotted key, such as ``{"prune.alpha": 0.8}``; text is converted to the key's type.
         env: the environment to read ``VIDSPEC_<SECTION>__<KEY>`` from; ``os.environ`` if None.
 
     Raises:
-        ProfileError: it cannot be found or read, has an unknown key, a wrong value or an impossible combination.
+        ProfileError: not found, unreadable, or with an unknown key, a wrong value or an impossible combination.
     """
     layers = (layer for _, layer in file_layers(name_or_path))
     return merge_layers(*layers, from_env(os.environ if env is None else env), from_flags(overrides))[0]
 
 
 def override(profile: Profile, overrides: Mapping[str, object] | None) -> Profile:
-    """``profile`` with some keys set anew, under the same rules as :func:`load`."""
+    """Return ``profile`` with some keys overridden, under the same rules as :func:`load`."""
     return merge_layers(_layer(profile.model_dump()), from_flags(overrides))[0] if overrides else profile
 
 
 def parse(data: Mapping[str, object]) -> Profile:
-    """A profile from nested values, without lookup or environment.
+    """Build a profile from nested values, without lookup or environment.
 
     Raises:
         ProfileError: an unknown key, a wrong value or an impossible combination.
@@ -147,7 +150,7 @@ def parse(data: Mapping[str, object]) -> Profile:
 
 
 def group_equal_profiles(named: Mapping[str, Profile]) -> dict[str, tuple[str, ...]]:
-    """The first name of each way of captioning with its other names, whatever the profiles say of themselves."""
+    """Group profiles that differ in name and description only: the first name of each group, and its other names."""
     found: dict[str, list[str]] = {}
     for name, profile in named.items():
         found.setdefault(profile.model_dump_json(exclude={"name", "about"}), []).append(name)
@@ -155,10 +158,10 @@ def group_equal_profiles(named: Mapping[str, Profile]) -> dict[str, tuple[str, .
 
 
 def parse_setting(text: str) -> tuple[str, str]:
-    """``KEY=VALUE``, as a command line writes an override, without the blanks around either.
+    """Split ``KEY=VALUE``, an override of the command line, and strip both parts.
 
     Raises:
-        ValueError: it has no key or no equals sign.
+        ValueError: no key or no equals sign.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -166,12 +169,12 @@ def parse_setting(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-#: Dotted keys, each with its value and where it was set; nowhere if whoever calls knows what it passed.
+#: Dotted keys, each with its value and source; the source is empty for values of the caller.
 ProfileLayer: TypeAlias = dict[str, tuple[object, str]]
 
 
 def file_layers(name_or_path: str) -> list[tuple[str, ProfileLayer]]:
-    """The keys of a profile's file and, before them, those of its bases; each layer with its source.
+    """Return the layers of a profile, those of its bases first, each with its source.
 
     Raises:
         ProfileError: as :meth:`vidspec.config.files.ProfileStore.chain`.
@@ -183,10 +186,10 @@ def _layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
     layers, plugins = [], list[object]()
     for entry in chain:
         keys = {"name": entry.name, **entry.keys}
-        if entry is not chain[-1]:  # what a base is called, and says of itself, is its own
+        if entry is not chain[-1]:  # name and description are not inherited
             keys = {key: value for key, value in keys.items() if key not in ("name", "about")}
         if "plugins" in keys:
-            keys["plugins"] = _beside(entry.path, keys["plugins"])
+            keys["plugins"] = _resolve_plugins(entry.path, keys["plugins"])
             if isinstance(keys["plugins"], list):
                 keys["plugins"] = plugins = [*plugins, *keys["plugins"]]
         layers.append((entry.source, _layer(keys, entry.origin)))
@@ -194,7 +197,7 @@ def _layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
 
 
 def from_env(env: Mapping[str, str]) -> ProfileLayer:
-    """What ``VIDSPEC_*`` variables set."""
+    """Return the layer that ``VIDSPEC_*`` variables set."""
     layer: ProfileLayer = {}
     for variable, value in sorted(env.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED_VARIABLES or value == "":
@@ -210,7 +213,7 @@ def from_env(env: Mapping[str, str]) -> ProfileLayer:
 
 
 def from_flags(overrides: Mapping[str, object] | None) -> ProfileLayer:
-    """What a caller sets."""
+    """Return the layer of a caller's overrides."""
     return {key: (_null(key, value), "") for key, value in (overrides or {}).items()}
 
 
@@ -219,30 +222,30 @@ def _null(key: str, value: object) -> object:
 
 
 def merge_layers(*layers: ProfileLayer) -> tuple[Profile, dict[str, str]]:
-    """The profile that ``layers`` make, each over those before it, and where each key that one of them set was set.
+    """Merge layers into a profile, each over those before it, and return the source of each key set.
 
     Raises:
         ProfileError: an unknown key, a wrong value or an impossible combination.
     """
-    merged = _merged(layers)
+    merged = _merge_keys(layers)
     origins = {key: origin for key, (_, origin) in merged.items()}
     for key, origin in origins.items():
         if key not in KEYS:
             raise ProfileError(f"{key}: {unknown(key)}", hint=_set_by(origin))
     try:
-        return Profile.model_validate(_nested({key: value for key, (value, _) in merged.items()})), origins
+        return Profile.model_validate(_nest_keys({key: value for key, (value, _) in merged.items()})), origins
     except ValidationError as error:
         key, message = describe_error(error)
         raise ProfileError(message, hint=_set_by(origins.get(key))) from None
 
 
-def _merged(layers: Iterable[ProfileLayer]) -> ProfileLayer:
-    """Each key as the last layer sets it; a layer takes back what it contradicts."""
+def _merge_keys(layers: Iterable[ProfileLayer]) -> ProfileLayer:
+    """Merge layers by key, the last one wins; a layer drops earlier keys that it excludes."""
     merged: ProfileLayer = {}
     for layer in layers:
         given = {key for key, (value, _) in layer.items() if value is not None}
         pairs = [pair for sides in RIVALS for pair in (sides, sides[::-1])]
-        dropped = {key for these, others in pairs if not given.isdisjoint(these) for key in others}
+        dropped = {key for group, rivals in pairs if not given.isdisjoint(group) for key in rivals}
         if "prune.method" in layer and "none" in (layer["prune.method"][0], merged.get("prune.method", ("none",))[0]):
             dropped.add("prune.alpha")  # an alpha belongs to its method: 0 without one
         dropped |= {
@@ -264,8 +267,8 @@ def _set_by(origin: str | None) -> str | None:
     return f"set by {origin}" if origin else None
 
 
-def _beside(profile: Path, plugins: object) -> object:
-    """Files that a profile names, found from where it lies."""
+def _resolve_plugins(profile: Path, plugins: object) -> object:
+    """Resolve plugin files relative to the folder of the profile's file."""
     if isinstance(plugins, str):
         plugins = [plugins]
     if not isinstance(plugins, list):
@@ -274,7 +277,7 @@ def _beside(profile: Path, plugins: object) -> object:
 
 
 def flatten_keys(data: Mapping[str, object]) -> dict[str, object]:
-    """``{"prune": {"alpha": 1}}`` as ``{"prune.alpha": 1}``; only the two levels a profile has."""
+    """Flatten ``{"prune": {"alpha": 1}}`` to ``{"prune.alpha": 1}``; only the two levels of a profile."""
     flat: dict[str, object] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
@@ -288,7 +291,7 @@ def _layer(data: Mapping[str, object], origin: str = "") -> ProfileLayer:
     return {key: (value, origin) for key, value in flatten_keys(data).items()}
 
 
-def _nested(flat: Mapping[str, object]) -> dict[str, object]:
+def _nest_keys(flat: Mapping[str, object]) -> dict[str, object]:
     sections: dict[str, dict[str, object]] = {}
     for key, value in flat.items():
         section, _, inner = key.partition(".")
@@ -308,17 +311,17 @@ KEYS = frozenset(
 )
 
 
-#: Keys of earlier versions, and why they are gone.
+#: Keys of earlier versions, and the reason for their removal.
 _GONE = {
     "models.attention": (
-        "can no longer be chosen: all passes run vidspec's own attention, on torch's flash kernels where there are "
-        "any; the kernels of transformers know no windows of several sequences. Leave it out"
+        "was removed: all passes run vidspec's own attention, on torch's flash kernels if available; the kernels of "
+        "transformers do not support windows of several sequences. Leave it out"
     )
 }
 
 
 def unknown(key: str) -> str:
-    """What to say of a key that no profile holds."""
+    """Return the message for an unknown key."""
     if key in _GONE:
         return _GONE[key]
     if key in _SECTIONS:

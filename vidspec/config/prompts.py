@@ -1,4 +1,4 @@
-"""Named prompts. Text only; how a model family wraps it into its chat template is left to ``vidspec.models``."""
+"""Named prompts, plain text; ``vidspec.models`` applies the chat template."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vidspec.registry import nearest
 
 __all__ = ["STYLES", "style"]
 
-#: ``subjects-actions-background`` asks for what SpecVLM's and ParallelVLM's prompt asks for ("the main subjects,
-#: actions, and background", SpecVLM 4.2); the papers do not print their wording, so this one is ours.
+#: ``subjects-actions-background`` follows the prompt of SpecVLM and ParallelVLM ("the main subjects, actions, and
+#: background", SpecVLM 4.2); the papers do not print their wording.
 STYLES: Mapping[str, str] = {
     "brief": "Describe this video in one sentence.",
     "detailed": "Describe this video in detail.",
@@ -26,10 +26,10 @@ STYLES: Mapping[str, str] = {
 
 
 def style(name: str) -> str:
-    """The prompt called ``name``.
+    """Return the prompt called ``name``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no such prompt.
     """
     if name not in STYLES:
         close = nearest(name, STYLES)

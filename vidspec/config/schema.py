@@ -1,4 +1,4 @@
-"""A profile as a whole: its sections, and what follows from them together; no lookup, no torch."""
+"""The schema of a profile: its sections, checks across them, and derived properties. No lookup, no torch."""
 
 from __future__ import annotations
 
@@ -48,27 +48,29 @@ def _absolute(files: object) -> object:
 
 
 def _name(name: str) -> str:
-    """It becomes part of a file's name by ``--name``, and of a line on a terminal."""
+    """Validate a name, which becomes part of file names (``--name``) and of lines on a terminal."""
     if not name.isprintable() or "/" in name or "\\" in name:
         raise PydanticCustomError("profile_name", "must be printable and hold no slash")
     return name
 
 
-def _loaded(files: tuple[str, ...]) -> tuple[str, ...]:
+def _load_plugins(files: tuple[str, ...]) -> tuple[str, ...]:
     for file in files:
         load_plugin(file)
     return files
 
 
 class Profile(Section):
-    """One way of captioning, complete and consistent.
+    """Complete and consistent settings of a captioner.
 
-    ``plugins`` are Python files that register further methods; a relative path in a profile's file starts beside it.
+    ``plugins`` are Python files that register further methods; paths are relative to the profile's file.
     """
 
     name: Annotated[str, AfterValidator(_name)] = Field(min_length=1)
     about: str = ""
-    plugins: Annotated[tuple[str, ...], BeforeValidator(_absolute), AfterValidator(_loaded)] = ()  # before the names
+    plugins: Annotated[
+        tuple[str, ...], BeforeValidator(_absolute), AfterValidator(_load_plugins)
+    ] = ()  # before the names
     models: ModelsSection = Field(default_factory=lambda: ModelsSection())
     video: VideoSection = Field(default_factory=lambda: VideoSection())
     draft: DraftSection = Field(default_factory=lambda: DraftSection())
@@ -80,104 +82,104 @@ class Profile(Section):
     generate: GenerateSection = Field(default_factory=lambda: GenerateSection())
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """In another process the plugins are loaded again."""
+        """Load the plugins again in another process."""
         super().__setstate__(state)
-        _loaded(self.plugins)
+        _load_plugins(self.plugins)
 
     @model_validator(mode="before")
     @classmethod
     def _empty_sections(cls, data: object) -> object:
-        """``video:`` with nothing below it is YAML for null; take it as an empty section."""
+        """Treat ``video:`` with nothing below it, null in YAML, as an empty section."""
         if isinstance(data, Mapping):
             return {key: value for key, value in data.items() if value is not None}
         return data
 
     @property
     def drafter(self) -> DrafterFacts | None:
-        """What is known of the drafter with its options; None if there is none."""
+        """Properties of the drafter with its options; None without one."""
         if self.draft.kind == "none":
             return None
         return build_part(drafters.get(self.draft.kind), self.draft)
 
     @property
     def rule(self) -> type[RuleFacts]:
-        """What is known of the acceptance rule."""
+        """Properties of the acceptance rule."""
         return rules.get(self.accept.rule)
 
     @property
     def drafts_with_a_model(self) -> bool:
-        """Whether a draft model is needed beside the target."""
+        """True if a draft model is needed with the target."""
         return self.drafter is not None and self.drafter.model == "draft"
 
     @property
     def drafts_with_a_head(self) -> bool:
-        """Whether a head over the target's states is needed beside it, of its own or from the target's checkpoint."""
+        """True if a head over the target's states drafts, a separate one or one in the target's checkpoint."""
         return self.drafter is not None and self.drafter.model in ("head", "layer")
 
     @property
     def names_a_head(self) -> bool:
-        """Whether ``models.draft`` is that head."""
+        """True if ``models.draft`` names that head."""
         return self.drafter is not None and self.drafter.model == "head"
 
     @property
     def named_models(self) -> tuple[str, ...]:
-        """Hub ids and folders of all models to load, the target's first; of a built-in pair only the captioner's."""
+        """Hub ids and folders of all models to load, the target first; for a built-in pair the captioner only."""
         drafts = self.drafts_with_a_model or self.names_a_head
         wanted = (self.models.target, self.models.draft if drafts else None, self.models.captioner)
         return tuple(dict.fromkeys(name for name in wanted if name))
 
     @property
     def drafts_with_the_target(self) -> bool:
-        """Whether the target drafts for itself."""
+        """True if the target drafts for itself."""
         return self.drafter is not None and self.drafter.model == "target"
 
     @property
     def drafts_for_free(self) -> bool:
-        """Whether drafts take no pass of any model."""
+        """True if drafting takes no pass of any model."""
         return self.drafter is not None and self.drafter.model is None
 
     @property
     def describes(self) -> bool:
-        """Whether a caption of a frame stands for the video in one of the draft's contexts."""
+        """True if one of the draft's contexts has the caption of a frame in place of the video."""
         return self.drafter is not None and "caption" in self.drafter.contexts
 
     @property
     def shows_the_video(self) -> bool:
-        """Whether the draft sees anything of the video."""
+        """True if the draft sees any of the video."""
         return self.drafter is None or self.drafter.sees != "nothing"
 
     @property
     def lossless(self) -> bool:
-        """Whether the text is the target's own."""
+        """True if the text is the target's own."""
         return not self.prunes_the_target and (self.draft.kind == "none" or self.rule.lossless)
 
     @property
     def prunes_the_target(self) -> bool:
-        """Whether the target itself does not see the whole video, which changes its text."""
+        """True if visual tokens of the target itself are pruned, which changes its text."""
         return self.lossy.method != "none"
 
     @property
     def concurrent(self) -> bool:
-        """Whether target and draft work at the same time, in workers of their own."""
+        """True if target and draft work at the same time, each in its own worker."""
         return schedules.get(self.schedule.kind).beside
 
     @property
     def takes_second_gpu(self) -> bool:
-        """Whether the draft goes on a second GPU where there is one: it is a model of its own, and no device is named.
+        """True if the draft goes on a second GPU by default: it is a separate model, and no device is named.
 
-        A head reads the target's states, and a target that drafts for itself shares its weights or its cache.
+        A head reads the target's states, and a self-drafting target shares its weights or its cache.
         """
         named = (self.workers.target, self.workers.draft, self.models.draft_device, self.models.device_map)
         return self.drafts_with_a_model and self.models.device == "auto" and not any(named)
 
     @property
     def token_for_token(self) -> bool:
-        """Whether a lossless text is plain decoding's token for token, and not in distribution alone.
+        """True if the text equals plain decoding's token for token, not only in distribution.
 
-        Drawn texts are where every emitted token takes one draw of the same generator: without a draft, and where the
-        draft's own choices are greedy, as they are in trees, beside the target, with a window that depends on times,
-        and of drafters that do not draw. A chain that is drawn too is judged by rejection: it takes other draws for
-        the same distribution.
+        Greedy texts always do. Sampled texts do if every emitted token takes one draw of the same generator: without a
+        draft, and if the draft tokens are greedy, as in trees, in the parallel schedule, with ``gamma`` auto, and for
+        drafters that do not sample. A sampled chain is verified by rejection sampling, which takes other draws for the
+        same distribution.
         """
         if self.generate.temperature == 0 or self.drafter is None:
             return True
@@ -185,8 +187,8 @@ class Profile(Section):
         return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
-    def _paired(self) -> Profile:
-        """A published target alone takes the draft that ``vidspec models`` lists first for it, where one is needed."""
+    def _add_listed_draft(self) -> Profile:
+        """Fill in the draft that ``vidspec models`` lists first for the target, if one is needed and not named."""
         models = self.models
         if not self.drafts_with_a_model or models.target is None or models.draft is not None:
             return self
@@ -200,7 +202,7 @@ class Profile(Section):
         return self
 
     def _problems(self) -> Iterator[OptionConflict]:
-        """What the sections and the parts they name refuse; a part's constructor may raise a ProfileError as well."""
+        """Yield conflicts of the sections and their parts; a part's constructor may raise a ProfileError as well."""
         yield from self.draft.check(self)
         if self.drafter is not None:
             yield from option_conflicts(self.drafter, self)

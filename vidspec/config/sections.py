@@ -1,4 +1,4 @@
-"""The sections of a profile: the keys that are not a part's own, and the combinations that are refused; no torch."""
+"""The sections of a profile: keys that do not belong to a single part, and refused combinations. No torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-def _named(registry: Registry[Any]) -> Callable[[str], str]:
+def _validate_name(registry: Registry[Any]) -> Callable[[str], str]:
     def check(name: str) -> str:
         if name not in registry.names():
             raise PydanticCustomError("name", "{complaint}", {"complaint": registry.complaint(name)})
@@ -69,17 +69,17 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
-        """What of its keys makes no sense together with others of the profile."""
+        """Yield conflicts of its keys with others of the profile."""
         yield from ()
 
 
 def _options(registry: Registry[Any]) -> AfterValidator:
-    """What the part that a section names takes beyond the section's keys, whoever wrote it; the keys come first."""
+    """Return a validator of ``options`` against the part that the section names; needs the section's keys validated."""
     section, _, named = registry.key.partition(".")
 
     def check(given: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         name = info.data.get(named)
-        if name is None:  # the name's own check has refused it
+        if name is None:  # the name is invalid and reported already
             return given
         taken = PartOptions if name in registry.always else options_of(registry.get(name), *registry.known)
         for key in given:
@@ -99,9 +99,9 @@ def _options(registry: Registry[Any]) -> AfterValidator:
 
 
 class PartSection(Section):
-    """A section that names a part, and takes its options."""
+    """A section that names a part and takes its options."""
 
-    if TYPE_CHECKING:  # set by with_parts, behind all keys
+    if TYPE_CHECKING:  # set by with_parts, after all keys
         options: dict[str, object] = Field(default_factory=dict)
 
 
@@ -109,9 +109,9 @@ S = TypeVar("S", bound=PartSection)
 
 
 def with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
-    """Class decorator: a section also takes the keys of vidspec's own parts, and ``options`` for all other options.
+    """Class decorator: add the keys of built-in parts to a section, and ``options`` for all other options.
 
-    A key is taken and checked whichever part is named, so that a profile may change the part alone.
+    A key is checked whichever part is named, so a profile may change the part alone.
     """
 
     def extended(section: type[S]) -> type[S]:
@@ -128,16 +128,16 @@ def with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
 
 
 class ModelsSection(Section):
-    """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once.
+    """Models and how they are loaded. ``pair`` names a built-in target and draft.
 
-    ``adapter`` is a LoRA in PEFT's files, which is merged into the target.
-    ``captioner`` writes the caption that an ensemble's context of that name holds; the draft does if null.
-    ``device_map`` splits a target that is larger than one device, as accelerate's strategy of that name does;
-    ``draft_device`` is the draft's if it is not ``device``; ``quantization`` is the target's, by bitsandbytes.
-    ``weights`` keeps the target's language model as codes of that many bits: its text is that of these weights then,
-    and lossless means that. ``decoder`` runs the language models' blocks: our own, or the stock ones of transformers;
-    ``auto`` is the former wherever it covers a model. ``packed`` keeps a packed copy of large weights on a CPU in
-    float32, which makes passes of a few rows cheap, and packs those in bfloat16.
+    ``adapter`` is a LoRA in PEFT's format, merged into the target.
+    ``captioner`` is the model that writes the caption for an ensemble's context ``caption``; null: the draft.
+    ``device_map`` splits a target over several devices, by accelerate's strategy of that name;
+    ``draft_device`` is the draft's device if it is not ``device``; ``quantization`` loads the target with bitsandbytes.
+    ``weights`` quantises the target's language model to codes of that many bits; lossless then refers to these weights.
+    ``decoder`` runs the language models' blocks: fused, or the stock ones of transformers; ``auto`` is fused wherever
+    it covers a model. ``packed`` keeps a packed copy of large float32 weights on a CPU, which makes passes of a few
+    rows cheap, and packs bfloat16 weights.
     """
 
     pair: Literal["embedded", "embedded-qwen"] | None = None
@@ -165,7 +165,7 @@ class ModelsSection(Section):
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         kind, unnamed = profile.draft.kind, self.target is not None and self.draft is None
         if self.captioner is not None and not profile.describes:
-            reason = "has no effect without an ensemble's context caption"
+            reason = "has no effect unless draft.contexts has caption"
             yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
         if self.pair is not None and (self.target is not None or self.draft is not None):
             reason = "excludes models.target and models.draft"
@@ -181,8 +181,8 @@ class ModelsSection(Section):
                 "models.target", "is needed with models.draft", "name a target, or models.pair: embedded"
             )
         if unnamed and profile.drafts_with_a_model and self.target is not None:
-            if (doubt := find_target_problem(self.target)) is not None:
-                yield OptionConflict("models.target", doubt.what, doubt.instead)
+            if (problem := find_target_problem(self.target)) is not None:
+                yield OptionConflict("models.target", problem.what, problem.instead)
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
             yield OptionConflict("models.draft", f"is needed with draft.kind {kind}", instead)
         if unnamed and profile.names_a_head:
@@ -191,7 +191,7 @@ class ModelsSection(Section):
 
 
 class VideoArguments(TypedDict):
-    """Arguments of ``vidspec.video.read`` that a profile sets."""
+    """Arguments of ``vidspec.video.read`` that come from a profile."""
 
     frames: int | None
     fps: float | None
@@ -202,11 +202,11 @@ class VideoArguments(TypedDict):
 
 
 class VideoSection(Section):
-    """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``; and whether they hear the sound.
+    """Frames that the models see: a number of ``frames`` or a rate ``fps``; and sound.
 
-    ``seek``: exactly these, or the keyframes nearest to them. ``allow_damaged``: of a file with damage, those that are
-    whole; otherwise it is an error. ``audio``: with the sound of the same time, by models that hear. ``stall``: seconds
-    without a packet or a frame after which reading a clip is given up.
+    ``seek``: exactly these frames, or the keyframes nearest to them. ``allow_damaged``: use the intact frames of a
+    damaged file; otherwise damage is an error. ``audio``: models with audio input also get the sound of the same time
+    range. ``stall``: seconds without a packet or a frame until reading a clip is given up.
     """
 
     frames: int | None = Field(default=None, ge=1, le=100_000)
@@ -220,7 +220,7 @@ class VideoSection(Section):
 
     @property
     def arguments(self) -> VideoArguments:
-        """What ``vidspec.video.read`` takes of it."""
+        """Arguments of ``vidspec.video.read``."""
         return VideoArguments(
             frames=self.frames,
             fps=self.fps,
@@ -244,43 +244,41 @@ class VideoSection(Section):
 
 @with_parts(drafters)
 class DraftSection(PartSection):
-    """What proposes tokens, in which shape and how many at a time.
+    """The drafter, and shape and length of its drafts.
 
-    ``gamma`` is the length of a chain and the depth of a tree; ``auto`` measures which length pays. ``topology``
-    adaptive is a tree that grows by the draft's probabilities, as far as rows and passes are worth their measured time,
-    or a chain; ``precision`` is what the drafting model's weights are kept as: codes of so many bits, as they are
-    (as-target), or ``auto``: of a draft model int8 where that is known to make its passes cheaper, otherwise as they
-    are. ``tree`` is that of the topology tree, its nodes named by the ranks of children. Further keys, and
-    ``options``, here and in the sections of other parts, are what the parts' constructors take, checked by its type
-    there.
+    ``gamma`` is the length of a chain and the depth of a tree; ``auto`` chooses it by measured times. ``topology``
+    adaptive is a chain, or a tree that grows by the draft's probabilities as far as rows and passes are worth their
+    measured time. ``precision`` is the format of the drafting model's weights: int8 or int4 codes, unchanged
+    (as-target), or ``auto``: int8 for a draft model if that is known to make its passes cheaper, otherwise unchanged.
+    ``tree`` is used by the topology tree, its nodes named by the ranks of children. Further keys, and ``options``, here
+    and in the sections of other parts, are parameters of the parts' constructors.
     """
 
-    kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
+    kind: Annotated[str, AfterValidator(_validate_name(drafters))] = "none"
     topology: Literal["chain", "tree", "adaptive"] = "chain"
     gamma: Annotated[int | Literal["auto"], BeforeValidator(values.gamma)] = 5
     tree: Annotated[str, AfterValidator(values.tree)] = TREE
     precision: Literal["auto", "as-target", "int8", "int4"] = "auto"
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
-        drafter, kind, beside = profile.drafter, self.kind, profile.concurrent
+        drafter, kind, concurrent = profile.drafter, self.kind, profile.concurrent
         if drafter is not None and self.topology != "chain" and not drafter.trees:
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
             yield OptionConflict("draft.topology", reason, "draft.topology: chain")
         if self.topology == "adaptive" and profile.drafts_for_free:
-            found = f"those of {kind} by the matches that it finds"
-            reason = f"adaptive trees grow by the probabilities of a model, and {found}"
+            reason = f"adaptive trees grow by the probabilities of a model, and trees of {kind} by matches in the text"
             yield OptionConflict("draft.topology", reason, "draft.topology: tree")
-        if beside and self.topology != "chain":
+        if concurrent and self.topology != "chain":
             instead = "draft.topology: chain, or schedule.kind: sequential"
             yield OptionConflict("draft.topology", "the parallel schedule drafts a chain", instead)
-        if beside and drafter is not None and not drafter.remote:
+        if concurrent and drafter is not None and not drafter.remote:
             reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
             yield OptionConflict("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
-            reason = "auto measures chains, and draft.topology is tree"
+            reason = "auto applies to chains, and draft.topology is tree"
             yield OptionConflict("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
         if self.precision in ("int8", "int4") and not (profile.drafts_with_a_model or profile.drafts_with_the_target):
-            reason = f"{self.precision} is of the weights of a model that drafts, and draft.kind is {kind}"
+            reason = f"{self.precision} applies to the weights of a model that drafts, and draft.kind is {kind}"
             yield OptionConflict("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
         if self.gamma == "auto" and drafter is None:
             yield OptionConflict("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
@@ -288,16 +286,15 @@ class DraftSection(PartSection):
 
 @with_parts(pruners)
 class PruneSection(PartSection):
-    """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see; ``seed`` is of what
-    pruners draw.
+    """Pruning of the draft's visual tokens: ``alpha`` is the share it does not see; ``seed`` is for random pruners.
 
-    ``when`` is read by the schedule parallel where both prompts are read at the same time: ``wait``, the draft reads
-    its prompt once it is known what it may see; ``late``, it reads the whole video at once and drafts from it, and its
-    cache is pruned when the target has read its prompt (HIPPO). Null: late for pruners that need attention over all
-    blocks, where a cache can be pruned, and wait for others.
+    ``when`` applies to the parallel schedule with parallel prefill. ``wait``: the draft reads its prompt once its
+    visual tokens are chosen. ``late``: it reads the whole video at once and drafts from it, and its cache is pruned
+    after the target's prefill (HIPPO). Null: late for pruners that need attention over all blocks, if the cache can be
+    pruned; wait for others.
     """
 
-    method: Annotated[str, AfterValidator(_named(pruners))] = "none"
+    method: Annotated[str, AfterValidator(_validate_name(pruners))] = "none"
     alpha: float = Field(default=0.9, ge=0, le=0.99, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, le=SEED)
     positions: Literal["original", "compact"] = "original"
@@ -328,14 +325,14 @@ class PruneSection(PartSection):
 
 
 class ScheduleSection(Section):
-    """In which order draft and target work.
+    """Order of the work of draft and target.
 
-    The rest is read by parallel: ``prefill``, whether the draft reads its prompt beside the target's prefill or behind
-    it; ``startup``, how many tokens it may draft until the target is done, a window (ParallelVLM) or as many as fit
+    The other keys apply to parallel: ``prefill``, the draft reads its prompt alongside the target's prefill or after
+    it; ``startup``, the tokens it may draft until the target's prefill ends: a window (ParallelVLM) or as many as fit
     (HIPPO).
     """
 
-    kind: Annotated[str, AfterValidator(_named(schedules))] = "autoregressive"
+    kind: Annotated[str, AfterValidator(_validate_name(schedules))] = "autoregressive"
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 
@@ -353,9 +350,9 @@ class ScheduleSection(Section):
 
 
 class WorkersSection(Section):
-    """How the parallel schedule divides the machine: devices of target and draft, the draft's threads on a CPU.
+    """Devices of target and draft in the parallel schedule, and the draft's threads on a CPU.
 
-    ``timeout``: seconds after which a draft that owes an answer is taken to hang, and is replaced; while it loads its
+    ``timeout``: seconds until a draft worker that does not answer counts as hung and is replaced; while it loads its
     model or reads its prompt, seconds without a sign of work.
     """
 
@@ -367,25 +364,25 @@ class WorkersSection(Section):
 
 @with_parts(rules)
 class AcceptSection(PartSection):
-    """Which proposed tokens are kept.
+    """The acceptance rule.
 
-    ``protect`` names words, and the classes ``numbers`` and ``negations``, that no lossy rule lets pass.
+    ``protect`` names words, and the classes ``numbers`` and ``negations``, that lossy rules verify exactly.
     """
 
-    rule: Annotated[str, AfterValidator(_named(rules))] = "exact"
+    rule: Annotated[str, AfterValidator(_validate_name(rules))] = "exact"
     protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(values.words)] = ()
 
 
 @with_parts(lossy)
 class LossySection(PartSection):
-    """What the target itself does not see of the video, in plain decoding, for comparison; its text is another then.
+    """Pruning of the target itself in plain decoding, for comparison; it changes the text.
 
-    Null is the method's own value: of ``retention``, the share of the visual tokens that a block of the target reads,
-    on average over the blocks, which each method's own shares are scaled to; of ``keep``, instead of it, these shares
-    as they are, as many as the method has.
+    ``retention`` is the share of visual tokens that a block of the target reads, on average over the blocks; each
+    method's own shares are scaled to it. ``keep`` sets these shares directly, as many as the method has. Null is the
+    method's own value.
     """
 
-    method: Annotated[str, AfterValidator(_named(lossy))] = "none"
+    method: Annotated[str, AfterValidator(_validate_name(lossy))] = "none"
     retention: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(values.shares)] = None
 
@@ -404,11 +401,11 @@ class LossySection(PartSection):
 
 
 class GenerateSection(Section):
-    """What is asked and how the answer is sampled; temperature 0 is greedy, ``top_k`` 0 is all tokens.
+    """Prompt and sampling; temperature 0 is greedy, ``top_k`` 0 is all tokens.
 
     Penalties (:class:`vidspec.engine.penalties.Penalties`) come before the temperature, and change greedy choices too.
-    ``stop_loops`` ends a text that says the same words again and again, as :mod:`vidspec.decoding.limits` finds out;
-    ``stop`` are strings of which the first one written ends the text, which it is not part of.
+    ``stop_loops`` ends a text that repeats itself, as :mod:`vidspec.decoding.limits` detects; ``stop`` strings end the
+    text and are not part of it.
     """
 
     max_new_tokens: int = Field(default=512, ge=1, le=MANY)
@@ -427,12 +424,12 @@ class GenerateSection(Section):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The keys that say how tokens are chosen."""
+        """Keys of the sampling distribution."""
         return self.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
 
     @property
     def penalties(self) -> dict[str, float]:
-        """Those keys that penalise tokens of the text so far, where they do; the other keys have no such effect."""
+        """Penalty keys that differ from their defaults, which have no effect."""
         keys = {"repetition_penalty", "presence_penalty", "no_repeat_ngram"}
         return self.model_dump(include=keys, exclude_defaults=True)
 

@@ -1,4 +1,4 @@
-"""Static trees by name of their nodes; no torch here, profiles are checked with it."""
+"""Parses static draft trees. No torch, so profiles are checked without it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TreePath = tuple[int, ...]
 
 @cache
 def parse_tree(text: str) -> tuple[TreePath, ...]:
-    """Nodes of a tree, level by level, from words such as ``0 1 00 01 10``.
+    """Parse the nodes of a tree, level by level, from words such as ``0 1 00 01 10``.
 
     Each digit is the rank of a child under its parent: ``01`` is the second-best successor of the best first token.
 
     Raises:
-        ValueError: a node without its parent, or one named twice.
+        ValueError: a node has no parent, or is named twice.
     """
     words = [word for word in text.split() if word != "|"]
     if not words or any(not word.isdecimal() or not word.isascii() for word in words):

@@ -1,8 +1,8 @@
-"""The user's own defaults: ``config.yaml`` in the user's folder, laid under variables and flags. No torch.
+"""The user's defaults: ``config.yaml`` in the user's folder, overridden by variables and flags. No torch.
 
-Under the user's own profiles too, but over the packaged ones: the models, frames and prompts that those name are there
-so that they work at once. It holds ``profile``, ``format`` and the sections ``models``, ``video`` and ``generate`` of a
-profile; a method of one's own is a profile of one's own::
+The user's own profiles override it too; it overrides the packaged profiles, whose models, frames and prompts are only
+defaults. It holds ``profile``, ``format`` and the sections ``models``, ``video`` and ``generate`` of a profile. Keys of
+a method belong into a profile::
 
     profile: specvlm-chain
     format: jsonl
@@ -48,7 +48,7 @@ CHOICE = ("pair", "target", "draft")
 
 @dataclass(frozen=True)
 class UserConfig:
-    """A config file as it is: ``profile`` and ``format`` if it names them, and keys of a profile, dotted."""
+    """Contents of the config file: ``profile`` and ``format`` if set, and dotted keys of a profile."""
 
     path: Path
     profile: str | None = None
@@ -58,10 +58,10 @@ class UserConfig:
 
 @dataclass(frozen=True)
 class ResolvedProfile:
-    """A profile under all layers, and where each value of it was set.
+    """A profile with all layers merged, and the source of each value.
 
     ``sources`` maps dotted keys to ``flag``, a variable's name, a file (the profile's, its base's, the config),
-    ``default``, or :data:`PAIRED`. ``models_named`` says whether the models are others than a packaged profile's own.
+    ``default``, or :data:`PAIRED`. ``models_named`` is True if the user chose the models, not a packaged profile.
     """
 
     profile: Profile
@@ -70,17 +70,17 @@ class ResolvedProfile:
 
 
 def config_path() -> Path:
-    """Where the config is, if there is one."""
+    """Return the path of the config, which need not exist."""
     import platformdirs
 
     return Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
 
 
 def read_config(path: Path | None = None) -> UserConfig:
-    """The user's config; empty if there is none.
+    """Read the user's config; empty if there is none.
 
     Raises:
-        UsageError: it cannot be read, is not YAML, or holds a key that is not known.
+        UsageError: the file cannot be read, is not YAML, or has an unknown key.
     """
     from vidspec.config.yaml_files import read_yaml
 
@@ -96,24 +96,24 @@ def read_config(path: Path | None = None) -> UserConfig:
     for key, value in own.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
-    return UserConfig(path, own["profile"], own["format"], _checked(path, data))
+    return UserConfig(path, own["profile"], own["format"], _check_keys(path, data))
 
 
 def with_models(defaults: UserConfig, chosen: Mapping[str, str]) -> UserConfig:
-    """A config that chooses these models: keys of :data:`CHOICE`, the others without a value."""
+    """Return the config with its choice of models replaced; ``chosen`` has keys of :data:`CHOICE`."""
     kept = {key: value for key, value in defaults.keys.items() if key not in {f"models.{name}" for name in CHOICE}}
     return replace(defaults, keys=kept | {f"models.{name}": value for name, value in chosen.items()})
 
 
 def write_models(path: Path, chosen: Mapping[str, str]) -> None:
-    """Write this choice into a config, which may not be there yet; all else of it stays, outside the section as it is.
+    """Write a choice of models into a config, which need not exist. Text outside the section ``models`` is kept.
 
     Args:
         path: of the config, which :func:`read_config` reads.
         chosen: keys of :data:`CHOICE` with their values.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     import yaml
 
@@ -123,14 +123,16 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     data = yaml.safe_load(text) or {}
     models = {key: value for key, value in (data.get("models") or {}).items() if key not in CHOICE} | dict(chosen)
     expected = {key: value for key, value in data.items() if key != "models"} | ({"models": models} if models else {})
-    section = _dumped({"models": models}) if models else ""
+    section = _dump({"models": models}) if models else ""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     written = f"{text.rstrip()}\n{section}".lstrip("\n")
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == "models":
-            written = text[: key.start_mark.index] + section + text[_end(value) :].removeprefix("" if models else "\n")
-    if not _holds(written, expected):  # such as braces around all that lose a key
-        written = _dumped(expected) if expected else ""
+            written = (
+                text[: key.start_mark.index] + section + text[_end_index(value) :].removeprefix("" if models else "\n")
+            )
+    if not _parses_to(written, expected):  # for one, braces around the whole file
+        written = _dump(expected) if expected else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,13 +140,13 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     write_whole(path.resolve(), written.rstrip() + "\n" if written.strip() else "")
 
 
-def _dumped(data: object) -> str:
+def _dump(data: object) -> str:
     import yaml
 
     return yaml.safe_dump(data, default_flow_style=None, sort_keys=False, allow_unicode=True, width=1 << 20).rstrip()
 
 
-def _holds(text: str, data: Mapping[str, object]) -> bool:
+def _parses_to(text: str, data: Mapping[str, object]) -> bool:
     import yaml
 
     try:
@@ -153,12 +155,12 @@ def _holds(text: str, data: Mapping[str, object]) -> bool:
         return False
 
 
-def _end(node: yaml.Node) -> int:
-    """Where the text of a node ends; that of a block reaches over comments to what follows it."""
+def _end_index(node: yaml.Node) -> int:
+    """Return the end of a node's text. PyYAML's end of a block includes the comments after it."""
     if getattr(node, "flow_style", True) or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
-    return _end(last[1] if isinstance(last, tuple) else last)
+    return _end_index(last[1] if isinstance(last, tuple) else last)
 
 
 def resolve(
@@ -167,12 +169,12 @@ def resolve(
     defaults: UserConfig,
     env: Mapping[str, str] | None = None,
 ) -> ResolvedProfile:
-    """The profile to use: a flag wins over a ``VIDSPEC_*`` variable, that over the profile, that over the config.
+    """Resolve the profile to use: flags win over ``VIDSPEC_*`` variables, these over the profile, that over the config.
 
-    The config lies under the bases that are the user's own too, and over those that came with vidspec.
+    The config is also overridden by the user's own base profiles; it overrides packaged profiles.
 
     Args:
-        name: of the profile, or its file; None for the config's, else the built-in default.
+        name: of the profile, or its file; None for the config's or else the built-in default.
         overrides: flags, by dotted key.
         defaults: the config.
         env: the environment; ``os.environ`` if None.
@@ -198,8 +200,12 @@ def resolve(
     return ResolvedProfile(profile, sources, named)
 
 
-def _checked(path: Path, data: Mapping[str, object]) -> dict[str, object]:
-    """The keys, dotted, if a profile has each of them; otherwise the complaint that a profile would get."""
+def _check_keys(path: Path, data: Mapping[str, object]) -> dict[str, object]:
+    """Return the dotted keys of a config.
+
+    Raises:
+        UsageError: a key is not one of a profile, or not allowed in a config.
+    """
     from vidspec.config import profiles
 
     for key in (keys := profiles.flatten_keys(data)):

@@ -1,4 +1,4 @@
-"""What single values of a profile may be, where a type and bounds do not say it; each a validator of pydantic."""
+"""Pydantic validators of single profile values that need more than a type and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads YAML that people write and pass on, small files of plain values, and words what pydantic finds wrong in it."""
+"""Reads small YAML files of plain values, and describes pydantic's validation errors."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from vidspec.errors import UsageError
 
 __all__ = ["contains_word", "describe_error", "read_yaml"]
 
-#: Bytes of a file, and mappings and lists within each other; a packaged profile has at most 600 and two.
+#: Bytes of a file, and depth of nested mappings and lists; a packaged profile has at most 600 bytes and depth two.
 LONGEST, DEEPEST = 256 << 10, 32
-#: Characters of a wrong value that a message repeats.
+#: Characters of an invalid value that a message quotes.
 REPEATED = 80
 
 
-class _Repeated(yaml.MarkedYAMLError):
-    """A key that is set twice in one mapping, of which YAML would keep the last."""
+class _RepeatedKeyError(yaml.MarkedYAMLError):
+    """Error: a key is set twice in one mapping. YAML would keep the last."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Values alone: no aliases, of which a few lines make a text of gigabytes, nothing nested without end, and no key
-    twice."""
+    """Loader of plain values: refuses aliases (a few lines can expand to gigabytes), deep nesting and repeated keys."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise self._refused("aliases are not supported; write the value again")
+            raise self._error("aliases are not supported; write the value again")
         self.depth += 1
         if self.depth > DEEPEST:
-            raise self._refused(f"nested more than {DEEPEST} deep")
+            raise self._error(f"nested more than {DEEPEST} deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -43,21 +42,21 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
             if key is not None and key in seen:
-                raise _Repeated(problem=f"{key_node.value}: is set twice", problem_mark=key_node.start_mark)
+                raise _RepeatedKeyError(problem=f"{key_node.value}: is set twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def _refused(self, problem: str) -> yaml.MarkedYAMLError:
+    def _error(self, problem: str) -> yaml.MarkedYAMLError:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
-    """The one document in a file.
+    """Read the document in a file.
 
     Raises:
-        UsageError: of the type ``error``; it cannot be read, is not UTF-8 or not YAML, sets a key twice, or is longer,
-            deeper or of more than values that people write.
+        UsageError: of type ``error``: the file cannot be read, is not UTF-8 or not YAML, sets a key twice, uses
+            aliases, or exceeds :data:`LONGEST` or :data:`DEEPEST`.
     """
     try:
         with path.open("rb") as file:
@@ -72,7 +71,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     except yaml.YAMLError as why:
         mark = getattr(why, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        if isinstance(why, _Repeated):
+        if isinstance(why, _RepeatedKeyError):
             raise error(f"{path}:{where} {why.problem}", hint="YAML keeps the last; leave one out") from None
         raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
     except ValueError as why:  # a date with a 13th month, a number of thousands of digits
@@ -80,7 +79,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
 
 
 def contains_word(path: Path, word: str) -> bool:
-    """Whether a file that can be read holds this word anywhere; far quicker than reading it as YAML."""
+    """Return True if a readable file contains this word; far quicker than parsing it as YAML."""
     try:
         with path.open("rb") as file:
             return word.encode() in file.read(LONGEST)
@@ -89,18 +88,18 @@ def contains_word(path: Path, word: str) -> bool:
 
 
 def describe_error(error: ValidationError) -> tuple[str, str]:
-    """The first problem in one line: its key (empty if it concerns several keys together), and the message."""
+    """Return the key of the first problem (empty if it concerns several keys), and its message in one line."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "combination":
         return "", first["msg"]
     key = ".".join(str(part) for part in first["loc"])
-    given = "" if first["type"] in ("name", "missing") else f", not {_quoted(first['input'])}"
+    given = "" if first["type"] in ("name", "missing") else f", not {_shortened_repr(first['input'])}"
     text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
     return key, f"{key}: {text[:1].lower()}{text[1:]}{given}"
 
 
-def _quoted(value: object) -> str:
-    """As much of what was given as helps."""
+def _shortened_repr(value: object) -> str:
+    """Return the repr of a value, shortened to :data:`REPEATED` characters."""
     try:
         text = repr(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The report of ``vidspec profile`` as tables: drawn by Rich, as Markdown, as CSV rows, as an SVG picture."""
+"""Tables of the ``vidspec profile`` report: drawn by Rich, as Markdown, as CSV rows, as an SVG picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vidspec.events.trace import KINDS
 __all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
 
 CSV_COLUMNS = ("profile", "part", "seconds")
-#: Rows of T_p that the tables show; JSON has all.
+#: Rows n of T_p(n) in the tables; JSON has all.
 ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12
 _MIB = 2**20
@@ -27,7 +27,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class _Table:
-    """A table before it is drawn: ``rows`` of cells, and of each row the shares (of the wall clock) of its bars."""
+    """A table before it is drawn: ``rows`` of cells, and for each row its bars as shares of the wall clock."""
 
     title: str
     heads: tuple[str, ...]
@@ -131,7 +131,7 @@ def _notes(report: ProfileReport) -> list[str]:
 
 
 def render_terminal(report: ProfileReport, *, ascii_only: bool = False) -> Group:
-    """Tables with bars, for a terminal."""
+    """Return tables with bars, for a terminal."""
     parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
         grid = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -156,13 +156,13 @@ def _cell(text: str, share: float | None, ascii_only: bool) -> Text:
 
 
 def markdown(report: ProfileReport) -> str:
-    """The same tables as Markdown, without bars."""
+    """Return the same tables as Markdown, without bars."""
     sheets = [f"**{sheet.title}**\n\n{table(sheet.heads, sheet.rows)}" for sheet in _sheets(report)]
     return "\n\n".join([*sheets, f"{_facts(report)}\n{bullets(_notes(report))}"])
 
 
 def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
-    """(profile, part, seconds), with the wall clock as the part ``wall``."""
+    """Return (profile, part, seconds), with the wall clock as the part ``wall``."""
     return [
         (one.profile, part, seconds)
         for one in report.runs
@@ -171,7 +171,7 @@ def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
 
 
 def svg(report: ProfileReport, width: int = 132) -> str:
-    """The drawn tables as an SVG picture, ``width`` columns wide."""
+    """Return the drawn tables as an SVG picture, ``width`` columns wide."""
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
     console.print(render_terminal(report))
     return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")

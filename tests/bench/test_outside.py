@@ -109,14 +109,14 @@ def test_a_bad_peer_fails_with_a_reason_and_leaves_nothing(peer, wrong, reason, 
 def test_a_peer_drafts_in_its_own_way_or_not_at_all(peer, monkeypatch, name, speculation):
     told = []
     start = outside.worker_command
-    monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
+    monkeypatch.setattr(outside, "worker_command", lambda *about: told.append(about) or start(*about))
     assert peer(name=name).caption(CLIP).profile == name
     assert told[0][2]["model"] == "big" and told[0][2]["speculation"] == speculation
 
 
 def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer, monkeypatch):
     told, start, label = [], outside.worker_command, f"ar{SMALL}+models.weights=int8"
-    monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
+    monkeypatch.setattr(outside, "worker_command", lambda *about: told.append(about) or start(*about))
     assert peer(name="openvino", label=label).caption(CLIP).profile == "openvino"
     assert told[0][2]["weights"] == "int8"
     with pytest.raises(PeerFailed, match=r"vllm: has no models\.weights: int8"):

@@ -153,7 +153,7 @@ LIMITED = """
 import sys
 from vidspec import errors, memory, video
 video.read(sys.argv[2], frames=1)
-memory.limit(64 << 20)
+memory.limit_memory(64 << 20)
 try:
     video.read(sys.argv[1])
 except errors.VideoError as error:

@@ -47,24 +47,24 @@ class GenerateContender:
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`~vidspec.bench.recorded.write_captions`."""
-        return {**write_captions(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
+        return {**write_captions(self._caption_clips(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
         """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
-        return SteadyRate.combine(self._counted(some) for some in _groups(clips, batch))
+        return SteadyRate.combine(self._measure_rate(some) for some in _groups(clips, batch))
 
     @property
     def functions(self) -> Functions:
         return {"run": self.run, "decode": self.decode}
 
-    def _ahead(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
+    def _caption_clips(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
         for some, read in zip(_groups(clips, batch), read_ahead(self._read, _groups(clips, batch), 1), strict=True):
-            rows, _ = self._captions(read)
+            rows, _ = self._generate(read)
             for path, row in zip(some, rows, strict=True):
                 yield path, self.target.tokenizer.decode(row, skip_special_tokens=True).strip(), row
 
-    def _counted(self, clips: Sequence[str]) -> SteadyRate:
-        rows, times = self._captions(self._read(clips))
+    def _measure_rate(self, clips: Sequence[str]) -> SteadyRate:
+        rows, times = self._generate(self._read(clips))
         counted = SteadyRate(len(rows))
         for at, when in enumerate(times):
             for number, row in enumerate(rows):
@@ -80,7 +80,7 @@ class GenerateContender:
         return [self.target.preprocess(read_frames(path, self.profile)) for path in paths]
 
     @torch.inference_mode()
-    def _captions(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:
+    def _generate(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:
         """Return the token ids of each clip, and the time of each step.
 
         Raises:
@@ -90,25 +90,25 @@ class GenerateContender:
         pad = int(min(self.target.eos) if known is None else known)
         failed = "generate in batches of transformers fails"
         try:
-            inputs = pad_batch([self._inputs(pixels) for pixels in clips], pad)
+            inputs = pad_batch([self._generate_inputs(pixels) for pixels in clips], pad)
         except ValueError as error:
             raise PeerFailed(f"{failed}: {error}") from error
         limit = self.profile.generate.max_new_tokens
         rows, times = generate_batch(failed, self.target, inputs, limit, pad_token_id=pad)
-        return [self._ended(row) for row in rows], times
+        return [self._cut_at_end(row) for row in rows], times
 
-    def _inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
+    def _generate_inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
         """Return the inputs of ``generate`` for one clip. The visual tokens are counted once per shape."""
         generate = self.profile.generate
         if pixels.grid not in self._shapes:
-            self._shapes[pixels.grid] = self.target.see(pixels)
+            self._shapes[pixels.grid] = self.target.encode(pixels)
         seen = replace(self._shapes[pixels.grid], seconds=pixels.seconds)
         found: dict[str, torch.Tensor] = self.target.stock_inputs(
             pixels, self.target.prefix(seen, generate.prompt, generate.system)
         )
         return found
 
-    def _ended(self, row: list[int]) -> list[int]:
+    def _cut_at_end(self, row: list[int]) -> list[int]:
         """Return a row up to its end token."""
         end = next((at for at, token in enumerate(row) if token in self.target.eos), len(row) - 1)
         return row[: end + 1]

@@ -74,12 +74,12 @@ def run(
         records by contender and clip, of the contenders that were not left out.
     """
     done = dict(done or {})
-    taking = ContenderPool(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
+    pool = ContenderPool(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
     for name, contender in contenders.items():  # warm-up: allocations, kernels, caches
         if all((name, str(clip), repeat) in done for clip in clips for repeat in range(repeats)):
             continue
         progress(f"warm-up {name}")
-        taking.ask(name, partial(contender.caption, clips[0]))
+        pool.ask(name, partial(contender.caption, clips[0]))
         contender.forget()  # the caption of the warm-up would be reused as a draft
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in contenders}
     for turn, (repeat, clip) in enumerate(product(range(repeats), clips)):
@@ -87,18 +87,18 @@ def run(
         if turn and clip == clips[0]:
             for contender in contenders.values():
                 contender.forget()  # a clip's own caption would be reused as a draft
-        for name in rotate(taking.names, turn):
+        for name in rotate(pool.names, turn):
             key = name, str(clip), repeat
             if key not in done:
-                made = taking.ask(name, partial(contenders[name].caption, clip))
+                made = pool.ask(name, partial(contenders[name].caption, clip))
                 if made is None:
                     continue
                 done[key] = made
                 keep(key, made)
             records[name][str(clip)].append(done[key])
-    for name, why in taking.left.items():
+    for name, why in pool.left.items():
         leave(name, why)
-    return {name: records[name] for name in taking.names}
+    return {name: records[name] for name in pool.names}
 
 
 def turn_label(name: str, turn: int) -> str:

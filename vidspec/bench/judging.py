@@ -54,7 +54,7 @@ def judge(
         read: dict[tuple[object, ...], EmbeddedPrompt] = {}
         for one in waiting:
             captioner = contenders[one["contender"]]
-            wanted = _asks(captioner.profile)
+            wanted = _prompt_key(captioner.profile)
             if wanted not in read:
                 generate = captioner.profile.generate
                 request = CaptionRequest(str(path), captioner.read(path), generate.prompt, generate.system)
@@ -63,7 +63,7 @@ def judge(
         save()
 
 
-def _asks(profile: Profile) -> tuple[object, ...]:
+def _prompt_key(profile: Profile) -> tuple[object, ...]:
     return profile.video, profile.generate.prompt, profile.generate.system
 
 

@@ -70,10 +70,10 @@ class LoadedModels:
         self.target = loading.load_model(first, replace(self.where, weights=source.weights))
         self.named_head = second is not None and loading.is_head(second)
         self._drafts: dict[WeightFormat, VideoLanguageModel] = {}
-        self.draft = self._drafting("auto")
+        self.draft = self._load_draft("auto")
         self._slots: dict[tuple[str, str], DraftProcessSlot] = {}
 
-    def _drafting(self, weights: WeightFormat) -> VideoLanguageModel | None:
+    def _load_draft(self, weights: WeightFormat) -> VideoLanguageModel | None:
         """Return the draft in a weight format."""
         _, name = self.source.names
         if name is None or self.named_head:
@@ -107,7 +107,7 @@ class LoadedModels:
             raise UsageError(f"profile {profile.name} wants another target than is loaded", hint=wanted)
         precision = profile.draft.precision
         weights: WeightFormat = None if precision == "as-target" else precision
-        draft = self._drafting(weights) if profile.drafts_with_a_model else None
+        draft = self._load_draft(weights) if profile.drafts_with_a_model else None
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
         if profile.names_a_head and self.head is None:

@@ -114,10 +114,10 @@ def _export(model: str, folder: Path, dtype: str, weights: str | None) -> None:
         Picture.__init__.__defaults__ = tuple(side if one == 420 else one for one in known)
     main_export(model, folder, task="image-text-to-text", ov_config=OVConfig(dtype=dtype), convert_tokenizer=True)
     if weights is not None:
-        _round(folder, weights)
+        _quantise(folder, weights)
 
 
-def _round(folder: Path, weights: str) -> None:
+def _quantise(folder: Path, weights: str) -> None:
     """Quantise the language model's weights with NNCF, as ``--weights`` does."""
     import nncf  # type: ignore[import-not-found]
     import openvino

@@ -107,10 +107,10 @@ class ExternalPeer(Contender):
             frames = Path(self._place.name, "frames.npy")
             np.save(frames, clip.frames)
             shown = {"frames": str(frames), "seconds": clip.timestamps.tolist(), **self._prompt(str(path), clip)}
-            worker = self._started()
+            worker = self._ready_worker()
             begun = time.perf_counter()
             answer = worker.ask("caption", **shown)
-            tokens, first, decode = self._checked(answer, time.perf_counter() - begun)
+            tokens, first, decode = self._check_answer(answer, time.perf_counter() - begun)
         except VidspecError as error:
             self.close()
             raise PeerFailed(str(error)) from error
@@ -123,7 +123,7 @@ class ExternalPeer(Contender):
             self._worker = None
         self._place.cleanup()
 
-    def _started(self) -> JsonWorker:
+    def _ready_worker(self) -> JsonWorker:
         if self._worker is None:
             adapter: Any = self.target
             target, draft = self.models
@@ -170,7 +170,7 @@ class ExternalPeer(Contender):
             adapter: Any = self.target
             generate = self.profile.generate
             text = adapter.template_text(generate.prompt, generate.system)
-            whole = adapter.prefix(adapter.see(adapter.preprocess(clip)), generate.prompt, generate.system)
+            whole = adapter.prefix(adapter.encode(adapter.preprocess(clip)), generate.prompt, generate.system)
             self._prompts[path] = {
                 "text": text,
                 "ids": adapter.tokenizer.encode(text, add_special_tokens=False),
@@ -179,7 +179,7 @@ class ExternalPeer(Contender):
             }
         return self._prompts[path]
 
-    def _checked(self, answer: WorkerReply, waited: float) -> tuple[list[int], float, float]:
+    def _check_answer(self, answer: WorkerReply, waited: float) -> tuple[list[int], float, float]:
         """Return token ids, seconds to the first and from there to the last.
 
         Raises:

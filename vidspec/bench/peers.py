@@ -157,7 +157,7 @@ class GeneratePeer(Contender):
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
         # Encoding gives the number of visual tokens; ``generate`` encodes again, in its own time.
-        inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.see(pixels), generate.prompt, generate.system))
+        inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.encode(pixels), generate.prompt, generate.system))
         begun += time.perf_counter() - paused
         options: dict[str, object] = {}
         if self.name == "generate-assisted":

@@ -36,15 +36,15 @@ class _Table:
 
 
 def _sheets(report: ProfileReport) -> Iterator[_Table]:
-    yield _parts(report.runs)
+    yield _time_table(report.runs)
     if any(one.breakdown.overlap > 0 for one in report.runs):
-        yield _lanes([one for one in report.runs if one.breakdown.overlap > 0])
-    yield _memory(report.runs)
+        yield _worker_table([one for one in report.runs if one.breakdown.overlap > 0])
+    yield _memory_table(report.runs)
     if any(one.passes for one in report.runs):
-        yield _passes([one for one in report.runs if one.passes])
+        yield _pass_table([one for one in report.runs if one.passes])
 
 
-def _parts(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _time_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     kinds = [kind for kind in (*KINDS, OTHER) if any(kind in one.breakdown.parts for one in runs)]
     rows, shares = [], []
     for kind in kinds:
@@ -64,7 +64,7 @@ def _parts(runs: Sequence[ProfileBreakdown]) -> _Table:
     )
 
 
-def _lanes(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _worker_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows = []
     for one in runs:
         whole = one.breakdown
@@ -79,7 +79,7 @@ def _lanes(runs: Sequence[ProfileBreakdown]) -> _Table:
     return _Table("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), tuple(rows))
 
 
-def _memory(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _memory_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows = []
     for one in runs:
         for part in one.memory:
@@ -101,7 +101,7 @@ def _memory(runs: Sequence[ProfileBreakdown]) -> _Table:
     )
 
 
-def _passes(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _pass_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows: list[tuple[str, ...]] = []
     measured = [one.passes for one in runs if one.passes is not None]
     for n in ROWS_SHOWN:

@@ -145,14 +145,16 @@ def profile_clip(
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
         loaded_draft = {name: _draft_memory(captioner) for name, captioner in captioners.items()}
-        found = run_repeated({name: partial(_once, one, clip) for name, one in captioners.items()}, repeats, say=say)
+        found = run_repeated(
+            {name: partial(_run_once, one, clip) for name, one in captioners.items()}, repeats, say=say
+        )
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         times: dict[bool, PassCosts] = {}
         runs = []
         for name, captioner in captioners.items():
             one = _breakdown_of(name, captioner, loaded, found[name], speed, (before, loaded_draft[name]))
             if passes:
-                one = _with_passes(one, captioner, loaded, clip, times, say)
+                one = _add_pass_costs(one, captioner, loaded, clip, times, say)
             runs.append(one)
         facts = machine(loaded.where.device) | {"copy_GB_per_s": round(speed / 1e9, 2)}
         return ProfileReport(str(clip), facts, tuple(runs))
@@ -165,7 +167,7 @@ def _draft_memory(captioner: Captioner) -> int:
     return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
 
 
-def _once(captioner: Captioner, clip: str | Path) -> ProfiledRun:
+def _run_once(captioner: Captioner, clip: str | Path) -> ProfiledRun:
     captioner.forget()  # the previous caption would be reused as a draft
     process = captioner.slot.process if captioner.slot else None
     device = captioner.target.model.device
@@ -212,7 +214,7 @@ def _breakdown_of(
     )
 
 
-def _passes_of_a_draft(profile: Profile) -> bool:
+def _has_draft_passes(profile: Profile) -> bool:
     """Return True if a model drafts, with the target's own weights or others."""
     return profile.drafts_with_a_model or profile.drafts_with_the_target
 
@@ -231,7 +233,7 @@ def _memory(
     if draft is not None:
         weights["draft"] = bandwidth.model_weight_bytes(draft)
     kv = {"target": bandwidth.kv_bytes(target) * (counters["visual_tokens"] + room)}
-    drafts = _passes_of_a_draft(captioner.profile)
+    drafts = _has_draft_passes(captioner.profile)
     drafting = draft if captioner.profile.drafts_with_a_model and draft is not None else target
     own = bandwidth.kv_bytes(drafting) * (counters["visual_tokens_kept"] + room)
     before = base[0] if what == "resident" else 0
@@ -245,7 +247,7 @@ def _memory(
     )
 
 
-def _with_passes(
+def _add_pass_costs(
     one: ProfileBreakdown,
     captioner: Captioner,
     loaded: LoadedModels,
@@ -260,17 +262,17 @@ def _with_passes(
     profile = captioner.setup.profile
     model = profile.drafts_with_a_model
     before = known.get(model)
-    if before is None or (_passes_of_a_draft(profile) and one.alpha not in before.draft):
+    if before is None or (_has_draft_passes(profile) and one.alpha not in before.draft):
         say(f"passes of {'target and draft' if model else 'the target'}")
-        known[model] = _measured(captioner, loaded, profile, clip, one.alpha)
+        known[model] = _measure_pass_costs(captioner, loaded, profile, clip, one.alpha)
     times = known[model]
-    if not _passes_of_a_draft(profile):
+    if not _has_draft_passes(profile):
         return replace(one, passes=replace(times, draft={}, kept={}))
     rounding = "up" if profile.drafts_with_the_target else "down"
     return replace(one, passes=times, c=times.cost_ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
 
 
-def _measured(
+def _measure_pass_costs(
     captioner: Captioner, loaded: LoadedModels, profile: Profile, path: str | Path, alpha: float
 ) -> PassCosts:
     clip = captioner.read(path)
@@ -278,7 +280,7 @@ def _measured(
     engine = captioner.target
     prefix = run_to_completion(captioner.setup.read(request, Trace()))
     state, _ = prefill_pruned(engine, prefix, 0.0)
-    if not _passes_of_a_draft(profile):
+    if not _has_draft_passes(profile):
         return measure_passes((engine, state), {})
     drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
     pixels = drafting.model.preprocess(clip)

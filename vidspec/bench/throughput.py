@@ -123,15 +123,15 @@ class ContenderRuns:
     rows: list[float] = field(default_factory=list)
     peak: int | None = None
 
-    def add(self, run: WorkerReply, alone: Mapping[str, float]) -> None:
+    def add(self, run: WorkerReply, decoding: Mapping[str, float]) -> None:
         """Add a run, and its measurement of decoding alone."""
         self.seconds.append(run["seconds"])
         self.ids.append(run["ids"])
         self.errors |= run["errors"]
         if run["rows"] is not None:
             self.rows.append(run["rows"])
-        if alone["seconds"]:
-            self.rates.append(alone["tokens"] / alone["seconds"])
+        if decoding["seconds"]:
+            self.rates.append(decoding["tokens"] / decoding["seconds"])
 
     def equal_clips(self, reference: Mapping[str, Sequence[int]]) -> int:
         """Count the clips whose token ids are the reference's in every run."""
@@ -203,15 +203,15 @@ def start_contenders(
     """
     every = {label: wanted.profile(label) for label in wanted.profiles}  # fails early on a bad label
     loaded = {label: every[label] for label in profiles.group_equal_profiles(every)}  # equal profiles are measured once
-    taking = ContenderPool((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
+    pool = ContenderPool((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
     with ExitStack() as stack:
         found: dict[str, JsonWorker] = {}
-        for name in list(taking.names):
+        for name in list(pool.names):
             say(f"loading {name}")
             found[name] = JsonWorker(name, *contender_command(wanted, name, loaded))
             stack.callback(found[name].close)
-            taking.ask(name, found[name].ready)
-        yield {name: found[name] for name in taking.names}
+            pool.ask(name, found[name].ready)
+        yield {name: found[name] for name in pool.names}
 
 
 def contender_command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
@@ -268,10 +268,10 @@ def measure(
     known = {label: known[label] for label in also if label in workers}
     exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
-    taking = ContenderPool(workers, lambda name, _: name not in known, say, left)
+    pool = ContenderPool(workers, lambda name, _: name not in known, say, left)
 
     def ask(name: str, function: str, **arguments: object) -> WorkerReply:
-        return taking.ask(name, partial(workers[name].ask, function, **arguments))
+        return pool.ask(name, partial(workers[name].ask, function, **arguments))
 
     for name, worker in workers.items():
         for batch in (batches := sorted(wanted.sizes.get(name, wanted.batches))):
@@ -292,7 +292,7 @@ def measure(
     def outcome() -> ThroughputResult:
         first = {name: one.ids[0] for (name, batch), one in found.items() if batch == 1 and one.ids} | ones
         exact = texts if plain is None else first.get(plain, {})
-        runs = {key: one for key, one in found.items() if key[0] in taking.names and one.seconds}
+        runs = {key: one for key, one in found.items() if key[0] in pool.names and one.seconds}
         greedy = all(one.generate.temperature == 0 and not one.generate.penalties for one in known.values())
         rows = []
         for (name, batch), one in runs.items():
@@ -300,18 +300,18 @@ def measure(
             comparable = name in exactly and not drawn if name in known else greedy
             row = _row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn)
             rows.append(replace(row, also=also.get(name, ())))
-        return ThroughputResult(rows, runs, taking.left)
+        return ThroughputResult(rows, runs, pool.left)
 
     together = clips[: max(wanted.batches)]
     for repeat, (name, batch) in ((at, key) for at in range(wanted.repeats) for key in rotate(list(found), at)):
-        if name not in taking.names:
+        if name not in pool.names:
             continue
         say(f"{repeat + 1}/{wanted.repeats} {name} at batch {batch}")
         run = ask(name, "run", clips=clips, batch=batch)
-        alone = ask(name, "decode", clips=together[: len(together) // batch * batch] or together, batch=batch)
-        if alone is None:
+        decoding = ask(name, "decode", clips=together[: len(together) // batch * batch] or together, batch=batch)
+        if decoding is None:
             continue
-        found[name, batch].add(run, alone)
+        found[name, batch].add(run, decoding)
         for clip, error in run["errors"].items():
             say(f"{name} at batch {batch}: {clip} failed: {error}")
         keep(outcome())

@@ -29,7 +29,7 @@ WorkerReply: TypeAlias = Any
 Functions: TypeAlias = Mapping[str, Callable[..., object]]
 
 #: Script that lets an interpreter without vidspec import this package, and nothing else of its environment.
-_LENDING = """\
+_IMPORT_SCRIPT = """\
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("vidspec", sys.argv[1] + "/__init__.py",
                                               submodule_search_locations=[sys.argv[1]])
@@ -80,7 +80,7 @@ def serve_functions(prepare: Callable[[], Functions]) -> None:
 def worker_command(python: str, module: str, about: object) -> list[str]:
     """Return the command that runs a module's ``main`` with ``about`` as JSON in another interpreter."""
     folder = Path(__file__).resolve().parents[1]
-    return [python, "-c", _LENDING.format(module=module), str(folder), json.dumps(about)]
+    return [python, "-c", _IMPORT_SCRIPT.format(module=module), str(folder), json.dumps(about)]
 
 
 class JsonWorker:
@@ -103,7 +103,7 @@ class JsonWorker:
         *,
         limit: float | None = None,
     ) -> None:
-        self.name, self._limit, self._late = name, limit, False
+        self.name, self._limit, self._timed_out = name, limit, False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         try:
             self._process = subprocess.Popen(
@@ -126,8 +126,8 @@ class JsonWorker:
 
     def ready(self) -> None:
         """Wait until the process has loaded; raise its exception if that failed."""
-        with self._in_time():
-            self._answer()
+        with self._time_limit():
+            self._read_answer()
 
     def ask(self, function: str, **arguments: object) -> WorkerReply:
         """Call a function in the process and return its result.
@@ -136,12 +136,12 @@ class JsonWorker:
             VidspecError: the function raised it, the process ended or took too long, or its output is not an answer.
         """
         assert self._process.stdin is not None
-        with self._in_time():
+        with self._time_limit():
             try:
                 print(json.dumps({"function": function, **arguments}), file=self._process.stdin, flush=True)
             except OSError:
-                raise self._ended() from None
-            return self._answer()
+                raise self._exit_error() from None
+            return self._read_answer()
 
     def close(self) -> None:
         """Wait for the process to end; kill it if it does not."""
@@ -156,11 +156,11 @@ class JsonWorker:
             self._process.wait()
         self._stderr.close()
 
-    def _answer(self) -> WorkerReply:
+    def _read_answer(self) -> WorkerReply:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise self._ended()
+            raise self._exit_error()
         try:
             response = json.loads(line)
             if "value" in response:
@@ -172,11 +172,11 @@ class JsonWorker:
         raise error
 
     @contextmanager
-    def _in_time(self) -> Iterator[None]:
+    def _time_limit(self) -> Iterator[None]:
         """Kill the process when the limit passes; a reader that waits for it then sees it end."""
 
         def end() -> None:
-            self._late = True
+            self._timed_out = True
             self._process.kill()
 
         timer = threading.Timer(self._limit or 0.0, end)
@@ -187,9 +187,9 @@ class JsonWorker:
         finally:
             timer.cancel()
 
-    def _ended(self) -> VidspecError:
+    def _exit_error(self) -> VidspecError:
         code = self._process.wait()
-        if self._late:
+        if self._timed_out:
             return VidspecError(f"{self.name}: its process did not answer within {self._limit:g} s")
         self._stderr.seek(0)
         lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]

@@ -27,22 +27,22 @@ class WordWrap:
     def __init__(self, width: int) -> None:
         self.width = max(1, width)
         self._column = 0
-        self._held = ""  # blanks, and the beginning of the word after them
+        self._pending = ""  # blanks, and the beginning of the word after them
 
     def add(self, piece: str) -> str:
         """Add a piece and return the text that can be written."""
-        *complete, self._held = re.split(r"(?<=\S)(?=\s)", self._held + piece)
-        if cell_len(self._held) >= self.width:
-            complete, self._held = [*complete, self._held], ""
-        return "".join(map(self._placed, complete))
+        *complete, self._pending = re.split(r"(?<=\S)(?=\s)", self._pending + piece)
+        if cell_len(self._pending) >= self.width:
+            complete, self._pending = [*complete, self._pending], ""
+        return "".join(map(self._place_word, complete))
 
     def end(self) -> str:
         """Return the rest; the next piece starts another text on its own line."""
-        out = self._placed(self._held)
-        self._held, self._column = "", 0
+        out = self._place_word(self._pending)
+        self._pending, self._column = "", 0
         return out
 
-    def _placed(self, part: str) -> str:
+    def _place_word(self, part: str) -> str:
         """Return blanks and a word; a line break replaces the blanks if the word does not fit."""
         word = part.lstrip()
         blanks = part[: len(part) - len(word)]

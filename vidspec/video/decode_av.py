@@ -29,7 +29,7 @@ from vidspec.video.resize import upright
 __all__ = ["AvDecoder", "DecodeMode", "decode_all"]
 
 # Up to this many frames ahead, decoding is cheaper than seeking.
-_DECODE_ON = 8
+_MAX_DECODE_AHEAD = 8
 _MAX_THREADS = 8
 # Each thread of a decoder holds its own frame. Limit of pixels of all threads: two frames of 8K.
 _MAX_THREAD_PIXELS = 1 << 26
@@ -39,7 +39,7 @@ _MAX_DECODER_PIXELS = 1 << 24
 
 # Codecs for which FFmpeg can skip non-reference pictures and still decodes the others identically. (libvpx and dav1d
 # have no such switch per picture.)
-_SKIPPING = {"h264", "hevc", "mpeg2video", "mpeg4"}
+_SKIPPABLE = {"h264", "hevc", "mpeg2video", "mpeg4"}
 
 
 class DecodeMode(NamedTuple):
@@ -61,12 +61,12 @@ _PLAIN = DecodeMode()
 #: Modes for H.264 cut where later pictures refer to some before the cut. Commands to drop those fail, which a strict
 #: decoder cannot tell from damage although all pictures are intact. If nothing is concealed, two modes that conceal
 #: in different ways agree.
-_CUT_OPEN = (DecodeMode(conceal="0"), DecodeMode(conceal="guess_mvs+deblock"))
+_OPEN_START_MODES = (DecodeMode(conceal="0"), DecodeMode(conceal="guess_mvs+deblock"))
 
 #: Pairs of modes for codecs whose FFmpeg decoder accepts nearly any bits as a picture. libvpx notices if VP9's data
 #: end too early or too late. If x265 coded rows separately, slice threads start each at its entry point, frame threads
 #: at the end of the last row: after damage the two differ, as do two decoders of VP8 or VP9.
-_READINGS = {
+_CHECKED_MODES = {
     "vp9": (DecodeMode("libvpx-vp9"), _PLAIN),
     "vp8": (_PLAIN, DecodeMode("libvpx")),
     "hevc": (_PLAIN, DecodeMode(threads="SLICE")),
@@ -86,7 +86,7 @@ class AvDecoder:
 
     def readings(self, index: Index) -> tuple[DecodeMode, ...]:
         """Return the modes whose pictures must agree; only the first if damage is allowed."""
-        found = _READINGS.get(index.codec, (_PLAIN,))
+        found = _CHECKED_MODES.get(index.codec, (_PLAIN,))
         return found[:1] if self.allow_damaged else found
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
@@ -97,11 +97,11 @@ class AvDecoder:
         """
         readings = self.readings(index)
         if not index.open_start or readings[0].hardware:
-            _Work(index, wanted, readings, size, put).run(self.allow_damaged)
+            _DecodeJob(index, wanted, readings, size, put).run(self.allow_damaged)
             return
         left = list(wanted)
-        for ways in (readings, _CUT_OPEN):
-            work = _Work(index, left, ways, size, put)
+        for ways in (readings, _OPEN_START_MODES):
+            work = _DecodeJob(index, left, ways, size, put)
             try:
                 work.run(allow_damaged=False)
                 return
@@ -109,10 +109,10 @@ class AvDecoder:
                 left, failure = sorted(work.left), error
         if not self.allow_damaged:
             raise failure
-        _Work(index, left, readings, size, put).run(allow_damaged=True)
+        _DecodeJob(index, left, readings, size, put).run(allow_damaged=True)
 
 
-class _Work:
+class _DecodeJob:
     """The wanted frames of a file, in groups that share a keyframe.
 
     Groups are decoded first without the pictures they do not need, then in full; frames still missing, in one pass over
@@ -155,14 +155,14 @@ class _Work:
         """
         try:
             with ExitStack() as stack:
-                sources = self._opened(stack, threads)
+                sources = self._open_streams(stack, threads)
                 while self.groups:
                     try:
                         group = self.groups.popleft()
                     except IndexError:  # another thread was faster
                         return
                     for fast in (True, False):
-                        group = group[self._take(source.group(group, fast) for source in sources) :]
+                        group = group[self._deliver(source.group(group, fast) for source in sources) :]
                         if not group:
                             break
                     if group:
@@ -174,19 +174,19 @@ class _Work:
     def _decode_file(self, allow_damaged: bool) -> None:
         wanted = sorted(self.left)
         with ExitStack() as stack:
-            sources = self._opened(stack, None)
-            self._take(source.file(wanted, allow_damaged) for source in sources)
+            sources = self._open_streams(stack, None)
+            self._deliver(source.file(wanted, allow_damaged) for source in sources)
         if self.left and not allow_damaged:
             damaged = any(source.damaged for source in sources)
             raise NotDelivered("its data are damaged", damaged=damaged, position=min(self.left))
 
-    def _opened(self, stack: ExitStack, threads: int | None) -> list[_OpenStream]:
+    def _open_streams(self, stack: ExitStack, threads: int | None) -> list[_OpenStream]:
         """Open the file once for each reading; closed with ``stack``."""
         path = self.index.path
         files = [stack.enter_context(opened(path, reading.hardware)) for reading in self.readings]
         return [_OpenStream(self.index, *one, threads) for one in zip(files, self.readings, strict=True)]
 
-    def _take(self, passes: Iterator[Iterator[tuple[int, av.VideoFrame]]]) -> int:
+    def _deliver(self, passes: Iterator[Iterator[tuple[int, av.VideoFrame]]]) -> int:
         """Deliver the pictures in which all passes agree; return their count."""
         count = 0
         for (position, picture), *others in zip(*passes, strict=False):
@@ -294,7 +294,7 @@ def _groups(index: Index, wanted: Sequence[int]) -> list[list[int]]:
     keys = np.searchsorted(index.key_pts, index.pts[np.asarray(wanted)], side="right")
     groups = [[wanted[0]]]
     for number in range(1, len(wanted)):
-        if keys[number] == keys[number - 1] or wanted[number] - wanted[number - 1] <= _DECODE_ON:
+        if keys[number] == keys[number - 1] or wanted[number] - wanted[number - 1] <= _MAX_DECODE_AHEAD:
             groups[-1].append(wanted[number])
         else:
             groups.append([wanted[number]])
@@ -339,7 +339,7 @@ def decode_all(
     careful = threads == 1
     split = BitStreamFilterContext("vp9_superframe_split", stream) if codec.name == "libvpx-vp9" else None
     name = codec_name(codec)
-    skips = only is not None and name in _SKIPPING and not has_layers(name, stream.codec_context.extradata or b"")
+    skips = only is not None and name in _SKIPPABLE and not has_layers(name, stream.codec_context.extradata or b"")
     missing = set(only or ())
     floor, waiting = first_pts, False
     codec.skip_frame = "DEFAULT"
@@ -347,7 +347,7 @@ def decode_all(
         try:
             packet = next(packets, None)
         except (av.error.FFmpegError, OSError):  # a failed read ends the file here
-            yield from (picture for picture in _drain(codec, careful) if not waiting and _from(picture, floor))
+            yield from (picture for picture in _drain(codec, careful) if not waiting and _not_before(picture, floor))
             yield None
             return
         if packet is None:
@@ -365,7 +365,9 @@ def decode_all(
         pictures: list[av.VideoFrame] = []
         if not broken:
             try:
-                pictures = [picture for part in _parts(packet, codec.name, split) for picture in codec.decode(part)]
+                pictures = [
+                    picture for part in _decoder_input(packet, codec.name, split) for picture in codec.decode(part)
+                ]
             except MemoryError:
                 raise
             except av.error.FFmpegError:
@@ -377,7 +379,7 @@ def decode_all(
                 broken = True
                 break
             advance()
-            if _from(picture, floor):
+            if _not_before(picture, floor):
                 yield picture
         if broken:
             waiting = True
@@ -385,7 +387,7 @@ def decode_all(
         elif missing:
             missing.discard(packet.pts)
             if not missing:
-                yield from (picture for picture in _drain(codec, True) if _from(picture, floor))
+                yield from (picture for picture in _drain(codec, True) if _not_before(picture, floor))
                 return
 
 
@@ -413,7 +415,7 @@ def _decoder(stream: av.VideoStream, reading: DecodeMode, threads: int | None) -
     return codec
 
 
-def _parts(
+def _decoder_input(
     packet: av.Packet[Stream], codec: str, split: BitStreamFilterContext | None
 ) -> list[av.Packet[Stream] | None]:
     """Return the decoder's input for ``packet``: without stuffing, a VP9 superframe ``split`` into pictures.
@@ -434,7 +436,7 @@ def _parts(
     return [packet]
 
 
-def _from(picture: av.VideoFrame, floor: int | None) -> bool:
+def _not_before(picture: av.VideoFrame, floor: int | None) -> bool:
     """Return True if a picture is not before ``floor``."""
     return floor is None or picture.pts is None or bool(picture.pts >= floor)
 

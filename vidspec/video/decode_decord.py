@@ -96,15 +96,15 @@ class DecordDecoder:
             for first in range(0, len(wanted), _BATCH):
                 part = list(wanted[first : first + _BATCH])
                 for position, frame in zip(part, _batch(reader, index, part), strict=True):
-                    apart = np.abs(_sample(frame).astype(np.int16) - samples.pop(position))
-                    if apart.mean() > _TOLERANCE:
+                    difference = np.abs(_sample(frame).astype(np.int16) - samples.pop(position))
+                    if difference.mean() > _TOLERANCE:
                         raise NotDelivered("decord's frame is not PyAV's", position=position)
                     put(position, resized(frame, *size))
                     advance()
         except (NotDelivered, MemoryError):
             raise
         except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
-            raise NotDelivered(f"decord cannot decode it: {_short(error)}") from None
+            raise NotDelivered(f"decord cannot decode it: {_first_line(error)}") from None
         finally:
             del reader  # the last reference: frees the reader's buffers now, not when the model is running
 
@@ -142,5 +142,5 @@ def _import_decord() -> ModuleType | None:
     return found
 
 
-def _short(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).split("\n")[0][-120:] or type(error).__name__

@@ -30,7 +30,7 @@ _ORIENTATION = 0x0112
 #: EXIF's orientations as counter-clockwise quarter turns.
 _TURNS = {3: 180, 4: 180, 5: 90, 6: 270, 7: 270, 8: 90}
 #: Seconds for which FFmpeg shows an image file.
-_SHOWN = Fraction(1, 25)
+_DURATION = Fraction(1, 25)
 
 
 def is_image(index: Index) -> bool:
@@ -49,7 +49,7 @@ def image_index(path: str) -> Index | None:
     """
     if os.path.splitext(path)[1].lstrip(".").lower() not in IMAGES:
         return None
-    with _opened(path) as image:
+    with _open_image(path) as image:
         kind = image.format or ""
         if kind in _ANIMATED and getattr(image, "is_animated", False):
             return None
@@ -63,7 +63,7 @@ def image_index(path: str) -> Index | None:
         format=f"image/{'jpeg' if kind == 'MPO' else kind.lower()}",
         codec="mjpeg" if kind in ("JPEG", "MPO") else kind.lower(),
         stream=0,
-        time_base=_SHOWN,
+        time_base=_DURATION,
         pts=first,
         raw=first,
         key_pts=first,
@@ -72,7 +72,7 @@ def image_index(path: str) -> Index | None:
         width=width,
         height=height,
         turn=Orientation(_TURNS.get(orientation, 0)),
-        duration_s=float(_SHOWN),
+        duration_s=float(_DURATION),
         truncated=False,
         doubts=(),
     )
@@ -84,12 +84,12 @@ class ImageDecoder:
     name = "pillow"
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
-        with _opened(index.path) as image:
+        with _open_image(index.path) as image:
             put(wanted[0], resized(np.asarray(_rgb(_upright(image)), np.uint8), *size))
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Image]:
+def _open_image(path: str) -> Iterator[Image]:
     """Open the image file and close it on leaving; errors of Pillow about its content become a VideoError."""
     from PIL import Image, UnidentifiedImageError
 

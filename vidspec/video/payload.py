@@ -17,7 +17,7 @@ __all__ = ["CODECS", "PictureInspector", "has_layers", "length_size", "without_s
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 
 # Bytes that no H.264 or HEVC unit contains, as they are escaped wherever they would occur.
-_NEVER = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
+_FORBIDDEN = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
 # In intact files, the longest run found is 13 bytes for H.264 and HEVC and 7 for VP8 and VP9.
 _RUN = 32
 _ONES, _ZEROS = b"\xff" * _RUN, bytes(_RUN)
@@ -60,11 +60,11 @@ class PictureInspector:
                 return True
             of_picture = unit[0] >> 1 < 32 if self.codec == "hevc" else unit[0] & 31 in (1, 5)
             # Some writers pad a unit's end with zeros.
-            if of_picture and (_NEVER.search(unit.rstrip(b"\0")) or self._ones(unit) in unit):
+            if of_picture and (_FORBIDDEN.search(unit.rstrip(b"\0")) or self._ones_limit(unit) in unit):
                 return True
         return False
 
-    def _ones(self, unit: bytes) -> bytes:
+    def _ones_limit(self, unit: bytes) -> bytes:
         """Return a run of 0xFF longer than a picture's unit holds: an unchanged block may be six set bits of H.264."""
         still = self.codec == "h264" and unit[0] & 31 == 1
         return b"\xff" * (_RUN + self.pixels * 6 // 2048) if still else _ONES

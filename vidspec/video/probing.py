@@ -32,14 +32,14 @@ from vidspec.video.payload import CODECS, PictureInspector, length_size
 __all__ = ["index_by_decoding", "probe", "too_large"]
 
 # Containers whose header states a length.
-_PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
+_STATES_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 
 # Containers without a size or count that would reveal the loss of a full cycle of their packet counters.
 _GAPS_MAY_BE_LOSS = {"mpegts", "mpeg"}
-_MOST_GAPS = 4
+_MAX_GAPS = 4
 
 # Larger pictures are refused before decoding: 16384 x 16384 is the limit of today's codecs.
-_MOST_PIXELS = 1 << 28
+_MAX_PIXELS = 1 << 28
 # Bytes per pixel while decoding: some reference pictures, and one or two in RGB.
 _PIXEL_BYTES = 12
 # decord allocates as many frames as fit into the duration, and kills the process if memory is short.
@@ -48,7 +48,7 @@ _FIRST_PICTURE_PACKETS = 1000
 # Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
 # they have: 4,000 pictures of 1080p, or some seconds of a core.
 _ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
-_MOST_ANIMATED_PIXELS = 1 << 33
+_MAX_ANIMATED_PIXELS = 1 << 33
 _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
 
 
@@ -135,7 +135,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         base, pts, raw, damaged = _count_frames(path, packet_base, rate)
         truncated = truncated or damaged
         if base == packet_base and not damaged:
-            packets.lost_pts.extend(_without_picture(packets.pts, pts))
+            packets.lost_pts.extend(_hidden_packets(packets.pts, pts))
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
     origin, wrong = _damage(packets, found, pts, base if base == packet_base else None)
@@ -173,7 +173,7 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
     codec = streams[0].codec_context
     if codec is None:
         raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
-    if codec.width * codec.height > _MOST_PIXELS:
+    if codec.width * codec.height > _MAX_PIXELS:
         raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
     free = memory.available_memory()
     if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
@@ -184,10 +184,10 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
 def _check_animation(path: str, codec: str, count: int, size: tuple[int, int]) -> None:
     """Refuse an animation that would take minutes, before decoding a picture."""
     width, height = size
-    if codec in _ANIMATIONS and count * width * height > _MOST_ANIMATED_PIXELS:
+    if codec in _ANIMATIONS and count * width * height > _MAX_ANIMATED_PIXELS:
         raise VideoError(
             f"{path}: is an animation of {count:,} pictures of {width}x{height}, "
-            f"more than {_MOST_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
+            f"more than {_MAX_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
             kind="unsupported",
             hint="ffmpeg -i IN OUT.mp4 makes a video of it",
         )
@@ -249,7 +249,7 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
     return found
 
 
-def _without_picture(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
+def _hidden_packets(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
     """Return the times of packets without a picture next to other such packets; codecs hide single ones."""
     times = np.unique(np.frombuffer(packets, np.int64))
     bare = ~np.isin(times, pictures)
@@ -264,7 +264,7 @@ def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
     gaps = np.diff(pts)
     if not len(gaps):
         return ()
-    longest = np.argsort(-gaps, kind="stable")[:_MOST_GAPS]
+    longest = np.argsort(-gaps, kind="stable")[:_MAX_GAPS]
     found = longest[gaps[longest] > 1.5 * np.median(gaps)]
     return tuple(int(position) for position in np.unique([found, found + 1]))
 
@@ -307,7 +307,7 @@ def _ends_early(
 
     Only for containers whose header states it; in others FFmpeg estimates durations from the bit rate.
     """
-    if found.ends_early or packets.last_pts is None or container.format.name not in _PROMISING:
+    if found.ends_early or packets.last_pts is None or container.format.name not in _STATES_LENGTH:
         return bool(found.ends_early)
     if container.format.name == "avi":
         return False  # already counted, including the empty packets that FFmpeg leaves out

@@ -35,9 +35,9 @@ SEEKS = ("exact", "keyframes")
 #: Bytes for the frames of a clip: 64 of 1080p fit unscaled, larger ones are scaled down.
 MOST_BYTES = 400 << 20
 # ... but not below this many pixels, about what models use, as long as there is memory.
-_LEAST_PIXELS = 336 * 336
+_MIN_PIXELS = 336 * 336
 # More than any model uses (512 frames of 1080p are 3 GB); without a limit a mistyped rate would exhaust the machine.
-_MOST_BYTES = 8 << 30
+_MAX_BYTES = 8 << 30
 
 _DAMAGED_HINT = "--allow-damaged captions what is there; or leave the damage out by --start and --end"
 
@@ -180,15 +180,15 @@ def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
         if is_image(index):
             decoder = ImageDecoder()
         try:
-            return _decoded(decoder, index, wanted)
+            return _decode_clip(decoder, index, wanted)
         except NotDelivered as failure:
             if index.order == "count" or failure.damaged or wanted.decoder == "decord":
-                raise _undeliverable(index, failure) from None
+                raise _undelivered_error(index, failure) from None
         index = index_by_decoding(path)
         try:
-            return _decoded(AvDecoder(allow_damaged=wanted.allow_damaged), index, wanted)
+            return _decode_clip(AvDecoder(allow_damaged=wanted.allow_damaged), index, wanted)
         except NotDelivered as failure:
-            raise _undeliverable(index, failure) from None
+            raise _undelivered_error(index, failure) from None
     except MemoryError:
         raise too_large(path, "its frames") from None
 
@@ -213,8 +213,8 @@ def _with_sound(index: Index, clip: Clip, wanted: _FrameSelection) -> Clip:
 def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
     """Return the positions of the wanted frames in ``index``: increasing, repeated only by ``fps`` and ``times``."""
     if wanted.times:
-        _refuse_damaged(index, wanted, wanted.times[0], wanted.times[-1])
-        _check(index, len(wanted.times), wanted)
+        _require_undamaged(index, wanted, wanted.times[0], wanted.times[-1])
+        _check_count(index, len(wanted.times), wanted)
         # Half a microsecond of tolerance for timestamps rounded in a record.
         found = np.searchsorted(index.times, np.asarray(wanted.times) + 5e-7, side="right") - 1
         return np.clip(found, 0, len(index) - 1).astype(np.int64)
@@ -227,18 +227,18 @@ def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
             kind="truncated",
             hint=f"set end to {usable:g} or less to use that part" if usable > (start or 0.0) else None,
         )
-    _refuse_damaged(index, wanted, start, end)
+    _require_undamaged(index, wanted, start, end)
     slack = min(float(index.time_base) / 2, 0.0005)
     if wanted.fps is not None:
         count = sample.ticks(wanted.fps, index.duration_s, start, end, slack=slack)
         if not count and not start:
             count = 1  # a single picture of no duration
-        _check(index, count, wanted)
+        _check_count(index, count, wanted)
         positions = sample.shown_at(index.times, wanted.fps, start, count, slack=slack)
     else:
         low, high = sample.within(index.times, index.duration_s, start, end, slack=slack)
         count = min(high - low, wanted.frames or sample.DEFAULT_FRAMES)
-        _check(index, count, wanted)
+        _check_count(index, count, wanted)
         positions = low + sample.uniform(high - low, count) if count else np.zeros(0, np.int64)
     if not len(positions):
         raise VideoError(
@@ -250,7 +250,7 @@ def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
     return positions
 
 
-def _refuse_damaged(index: Index, wanted: _FrameSelection, start: float | None, end: float | None) -> None:
+def _require_undamaged(index: Index, wanted: _FrameSelection, start: float | None, end: float | None) -> None:
     found = [damage for damage in index.damage if damage.affects(start, end)]
     if not found or wanted.allow_damaged:
         return
@@ -266,17 +266,17 @@ def _size(index: Index, count: int, wanted: _FrameSelection) -> tuple[int, int]:
     if wanted.most_bytes is not None and count:
         # Two full-size copies exist of the picture being scaled: as decoded, and upright.
         room = max(wanted.most_bytes // 4, wanted.most_bytes - 2 * 3 * index.width * index.height)
-        most.append(max(_LEAST_PIXELS, room // (3 * count)))
+        most.append(max(_MIN_PIXELS, room // (3 * count)))
     return fitted(index.width, index.height, min(most, default=None))
 
 
-def _check(index: Index, count: int, wanted: _FrameSelection) -> None:
+def _check_count(index: Index, count: int, wanted: _FrameSelection) -> None:
     """Refuse too many frames, before even a list of them is made."""
     width, height = _size(index, count, wanted)
     if wanted.check is not None and count:
         wanted.check(count, height, width)
     free = memory.available_memory()
-    most = _MOST_BYTES if free is None else min(_MOST_BYTES, free // 2)
+    most = _MAX_BYTES if free is None else min(_MAX_BYTES, free // 2)
     if count * width * height * 3 > most:
         raise UsageError(
             f"{index.path}: {count} frames of {width}x{height} take {count * width * height * 3 / 2**30:.1f} GiB, "
@@ -285,7 +285,7 @@ def _check(index: Index, count: int, wanted: _FrameSelection) -> None:
         )
 
 
-def _decoded(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Clip:
+def _decode_clip(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Clip:
     """Return the wanted frames, each decoded once and written to its places as it arrives."""
     positions = _positions(index, wanted)
     width, height = size = _size(index, len(positions), wanted)
@@ -336,7 +336,7 @@ def _damage(index: Index, undelivered: NDArray[np.float64]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _undeliverable(index: Index, failure: NotDelivered) -> VideoError:
+def _undelivered_error(index: Index, failure: NotDelivered) -> VideoError:
     where = "" if failure.position is None else f" at {format_seconds(float(index.times[failure.position]))}"
     if failure.damaged:
         return VideoError(

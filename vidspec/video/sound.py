@@ -23,7 +23,7 @@ RATE = 16_000
 #: Gap in seconds between an audio frame's timestamp and the end of the previous frame that counts as a jump in time.
 _SLACK = 0.05
 #: Seconds decoded ahead of the part, for codecs whose frames depend on earlier ones.
-_AHEAD = 1.0
+_PREROLL_S = 1.0
 
 
 def read_sound(
@@ -47,7 +47,7 @@ def read_sound(
     """
     if end <= start:
         return None, None
-    found = _read(index, start, end, seek=True) if start > _AHEAD else None
+    found = _read(index, start, end, seek=True) if start > _PREROLL_S else None
     track, lost = found or _read(index, start, end) or (None, [])
     if track is None or not lost or index.truncated:
         return None if track is None else track.samples, None
@@ -77,7 +77,7 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
             )
         if seek:
             try:
-                container.seek(int((origin + start - _AHEAD) / stream.time_base), stream=stream)
+                container.seek(int((origin + start - _PREROLL_S) / stream.time_base), stream=stream)
             except (av.error.FFmpegError, OSError):
                 return None
         track, began = _Track(start, end), False
@@ -132,7 +132,7 @@ class _Track:
 
     def __init__(self, start: float, end: float) -> None:
         self._start, self._next = start, start
-        self._into = np.zeros(round((end - start) * RATE), np.float32)
+        self._samples = np.zeros(round((end - start) * RATE), np.float32)
         self._at = self._filled = 0
         self._kind: tuple[str, str, int] | None = None
         self._resampler: Any = None
@@ -141,7 +141,7 @@ class _Track:
     def samples(self) -> NDArray[np.float32] | None:
         """Samples up to the last one decoded."""
         self._flush()
-        return self._into[: self._filled].copy() if self._filled else None
+        return self._samples[: self._filled].copy() if self._filled else None
 
     def add(self, time: float | None, frame: Any) -> None:
         """Add a frame that begins at ``time``, None for the end of the previous one."""
@@ -154,18 +154,18 @@ class _Track:
             self._kind, self._resampler = kind, av.AudioResampler("fltp", frame.layout, RATE)
         self._next += frame.samples / frame.sample_rate
         frame.pts = None  # only its samples count
-        self._put(frame)
+        self._append(frame)
 
     def _flush(self) -> None:
         if self._resampler is not None:
-            self._put(None)
+            self._append(None)
         self._resampler = self._kind = None
 
-    def _put(self, frame: Any) -> None:
+    def _append(self, frame: Any) -> None:
         for made in self._resampler.resample(frame):
             samples = made.to_ndarray().mean(0)  # FFmpeg's own downmix sums, which is louder than the channels
-            low, high = max(0, self._at), min(len(self._into), self._at + len(samples))
+            low, high = max(0, self._at), min(len(self._samples), self._at + len(samples))
             if high > low:
-                self._into[low:high] = samples[low - self._at : high - self._at]
+                self._samples[low:high] = samples[low - self._at : high - self._at]
                 self._filled = max(self._filled, high)
             self._at += len(samples)

@@ -59,7 +59,7 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
             continue
         name, content, size = found
         if size is None:
-            at, whole = _blocks(data, content, stop, open_ended=True)
+            at, whole = _cluster_end(data, content, stop, open_ended=True)
             if not whole and at < stop:
                 spots.append(DamageSpot(at, "bytes are missing or changed"))
                 at += 1
@@ -77,13 +77,13 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
             with memoryview(data) as view, view[content + 6 : content + size] as inner:
                 if zlib.crc32(inner) != stated:
                     spots.append(DamageSpot(at, "bytes are missing or changed"))
-        elif name == _CLUSTER and not _blocks(data, content, content + size, open_ended=False)[1]:
+        elif name == _CLUSTER and not _cluster_end(data, content, content + size, open_ended=False)[1]:
             spots.append(DamageSpot(at, "bytes are missing or changed"))
         at = content + size
     return DamageReport(tuple(spots), (), ends_early)
 
 
-def _blocks(data: mmap.mmap, at: int, end: int, *, open_ended: bool) -> tuple[int, bool]:
+def _cluster_end(data: mmap.mmap, at: int, end: int, *, open_ended: bool) -> tuple[int, bool]:
     """Return (end of a cluster's children, True if all are intact); open ended: up to the next element of its level."""
     while at < end:
         advance()

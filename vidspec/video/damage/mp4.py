@@ -40,7 +40,7 @@ def mp4(data: mmap.mmap, _: int) -> DamageReport:
     for track in (box for box in tracks if box.kind == b"trak"):
         parts: dict[bytes, _Box] = {}
         whole = _collect(data, track, parts) and whole
-        what = None if fragmented else _tables(data, parts, movie, media, extents)
+        what = None if fragmented else _table_defect(data, parts, movie, media, extents)
         if what:
             broken.append(DamageSpot(None, what))
     if not whole:
@@ -89,7 +89,7 @@ def _table(data: mmap.mmap, box: _Box, columns: int, *, skip: int = 4, width: in
     return numbers.astype(np.int64).reshape(-1, columns)
 
 
-def _clock(data: mmap.mmap, box: _Box, *, long_skip: int = 16, skip: int = 8) -> int:
+def _after_dates(data: mmap.mmap, box: _Box, *, long_skip: int = 16, skip: int = 8) -> int:
     """Return the offset of the fields that follow the two dates of a header box."""
     return box.at + 4 + (long_skip if data[box.at] else skip)
 
@@ -105,11 +105,11 @@ def _movie_scale(data: mmap.mmap, boxes: Sequence[_Box]) -> int:
     header = next((box for box in boxes if box.kind == b"mvhd"), None)
     if header is None:
         raise ValueError("no mvhd")
-    at = _clock(data, header)
+    at = _after_dates(data, header)
     return int.from_bytes(data[at : at + 4], "big")
 
 
-def _tables(
+def _table_defect(
     data: mmap.mmap,
     parts: dict[bytes, _Box],
     movie_scale: int,
@@ -151,10 +151,10 @@ def _tables(
                if not any(low <= start and stop <= high for low, high in media)]  # fmt: skip
     if outside:
         return "its index points outside of its data"
-    return _sync_table(data, parts, count) or _lengths(data, parts, times, count, movie_scale)
+    return _sync_defect(data, parts, count) or _duration_defect(data, parts, times, count, movie_scale)
 
 
-def _sync_table(data: mmap.mmap, parts: dict[bytes, _Box], count: int) -> str | None:
+def _sync_defect(data: mmap.mmap, parts: dict[bytes, _Box], count: int) -> str | None:
     if b"stss" in parts:
         keys = _table(data, parts[b"stss"], 1)[:, 0]
         if len(keys) and (keys[0] < 1 or keys[-1] > count or (np.diff(keys) <= 0).any()):
@@ -164,11 +164,11 @@ def _sync_table(data: mmap.mmap, parts: dict[bytes, _Box], count: int) -> str | 
     return None
 
 
-def _lengths(
+def _duration_defect(
     data: mmap.mmap, parts: dict[bytes, _Box], times: NDArray[np.int64], count: int, movie_scale: int
 ) -> str | None:
     """Return the contradiction between durations of frames, track and edits (over two frames or 0.1 s), or None."""
-    at = _clock(data, parts[b"mdhd"])
+    at = _after_dates(data, parts[b"mdhd"])
     scale = int.from_bytes(data[at : at + 4], "big")
     if not scale or not movie_scale:
         return "its clock is broken"
@@ -191,7 +191,7 @@ def _lengths(
     if (begins[shown] / scale + rows[shown, 0] / movie_scale > total / scale + slack + 1 / movie_scale).any():
         return "its edit list shows more than it has"
     header = parts[b"tkhd"]
-    track = _duration(data, _clock(data, header) + 8, data[header.at])
+    track = _duration(data, _after_dates(data, header) + 8, data[header.at])
     if track is not None and abs(int(rows[:, 0].sum()) - track) / movie_scale > slack + 1.0:
         return "its edit list is not as long as it says"
     return None

@@ -33,7 +33,7 @@ def transport_stream(data: mmap.mmap, pid: int) -> DamageReport:
     hints: list[int] = []
     pictures: list[int] = []  # offsets of packets in which a picture of the video begins
     last: dict[int, tuple[int, int]] = {}  # counter and offset of each PID's last packet
-    for start, count in _aligned(data, size, first):
+    for start, count in _synced_runs(data, size, first):
         if start != expected:
             spots.append(DamageSpot(start, "bytes are missing or changed"))
         if len(spots) > _ENOUGH:
@@ -69,13 +69,13 @@ def transport_stream(data: mmap.mmap, pid: int) -> DamageReport:
         del rows
     whole = (len(data) - first) % size in (0, _PACKET)
     spots.sort(key=lambda spot: spot.at or 0)
-    joined = _joined(data, [spot.at or 0 for spot in spots], pictures)
+    joined = _clock_restart(data, [spot.at or 0 for spot in spots], pictures)
     if joined is not None:
         spots = [spot for spot in spots if (spot.at or 0) < joined]
     return DamageReport(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
 
 
-def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
+def _clock_restart(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
     """Return the first of ``breaks`` after which the pictures' clock restarts earlier; None if there is none.
 
     ``pictures``: offsets of packets in which one begins. Several must agree, as a changed byte changes a single time.
@@ -109,7 +109,7 @@ def _packet_size(data: mmap.mmap) -> tuple[int, int]:
     return 0, 0
 
 
-def _aligned(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
+def _synced_runs(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
     """Yield (start, packets) of each run of packets that begin with the sync byte; long runs in parts."""
     at = first
     while at + _PACKET <= len(data):

@@ -51,10 +51,10 @@ def damages(
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
             merged.append((start, end))
-    return (*(ClipDamage(_lost(start, end, shown, usual), start, end) for start, end in merged), *whole)
+    return (*(ClipDamage(_describe_loss(start, end, shown, usual), start, end) for start, end in merged), *whole)
 
 
-def _lost(start: float, end: float, shown: NDArray[np.float64], usual: float) -> str:
+def _describe_loss(start: float, end: float, shown: NDArray[np.float64], usual: float) -> str:
     """Describe the loss between two times, with frames ``usual`` seconds apart, apart from those ``shown`` (N,)."""
     present = int(((shown > start + usual / 2) & (shown < end - usual / 2)).sum())
     missing = max(round((end - start) / usual) - 1 - present, 0) if usual > 0 else 0

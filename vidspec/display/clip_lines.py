@@ -52,9 +52,9 @@ def clip_lines(
 def headings(width: int) -> Text:
     """Return the headings of :func:`clip_lines`."""
     name, columns, words = _columns(width)
-    text = Text(_padded("clip", name), style="dim")
+    text = Text(_pad("clip", name), style="dim")
     for column in columns:
-        text.append(" " * GAP + _aligned(column, column))
+        text.append(" " * GAP + _align(column, column))
     if words:
         text.append(" " * GAP + "text")
     text.truncate(width)
@@ -64,19 +64,19 @@ def headings(width: int) -> Text:
 def _line(state: PanelState, now: float, width: int, ascii_only: bool) -> Text:
     name, columns, words = _columns(width)
     phase = PHASES.get(state.phase, state.phase)
-    facts = {
+    values = {
         "phase": phase,
         "tokens": str(state.emitted) if state.rounds else "",
         "accepted": f"{state.accepted / state.drafted:.0%}" if state.drafted else "",
         "time": format_duration(max(0.0, now - state.began)),
     }
-    line = Text(_padded(_end(_name(state.path), name, ascii_only), name))
+    line = Text(_pad(_clip_start(_name(state.path), name, ascii_only), name))
     for column in columns:
         line.append(" " * GAP)
-        line.append(_aligned(facts[column], column), style=STYLES.get(phase, "") if column == "phase" else "")
+        line.append(_align(values[column], column), style=STYLES.get(phase, "") if column == "phase" else "")
     if words:
         line.append(" " * GAP)
-        line.append(_end(_said(state, words), words, ascii_only, whole=True), style="dim")
+        line.append(_clip_start(_text_tail(state, words), words, ascii_only, whole=True), style="dim")
     line.truncate(width)  # a text can be wider than the sum of its characters
     line.rstrip()
     return line
@@ -86,17 +86,17 @@ def _columns(width: int) -> tuple[int, list[str], int]:
     """Fit the columns into ``width``; return the name's width, the columns that follow it, and the text's width."""
     kept = list(COLUMNS)
     for column in DROPPED_FIRST:
-        if _taken(kept) + NAME <= width:
+        if _columns_width(kept) + NAME <= width:
             break
         kept.remove(column)
-    left = width - _taken(kept)
+    left = width - _columns_width(kept)
     if len(kept) < len(COLUMNS) or left < NAME + GAP + WORDS:
         return max(0, min(left, LONGEST_NAME)), kept, 0
     name = min(LONGEST_NAME, max(NAME, (left - GAP) * 2 // 5))
     return name, kept, left - GAP - name
 
 
-def _taken(columns: Sequence[str]) -> int:
+def _columns_width(columns: Sequence[str]) -> int:
     return sum(GAP + COLUMNS[column] for column in columns)
 
 
@@ -104,7 +104,7 @@ def _name(path: str) -> str:
     return one_line(os.path.basename(path) or path)
 
 
-def _said(state: PanelState, columns: int) -> str:
+def _text_tail(state: PanelState, columns: int) -> str:
     """Return the end of the text so far on one line, at least ``columns`` long if there is that much."""
     text = ""
     for one in reversed(state.rounds):
@@ -114,7 +114,7 @@ def _said(state: PanelState, columns: int) -> str:
     return one_line(" ".join(text.split()))
 
 
-def _end(text: str, columns: int, ascii_only: bool, *, whole: bool = False) -> str:
+def _clip_start(text: str, columns: int, ascii_only: bool, *, whole: bool = False) -> str:
     """Return the end of ``text`` that fits, with a mark if it is cut; if ``whole``, cut at a word boundary."""
     if cell_len(text) <= columns:
         return text
@@ -128,9 +128,9 @@ def _end(text: str, columns: int, ascii_only: bool, *, whole: bool = False) -> s
     return mark + end.lstrip() if columns >= cell_len(mark) else ""
 
 
-def _padded(text: str, columns: int) -> str:
+def _pad(text: str, columns: int) -> str:
     return text + " " * (columns - cell_len(text))
 
 
-def _aligned(text: str, column: str) -> str:
+def _align(text: str, column: str) -> str:
     return text.ljust(COLUMNS[column]) if column == "phase" else text.rjust(COLUMNS[column])

@@ -109,7 +109,7 @@ def cells_of(seen: Prefilled) -> Cells:
     """Return the grid cells of the visual tokens shown to a draft."""
     cells = np.asarray(seen.cells, np.int64)
 
-    def placed(tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def mask_of(tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         mask = np.zeros(seen.grid, np.bool_)
         mask.reshape(-1)[tokens[tokens >= 0]] = True
         return mask
@@ -119,7 +119,7 @@ def cells_of(seen: Prefilled) -> Cells:
         ranks.append(np.zeros(seen.grid, np.uint8))
         ranks[-1].reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
     layers = tuple(FrameRaster(*one) for one in rasters(seen.grid, seen.views))
-    return Cells(placed(cells[np.asarray(seen.kept, np.int64)]), placed(cells), layers, tuple(ranks))
+    return Cells(mask_of(cells[np.asarray(seen.kept, np.int64)]), mask_of(cells), layers, tuple(ranks))
 
 
 def heatmap(kept: Sequence[int], of: Sequence[int], width: int, *, ascii_only: bool = False) -> Text:
@@ -226,6 +226,6 @@ def veil(seen: NDArray[np.bool_], wide: int, high: int, *, strength: float = 0.8
     around = np.pad(inside, 1, mode="edge")
     enclosed = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
     lined = wide >= TINY * columns and high >= TINY * rows
-    laid = Image.fromarray(np.where(inside, np.where(enclosed | (not lined), 0, 2), 1).astype(np.uint8), "P")
-    laid.putpalette([0, 0, 0, 0, *GREY, round(255 * strength), *EDGE, 255], "RGBA")
-    return laid
+    overlay = Image.fromarray(np.where(inside, np.where(enclosed | (not lined), 0, 2), 1).astype(np.uint8), "P")
+    overlay.putpalette([0, 0, 0, 0, *GREY, round(255 * strength), *EDGE, 255], "RGBA")
+    return overlay

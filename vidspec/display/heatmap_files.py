@@ -39,7 +39,7 @@ def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
         raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
     names: dict[Path, None] = {}
     for clip in inputs:
-        names[_name(file, clip, names, several=len(inputs) > 1)] = None
+        names[_picture_path(file, clip, names, several=len(inputs) > 1)] = None
     for name in names:
         check_output(name, inputs, "--heatmap", PICTURE)
 
@@ -94,7 +94,7 @@ class HeatmapFiles(ClipStates):
         )
         title, frames = self._title(opened, seen), list(clip.frames)
         picture = heatmap_image(frames, times, seen, title)
-        file = _name(self.file, opened.path, self.written, several=self._several)
+        file = _picture_path(self.file, opened.path, self.written, several=self._several)
         png, mark = BytesIO(), PngInfo()
         mark.add_text("Software", f"vidspec {__version__}")
         picture.save(png, "png", pnginfo=mark)
@@ -110,7 +110,7 @@ class HeatmapFiles(ClipStates):
         )
 
 
-def _name(file: Path, clip: str, taken: Container[Path], *, several: bool) -> Path:
+def _picture_path(file: Path, clip: str, taken: Container[Path], *, several: bool) -> Path:
     """Return the file for a clip's picture, not one of ``taken``."""
     stem = f"{file.stem}-{Path(clip).stem}" if several else file.stem
     name, count = file.with_stem(stem), 1

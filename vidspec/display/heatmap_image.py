@@ -98,7 +98,7 @@ def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen:
     draw.line((MARGIN, level, WIDTH - MARGIN - 1, level), EVEN)
     for text, place, anchor in (
         (_clock(seconds[0]), MARGIN, "la"),
-        (f"evenly {even:.1%}", WIDTH // 2, "ma"),
+        (f"uniform {even:.1%}", WIDTH // 2, "ma"),
         (_clock(seconds[-1]), WIDTH - MARGIN, "ra"),
     ):
         draw.text((place, top + BARS + 4), text, EVEN if anchor == "ma" else FAINT, _font(LABEL), anchor=anchor)
@@ -106,7 +106,7 @@ def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen:
         names = ("first frames", "last frames", "upper and lower border", "left and right border")
         pairs = zip(names, (bias.first, bias.last, bias.rows, bias.columns), strict=True)
         line = "; ".join(f"{name} {pair.kept:.1%} ({pair.all:.1%})" for name, pair in pairs)
-        line = f"of the kept tokens (of all): {line}"
+        line = f"share of the kept tokens (of all tokens): {line}"
         _write(draw, (MARGIN, top + BARS + LABEL + 10), line, LABEL, TEXT, WIDTH - 2 * MARGIN)
 
 

@@ -72,10 +72,10 @@ def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False)
         draft.append(glyphs.accepted * (busy - vain), ACCEPTED)
         draft.append(glyphs.wasted * vain, WASTED)
         draft.append(glyphs.waiting * (room - busy), WAITING)
-    return [target, draft, _reading(glyphs, span)]
+    return [target, draft, _legend(glyphs, span)]
 
 
-def _reading(glyphs: LaneGlyphs, span: float) -> Text:
+def _legend(glyphs: LaneGlyphs, span: float) -> Text:
     return Text.assemble(
         (f"{glyphs.edge}{glyphs.line} pass", ACCEPTED),
         "  ",

@@ -80,8 +80,8 @@ def render_clip(
     parts: list[RenderableType] = []
     if caption:
         below.insert(0, flow_columns(_legend(state), inner))
-        taken = sum(len(_wrapped(text, inner)) for text in below) + 3
-        parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
+        taken = sum(len(_wrap_lines(text, inner)) for text in below) + 3
+        parts.append(_tail(_caption_text(state), inner, None if height is None else max(1, height - taken)))
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
     whose = DEMO if any(one is not None and one.demo for one in (state.opened, state.caption)) else None
@@ -90,7 +90,7 @@ def render_clip(
     )
 
 
-def _streamed(state: PanelState) -> Text:
+def _caption_text(state: PanelState) -> Text:
     text = Text()
     for piece, origin in state.pieces:
         text.append(escape_text(piece), style=STYLES[origin])
@@ -147,12 +147,12 @@ def flow_columns(parts: list[Text], width: int) -> Text:
     return flowed
 
 
-def _wrapped(text: Text, width: int) -> list[Text]:
+def _wrap_lines(text: Text, width: int) -> list[Text]:
     return list(text.wrap(Console(width=width, force_terminal=False), width))
 
 
 def _tail(text: Text, width: int, lines: int | None) -> Text:
-    wrapped = _wrapped(text, width)
+    wrapped = _wrap_lines(text, width)
     if lines is None or len(wrapped) <= lines:
         return text
     return Text("\n").join(wrapped[-lines:])

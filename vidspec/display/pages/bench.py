@@ -20,7 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 626.0, 14.0, 300.0
 #: Title and meaning of the three bar charts, by the row's attribute, which holds (median, minimum, maximum).
 CHARTS = {
     "decode": ("Decoding", "tokens a second after the first"),
-    "end_to_end": ("End to end", "the whole time of a clip, of texts of equal length"),
+    "end_to_end": ("End to end", "the total time of a clip, at equal text length"),
     "first_time": ("Time to first token", "the time until the first token, shorter is better"),
 }
 
@@ -75,13 +75,13 @@ def planes(rows: Sequence[MeasuredMethod], baseline: str) -> list[SpeedPlane]:
     """
     found = []
     for title, meaning, value, more in (
-        ("Speed and text", "tokens that the target itself would have written", _own, True),
-        ("Speed and what the draft was shown", "visual tokens kept", lambda row: row.kept, False),
+        ("Speed and text", "tokens that the target itself would have written", _own_token_share, True),
+        ("Speed and visual tokens", "visual tokens that the draft saw", lambda row: row.kept, False),
     ):
         known = [(row, figure) for row in rows if (figure := value(row)) is not None]
         if len({figure for _, figure in known}) > 1:
-            meaning = f"upward: {meaning}; to the right: decoding over {baseline}"
-            found.append(_plane(title, meaning, known, more))
+            meaning = f"vertical: {meaning}; horizontal: decoding speed over {baseline}"
+            found.append(_speed_plane(title, meaning, known, more))
     return found
 
 
@@ -125,14 +125,14 @@ def write_bench(
     write_whole(file, content)
 
 
-def _own(row: MeasuredMethod) -> float | None:
+def _own_token_share(row: MeasuredMethod) -> float | None:
     """Return the share of a text's tokens that the target would have written; None if unknown."""
     if row.accepted_by_target is not None:
         return row.accepted_by_target
     return 1.0 if row.equal is None or row.equal == row.clips else None
 
 
-def _plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float]], more: bool) -> SpeedPlane:
+def _speed_plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float]], more: bool) -> SpeedPlane:
     fastest = 1.1 * max(row.decode[0] for row, _ in known)
     least, most = min(figure for _, figure in known), max(figure for _, figure in known)
     low, high = max(0.0, least - 0.15 * (most - least)), most + 0.15 * (most - least)

@@ -79,7 +79,7 @@ class ClipPage:
     def name(self) -> str:
         """The path, the part of the file, and the prompt if the clip has several."""
         path, prompt = one_line(self.record["path"]), self.section("question").get("prompt")
-        name = path if self._part is None else f"{path}, {words.span(*self._part)}"
+        name = path if self._time_range is None else f"{path}, {words.span(*self._time_range)}"
         return f"{name}: {one_line(prompt)}" if prompt else name
 
     def section(self, name: str) -> RecordMapping:
@@ -87,7 +87,7 @@ class ClipPage:
         return self.record.get(name) or {}
 
     @property
-    def _part(self) -> tuple[float, float] | None:
+    def _time_range(self) -> tuple[float, float] | None:
         """Start and end in seconds, from its frames if the record has neither; None for the whole file."""
         job, video = {**self.record, **self.section("job")}, self.section("video")
         start, end, duration = job.get("start"), job.get("end"), video.get("duration_s")
@@ -129,7 +129,12 @@ class ClipPage:
         size = f"{video['width']} x {video['height']}" if video.get("width") else None
         length = f"{video['duration_s']:.1f} s" if video.get("duration_s") is not None else None
         schedule = self.section("schedule")
-        ended = {"eos": "by itself", "length": "at the longest length", "loop": "in a loop", "stop": "at a stop string"}
+        ended = {
+            "eos": "at an end token",
+            "length": "at the token limit",
+            "loop": "in a repetition",
+            "stop": "at a stop string",
+        }
         found = [
             ("profile", record.get("profile")),
             ("target", models.get("target")),
@@ -178,7 +183,7 @@ class ClipPage:
                 place += 1
                 facts = [f"token {place}", f"{origin}: {words.ORIGINS[origin]}"]
                 if number == 0:
-                    facts.append("given by the target's prefill")
+                    facts.append("from the target's prefill")
                 elif one.drafted:
                     facts.append(f"round {number}: {one.drafted} drafted, {one.accepted} accepted")
                 else:
@@ -186,16 +191,18 @@ class ClipPage:
                 others = [f"“{one_line(other.text) or _SILENT}”" for other in one.rejected if other.at == at]
                 facts += [f"the draft proposed {', '.join(others)} here"] if others else []
                 if one.probabilities:
-                    facts.append(f"the target gave it a probability of {one.probabilities[at]:.3g}")
+                    facts.append(f"target probability {one.probabilities[at]:.3g}")
                 facts.append(f"{words.time(one.elapsed)} after the prefill")
                 facts += [f"window {one.gamma}"] if one.gamma else []
                 if (loose := loosened.get(at)) is not None:
-                    facts.append(f"let pass by {loose.by}, the target wanted {self._wanted(place - 1, loose.wanted)}")
+                    facts.append(
+                        f"accepted by {loose.by}, the target's choice was {self._choice(place - 1, loose.wanted)}"
+                    )
                     facts += [f"visual relevance {loose.relevance:.3f}"] if loose.relevance is not None else []
                     facts += [f"entropy {loose.entropy:.2f} nats"] if loose.entropy is not None else []
                 yield PageToken(escape_text(text) or _SILENT, origin, number, "; ".join(facts))
 
-    def _wanted(self, at: int, token: int) -> str:
+    def _choice(self, at: int, token: int) -> str:
         known = self.section("loose").get("tokens") or ()
         text = next((one["wanted_text"] for one in known if one["at"] == at), None)
         return f"token {token}" if text is None else f"“{one_line(text)}”"
@@ -259,11 +266,11 @@ class ClipPage:
     def speeds(self) -> list[SpeedFigure]:
         timings, baseline = self.section("timings"), self.section("speed").get("baseline") or {}
         plain = baseline.get("timings") or {}
-        equal = "; the speed-up at equal length" if self.equal_length else ""
+        equal = "; the speed-up is at equal length" if self.equal_length else ""
         names = (
-            ("time_to_first_token", "time to first token", "from the beginning of work on the clip to the first token"),
+            ("time_to_first_token", "time to first token", "from the start of work on the clip to the first token"),
             ("decode", "decoding", "from the first token to the last"),
-            ("end_to_end", "end to end", f"from the beginning of work on the clip to the last token{equal}"),
+            ("end_to_end", "end to end", f"from the start of work on the clip to the last token{equal}"),
         )
         return [
             SpeedFigure(name, meaning, timings[key], plain.get(key), baseline.get(key))

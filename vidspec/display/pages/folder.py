@@ -81,7 +81,7 @@ class FolderPage:
             self.rows.append(_row(self.clips, record))
         if not failed and len(self.pictured) < MAX_PICTURES:
             kept = {key: record.get(key) for key in ("path", "job")}
-            self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle(record)}}
+            self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle_timestamp(record)}}
         for name, (value, _) in _SPREADS.items():
             if not failed and (found := value(record)) is not None:
                 self._values[name].append(found)
@@ -113,7 +113,9 @@ class FolderPage:
     @property
     def spreads(self) -> list[Histogram]:
         """Histogram of each measured value that at least three clips have."""
-        return [_spread(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3]
+        return [
+            _histogram(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3
+        ]
 
 
 def _row(number: int, record: RecordMapping) -> FolderRow:
@@ -136,25 +138,25 @@ def _row(number: int, record: RecordMapping) -> FolderRow:
     )
 
 
-def _middle(record: RecordMapping) -> tuple[float, ...]:
+def _middle_timestamp(record: RecordMapping) -> tuple[float, ...]:
     times = (record.get("video") or {}).get("timestamps") or ()
     return tuple(times[len(times) // 2 :][:1])
 
 
-def _under(key: str, name: str) -> Callable[[RecordMapping], float | None]:
+def _record_getter(key: str, name: str) -> Callable[[RecordMapping], float | None]:
     return lambda record: (record.get(key) or {}).get(name)
 
 
 _SPREADS: Mapping[str, tuple[Callable[[RecordMapping], float | None], Callable[[float], str]]] = {
     "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
-    "tokens/s while decoding": (_under("speed", "tokens_per_s"), words.number),
-    "time end to end": (_under("timings", "end_to_end"), words.time),
-    "tau": (_under("lengths", "tau"), words.number),
-    "tokens per target pass": (_under("lengths", "tokens_per_target_pass"), words.number),
+    "tokens/s while decoding": (_record_getter("speed", "tokens_per_s"), words.number),
+    "time end to end": (_record_getter("timings", "end_to_end"), words.time),
+    "tau": (_record_getter("lengths", "tau"), words.number),
+    "tokens per target pass": (_record_getter("lengths", "tokens_per_target_pass"), words.number),
 }
 
 
-def _spread(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Histogram:
+def _histogram(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Histogram:
     low, high = min(values), max(values)
     counts = [0] * (_STEPS if high > low else 1)
     for value in values:

@@ -88,7 +88,7 @@ def draw_frames(
     chosen = uniform(len(times), MAX_FRAMES).tolist()
     moments = [times[index] for index in chosen]
     clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
-    images = _within(budget, list(clip.frames))
+    images = _fit_budget(budget, list(clip.frames))
     height, width = clip.frames[0].shape[:2]
     if grid is None or seen is None:
         counts = [per_frame[index] if per_frame else None for index in chosen]
@@ -106,7 +106,7 @@ def draw_frames(
             side = min(32, max(6, 256 // layer.columns))  # pixels of a token, so that the line around it is about one
             over = veil(shown, side * layer.columns, side * layer.rows)
             one = replace(
-                one, veil=None if over is None else _address(over, "png"), kept=int(shown.sum()), tokens=shown.size
+                one, veil=None if over is None else _data_url(over, "png"), kept=int(shown.sum()), tokens=shown.size
             )
         if len(cells.layers) > 1:
             one = replace(one, view=f"view of {layer.rows} x {layer.columns}")
@@ -128,7 +128,7 @@ def draw_thumbnail(record: RecordMapping) -> str:
     return _jpeg(clip.frames[0], 1.0)
 
 
-def _within(budget: int, frames: Sequence[NDArray[np.uint8]]) -> list[str]:
+def _fit_budget(budget: int, frames: Sequence[NDArray[np.uint8]]) -> list[str]:
     """Return each frame as a ``data:`` URL, all scaled down until they fit ``budget`` bytes."""
     scale = 1.0
     while True:
@@ -145,10 +145,10 @@ def _jpeg(frame: NDArray[np.uint8], scale: float) -> str:
     if scale < 1:
         size = (max(16, round(image.width * scale)), max(16, round(image.height * scale)))
         image = image.resize(size, Image.Resampling.LANCZOS)
-    return _address(image, "jpeg", quality=_QUALITY)
+    return _data_url(image, "jpeg", quality=_QUALITY)
 
 
-def _address(image: Image.Image, kind: str, **options: int) -> str:
+def _data_url(image: Image.Image, kind: str, **options: int) -> str:
     buffer = BytesIO()
     image.save(buffer, kind, optimize=True, **options)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -69,7 +69,7 @@ def write(
         )
         whole = [_with_pictures(clip, draw, errors) for clip in clips]
     else:
-        whole = [replace(clip, unseen="the run was interrupted, and they were not read again") for clip in clips]
+        whole = [replace(clip, unseen="not read again, as the run was interrupted") for clip in clips]
     demo = words.demo(folder.demo, folder.clips - folder.failed)
     if folder.clips == 1 and whole:
         content = render_page("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
@@ -89,7 +89,7 @@ def write(
 def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError]) -> ClipPage:
     if clip.error is not None:
         return clip
-    if (changed := _changed(clip.record)) is not None:
+    if (changed := _change_reason(clip.record)) is not None:
         return replace(clip, unseen=changed)
     try:
         return replace(clip, pictures=draw(clip.record, clip.seen))
@@ -102,21 +102,21 @@ def _thumbnails(folder: FolderPage) -> dict[int, str]:
     """Return thumbnails by clip number, without clips whose frame cannot be read."""
     found: dict[int, str] = {}
     for number, record in folder.pictured.items():
-        if _changed(record) is None:
+        if _change_reason(record) is None:
             with suppress(VidspecError):
                 found[number] = draw_thumbnail(record)
     return found
 
 
-def _changed(record: RecordMapping) -> str | None:
+def _change_reason(record: RecordMapping) -> str | None:
     """Return a message if the file changed since it was captioned; None if not, as far as the record knows."""
     job, file = record.get("job") or {}, Path(record["path"])
     try:
         status = file.stat()
     except OSError:
-        return f"there is no file {one_line(record['path'])} here"
+        return f"{one_line(record['path'])} does not exist"
     known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
-    return None if known == (status.st_size, status.st_mtime_ns) else "the file is another one since"
+    return None if known == (status.st_size, status.st_mtime_ns) else "the file has changed since"
 
 
 class ReportFile(ClipStates):
@@ -200,8 +200,8 @@ def write_finished(
         UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    with _of_vidspec():
-        folder, clips = _collected(records, traces)
+    with _checking_records():
+        folder, clips = _collect_clips(records, traces)
         damaged = any((record.get("video") or {}).get("damage") for record in records)
         return write(file, folder, clips, title, allow_damaged=damaged)
 
@@ -215,7 +215,7 @@ def write_compared(
         UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    with _of_vidspec():
+    with _checking_records():
         found = pair_captions(left, right)
         if not any(one.left and one.right for one in found):
             return ()
@@ -224,7 +224,7 @@ def write_compared(
 
 
 @contextmanager
-def _of_vidspec() -> Iterator[None]:
+def _checking_records() -> Iterator[None]:
     """Turn errors from malformed records into a one-line usage error."""
     from jinja2 import UndefinedError
 
@@ -237,7 +237,7 @@ def _of_vidspec() -> Iterator[None]:
         ) from error
 
 
-def _collected(
+def _collect_clips(
     records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
 ) -> tuple[FolderPage, list[ClipPage]]:
     """Return all records, and the first of them with their traces."""

@@ -31,24 +31,24 @@ MEASURED = (
 ORIGINS: Mapping[str, str] = {
     "draft": "proposed by the draft, accepted by the target",
     "correction": "the target's own, where a proposal was rejected",
-    "bonus": "the target's own, added behind a window that was accepted whole",
-    "loose": "proposed by the draft, let pass by a lossy rule although the target wanted another",
+    "bonus": "the target's own, added after a window that was accepted whole",
+    "loose": "proposed by the draft, accepted by a lossy rule although the target would have chosen another",
     "target": "the target alone: the first token, and all of plain decoding",
 }
 
 COUNTERS: Mapping[str, str] = {
     "visual_tokens": "tokens that stand for the video in the target's prompt",
-    "visual_tokens_kept": "how many of these the draft was shown",
-    "audio_tokens": "tokens that stand for the sound; target and draft hear all of it",
+    "visual_tokens_kept": "how many of them the draft saw",
+    "audio_tokens": "tokens that stand for the audio; target and draft read all of them",
     "state_bytes": "peak bytes of the states of recurrent blocks, of target and draft",
     "emitted": "tokens of the caption, the one that ends it included",
-    "target_forwards": "passes of the target after it had read its prompt; each verifies a window or writes one token",
-    "draft_forwards": "passes of the draft while it proposed; reading its prompt is not counted",
-    "drafted": "tokens that the draft proposed and whose fate was decided",
-    "accepted": "proposed tokens that stand in the caption",
-    "loose": "accepted tokens that a lossy rule let pass although the target would have chosen another",
+    "target_forwards": "passes of the target after its prefill; each verifies a window or writes one token",
+    "draft_forwards": "passes of the draft that proposed tokens; its prefill is not counted",
+    "drafted": "draft tokens that were accepted or rejected",
+    "accepted": "draft tokens in the caption",
+    "loose": "tokens accepted by a lossy rule although the target would have chosen another",
     "corrections": "tokens that the target wrote where it rejected a proposal",
-    "bonus": "tokens that the target added behind a window that it accepted whole",
+    "bonus": "tokens that the target added after a window that it accepted whole",
 }
 
 LENGTHS: Mapping[str, str] = {
@@ -61,19 +61,19 @@ LENGTHS: Mapping[str, str] = {
 #: Kinds of work in a trace: colour group and meaning.
 KINDS: Mapping[str, tuple[str, str]] = {
     "decode_video": ("reading", "reading frames out of the file"),
-    "preprocess": ("reading", "making the model's input of them"),
+    "preprocess": ("reading", "preparing the model's input"),
     "vision": ("vision", "the vision encoder"),
-    "caption": ("vision", "captioning a frame for a draft that is shown a text"),
+    "caption": ("vision", "captioning a frame for a draft that reads a text"),
     "target_prefill": ("prefill", "the target reads its prompt"),
     "draft_prefill": ("prefill", "the draft reads its prompt"),
-    "signals": ("prune", "measuring what pruning goes by"),
-    "prune": ("prune", "choosing what the draft sees"),
+    "signals": ("prune", "computing the signals for pruning"),
+    "prune": ("prune", "choosing the visual tokens for the draft"),
     "draft": ("draft", "the draft proposes"),
     "verify": ("verify", "a pass of the target"),
     "accept": ("other", "comparing proposals with the target's choice"),
-    "rollback": ("other", "forgetting what was rejected"),
+    "rollback": ("other", "dropping rejected tokens from the cache"),
     "collect": ("other", "Python's garbage collection"),
-    "wait": ("wait", "waiting for the other"),
+    "wait": ("wait", "waiting for the other model"),
 }
 
 

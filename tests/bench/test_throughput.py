@@ -198,7 +198,7 @@ def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
 
 
 ANSWERING = """
-from vidspec.events.answering import answer
+from vidspec.events.answering import serve_functions
 from vidspec.errors import UsageError
 def double(value):
     print("a library prints")
@@ -209,7 +209,7 @@ def double(value):
     if value == 2:
         raise SystemExit("gone")
     return 2 * value
-answer(lambda: {"double": double})
+serve_functions(lambda: {"double": double})
 """
 
 

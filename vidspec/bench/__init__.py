@@ -1,1 +1,1 @@
-"""Methods and peers side by side on the same clips, in one interleaved run."""
+"""Measures methods and peers side by side on the same clips, in one interleaved run."""

@@ -1,4 +1,4 @@
-"""How many tokens a second memory bandwidth allows, so that a speed-up is not one over a slow baseline."""
+"""Memory bandwidth and the bytes of a pass: the limit of tokens per second that exposes a slow baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["copy_bandwidth", "kv_bytes", "model_weight_bytes", "pass_bytes", "we
 
 
 def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8) -> float:
-    """Bytes read and written per second by the fastest of several copies of a buffer larger than the caches."""
+    """Return bytes read and written per second by the fastest of several copies of a buffer larger than the caches."""
     source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     wait = synchroniser(device)
@@ -28,12 +28,12 @@ def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8)
 
 
 def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None = None) -> int:
-    """Bytes of weights one decoding pass reads: all blocks and the head; the embedding table only if it is the head.
+    """Return the weight bytes that one decoding pass reads: all blocks and the head; the embedding only if tied to it.
 
     Args:
         language: the stock language model.
         head: its ``lm_head``.
-        decoder: that runs it; its codes and packed weights count in the place of those they stand for.
+        decoder: the decoder that runs it; its codes and packed weights replace those of the stock modules.
     """
     read = getattr(decoder, "head", head)
     read = read.matrix if isinstance(read, QuantisedLinear) else read
@@ -47,9 +47,9 @@ def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None =
 
 
 def model_weight_bytes(model: VideoLanguageModel) -> int:
-    """Bytes of all weights and buffers of a model, its vision tower included; tied ones count once.
+    """Return bytes of all weights and buffers of a model, including its vision tower; tied ones count once.
 
-    Copies of weights that are packed for oneDNN count too.
+    Includes copies of weights packed for oneDNN.
     """
     module: nn.Module = model.model  # type: ignore[attr-defined]
     own = sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
@@ -57,11 +57,11 @@ def model_weight_bytes(model: VideoLanguageModel) -> int:
 
 
 def kv_bytes(model: VideoLanguageModel) -> int:
-    """Bytes that one entry of the KV cache takes over all layers."""
+    """Return the bytes of one KV cache entry over all layers."""
     return model.decoder.slab.entry_bytes
 
 
 def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:
-    """Bytes that one decoding pass reads: weights, and the cache's entries of ``context`` tokens."""
+    """Return the bytes that one decoding pass reads: weights, and cache entries of ``context`` tokens."""
     stock: Any = model.model  # type: ignore[attr-defined]
     return weight_bytes(stock.model.language_model, stock.lm_head, model.decoder) + context * kv_bytes(model)

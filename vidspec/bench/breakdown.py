@@ -1,4 +1,4 @@
-"""Where the time of one clip went: every second of the wall clock given to one kind of work. Pure: spans come in."""
+"""Time breakdown of one clip: every second of the wall clock is assigned to one kind of work. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vidspec.events.trace import KINDS, Span, by_kind, innermost
 
 __all__ = ["OTHER", "Breakdown", "breakdown"]
 
-#: What no span covers.
+#: Time that no span covers.
 OTHER = "other"
 _WAIT = "wait"
 
@@ -23,12 +23,12 @@ class Breakdown:
 
     Attributes:
         wall: seconds from the opened file to the last token.
-        parts: seconds by kind of work, and ``other``; they add up to ``wall``. While both workers are at work the
-            time is the target's kind: what the draft does meanwhile costs nothing. It is the draft's where the target
-            waits for it, and ``wait`` where both wait.
-        hidden: seconds by kind of the draft's work that lay under the target's.
+        parts: seconds by kind of work, and ``other``; they add up to ``wall``. While both workers are busy the time
+            counts as the target's kind: the draft's work then costs nothing. It counts as the draft's while the target
+            waits, and as ``wait`` while both wait.
+        hidden: seconds by kind of the draft's work that overlapped the target's.
         lanes: seconds by worker and kind, each second counted once, for the innermost span.
-        overlap: seconds in which both were at work.
+        overlap: seconds in which both were busy.
     """
 
     wall: float
@@ -38,16 +38,16 @@ class Breakdown:
     overlap: float
 
     def busy(self, worker: str) -> float:
-        """Seconds in which a worker did anything but wait."""
+        """Return the seconds in which a worker did not wait."""
         return sum(seconds for kind, seconds in self.lanes.get(worker, {}).items() if kind != _WAIT)
 
 
 def breakdown(spans: Sequence[Span], wall: float) -> Breakdown:
-    """Account for the wall clock of one clip.
+    """Break down the wall clock of one clip.
 
     Args:
         spans: of the trace, in seconds since the clip was opened; workers are ``target`` and ``draft``.
-        wall: seconds until the last token; what comes after it does not count.
+        wall: seconds until the last token; later spans do not count.
     """
     lanes = {
         worker: innermost((span for span in spans if span.worker == worker), 0.0, wall)

@@ -1,4 +1,4 @@
-"""Tells a difference from noise, by a bootstrap over clips: between two runs, and between the methods of one."""
+"""Separates differences from noise by a bootstrap over clips: between two runs, and between methods of one run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
     "places",
 ]
 
-#: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
+#: Fewest clips for a bootstrap.
 MIN_CLIPS = 8
 DRAWS, SEED = 10_000, 0
-#: Of the intervals that tell whether two methods share a place.
+#: Confidence level of the intervals that decide if two methods share a place.
 PLACES_LEVEL = 0.95
 TIMES = ("time to first token", "decode", "end to end")
 RAW = "end to end, raw"
@@ -39,18 +39,17 @@ RAW = "end to end, raw"
 
 @dataclass(frozen=True)
 class TimeChange:
-    """How one time of one method changed.
+    """Change of one time of one method.
 
     Attributes:
         method: name of the contender.
         what: ``time to first token``, ``decode`` (time per token), ``end to end`` of texts of one length (the
-            baseline's in A, or the method's own in A where there is none;
-            :func:`~vidspec.events.compare.time_at_length`) or, where texts have other lengths, ``end to end, raw`` of
-            the texts as they are.
-        against: ``time`` for seconds themselves, ``baseline`` for seconds over the baseline's of the same run, which a
-            machine that was busier during one of the runs does not move.
+            baseline's in A, or the method's own in A without one; :func:`~vidspec.events.compare.time_at_length`) or,
+            if texts differ in length, ``end to end, raw`` of the texts as they are.
+        against: ``time`` for seconds, ``baseline`` for seconds over the baseline's of the same run, which cancels the
+            load of a machine that was busier during one of the runs.
         ratio, low, high: B / A, geometric mean over clips and its interval; below 1 is faster.
-        clips: that both runs have.
+        clips: number of clips in both runs.
         verdict: ``faster``, ``slower``, ``no change`` or ``too few clips``.
     """
 
@@ -66,8 +65,11 @@ class TimeChange:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All changes, clips with other token ids in B and mean tokens of a text in A and B by method, and what to know
-    before believing any of it."""
+    """Changes between two runs, A and B.
+
+    ``other_tokens``: by method, clips whose token ids differ. ``tokens``: mean tokens of a text in A and B by method.
+    ``notes``: caveats.
+    """
 
     changes: tuple[TimeChange, ...]
     other_tokens: dict[str, int]
@@ -75,7 +77,7 @@ class RunComparison:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "rows": [asdict(one) for one in self.changes],
             "other_tokens": self.other_tokens,
@@ -85,9 +87,9 @@ class RunComparison:
 
 
 def compare(before: StoredRun, after: StoredRun, *, level: float = 0.99) -> RunComparison:
-    """Hold the results B (``after``) against A (``before``), as ``read_results`` gives them.
+    """Compare the results B (``after``) with A (``before``), as read by ``read_results``.
 
-    A clip's value is the median over its repeats. The clips' log ratios are drawn again with replacement 10,000 times,
+    A clip's value is the median over its repeats. The clips' log ratios are resampled with replacement 10,000 times,
     with a fixed seed; see :func:`interval`.
 
     Raises:
@@ -124,7 +126,7 @@ def compare(before: StoredRun, after: StoredRun, *, level: float = 0.99) -> RunC
 
 
 def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Bootstrap interval of the geometric mean of ratios, given their logarithms (n,), n >= 2.
+    """Return the bootstrap interval of the geometric mean of ratios, given their logarithms (n,), n >= 2.
 
     The percentile interval, expanded for small n: its quantiles are those at which it agrees with Student's t for
     normal data (Hesterberg 2015, What Teachers Should Know About the Bootstrap, 4.3). A single value has no interval:
@@ -140,12 +142,12 @@ def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
 
 
 def bootstrap_samples(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(draws, n) bootstrap samples of (n,) values, the same for every call."""
+    """Return (draws, n) bootstrap samples of (n,) values, the same for every call."""
     return values[np.random.default_rng(SEED).integers(0, len(values), size=(DRAWS, len(values)))]
 
 
 def _student(share: float, freedom: int) -> float:
-    """Quantile of Student's t, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5)."""
+    """Return a quantile of Student's t, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5)."""
     z, v = NormalDist().inv_cdf(share), freedom
     return (
         z
@@ -170,7 +172,7 @@ def _logs(
     what: str,
     lengths: Mapping[str, int],
 ) -> NDArray[np.float64]:
-    """log(B / A) of a time, clip by clip; end to end for ``lengths`` tokens."""
+    """Return log(B / A) of a time, clip by clip; end to end for ``lengths`` tokens."""
     ratios = [_seconds(right[clip], what, lengths[clip]) / _seconds(left[clip], what, lengths[clip]) for clip in clips]
     return np.log(ratios)
 
@@ -190,7 +192,7 @@ def _length(runs: Sequence[Caption]) -> int:
 def _by_method(results: StoredRun) -> dict[str, dict[str, list[Caption]]]:
     found: dict[str, dict[str, list[Caption]]] = {}
     for one in results["records"]:
-        if one.get("quality_only"):  # its times mean nothing
+        if one.get("quality_only"):  # its times are meaningless
             continue
         caption = restore_caption(one)
         found.setdefault(one.get("contender") or str(caption.profile), {}).setdefault(caption.path, []).append(caption)
@@ -217,7 +219,7 @@ def _notes(before: StoredRun, after: StoredRun, level: float, tests: int) -> tup
 
 
 def markdown(compared: RunComparison) -> str:
-    """A table of all changes, and the notes."""
+    """Return a table of all changes, and the notes."""
     lines = [
         (
             one.method,
@@ -241,10 +243,10 @@ def markdown(compared: RunComparison) -> str:
 
 
 def is_different(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether two methods' rates by clip differ by more than they vary.
+    """Return True if two methods' rates by clip differ by more than their variation.
 
-    The ratios on the clips that both have must lie to one side of 1: their bootstrap interval, or of fewer than
-    :data:`MIN_CLIPS` clips, all of them, which takes at least two.
+    The ratios on the clips that both have must lie on one side of 1: their bootstrap interval or, with fewer than
+    :data:`MIN_CLIPS` clips, all of at least two ratios.
     """
     logs = np.array([math.log(one[clip] / other[clip]) for clip in one if other.get(clip) and one[clip]])
     if len(logs) < 2:
@@ -256,10 +258,10 @@ def is_different(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 def places(rates: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
-    """The place of each method, 1 the fastest, by its rate (higher is faster) on each clip.
+    """Return the rank of each method, 1 the fastest, by its rate (higher is faster) on each clip.
 
-    In the order of geometric means, a method shares the place of the one before unless it differs from the first that
-    has this place; the next place counts all before it. Empty with fewer than two clips, which show no difference.
+    In the order of geometric means, a method shares the rank of the one before unless it differs from the first with
+    that rank; the next rank counts all before it. Empty with fewer than two clips, which show no difference.
     """
     if max(map(len, rates.values()), default=0) < 2:
         return {}
@@ -276,7 +278,7 @@ def places(rates: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
 
 
 def _mean(rates: Mapping[str, float]) -> float:
-    """Geometric; of nothing, or with a clip without a rate, 0."""
+    """Return the geometric mean; 0 without values, or with a clip without a rate."""
     if not rates or min(rates.values()) <= 0:
         return 0.0
     return math.exp(sum(map(math.log, rates.values())) / len(rates))

@@ -1,6 +1,6 @@
 """``generate`` of ``transformers`` on padded batches as a contender of ``vidspec bench throughput``.
 
-``python -m vidspec.bench.generate_worker JSON`` answers what a :class:`~vidspec.events.answering.JsonWorker` asks.
+``python -m vidspec.bench.generate_worker JSON`` serves the requests of a :class:`~vidspec.events.answering.JsonWorker`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ __all__ = ["GenerateContender", "main", "pad_batch"]
 
 
 class GenerateContender:
-    """Prompts padded on the left, every row until the last one ends; the next batch is read meanwhile.
+    """Runs ``generate`` on left-padded batches; the next batch is read meanwhile.
+
+    Every row runs until the last one of its batch ends.
 
     Args:
-        profile: says which model, which frames and which prompt.
+        profile: names the model, the frames and the prompt.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -44,25 +46,25 @@ class GenerateContender:
         self._shapes: dict[tuple[int, int, int], VisionOutput] = {}
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
-        """Caption a folder of clips; see :func:`~vidspec.bench.write_captions.write_captions`."""
-        return {**write_captions(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
+        """Caption a folder of clips; see :func:`~vidspec.bench.recorded.write_captions`."""
+        return {**write_captions(self._caption_clips(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
-        return SteadyRate.combine(self._counted(some) for some in _groups(clips, batch))
+        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        return SteadyRate.combine(self._measure_rate(some) for some in _groups(clips, batch))
 
     @property
     def functions(self) -> Functions:
         return {"run": self.run, "decode": self.decode}
 
-    def _ahead(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
+    def _caption_clips(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
         for some, read in zip(_groups(clips, batch), read_ahead(self._read, _groups(clips, batch), 1), strict=True):
-            rows, _ = self._captions(read)
+            rows, _ = self._generate(read)
             for path, row in zip(some, rows, strict=True):
                 yield path, self.target.tokenizer.decode(row, skip_special_tokens=True).strip(), row
 
-    def _counted(self, clips: Sequence[str]) -> SteadyRate:
-        rows, times = self._captions(self._read(clips))
+    def _measure_rate(self, clips: Sequence[str]) -> SteadyRate:
+        rows, times = self._generate(self._read(clips))
         counted = SteadyRate(len(rows))
         for at, when in enumerate(times):
             for number, row in enumerate(rows):
@@ -78,8 +80,8 @@ class GenerateContender:
         return [self.target.preprocess(read_frames(path, self.profile)) for path in paths]
 
     @torch.inference_mode()
-    def _captions(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:
-        """Token ids of each clip, and when each step had its tokens.
+    def _generate(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:
+        """Return the token ids of each clip, and the time of each step.
 
         Raises:
             PeerFailed: ``generate`` raised an error, or the clips cannot be put into one batch.
@@ -88,15 +90,15 @@ class GenerateContender:
         pad = int(min(self.target.eos) if known is None else known)
         failed = "generate in batches of transformers fails"
         try:
-            inputs = pad_batch([self._inputs(pixels) for pixels in clips], pad)
+            inputs = pad_batch([self._generate_inputs(pixels) for pixels in clips], pad)
         except ValueError as error:
             raise PeerFailed(f"{failed}: {error}") from error
         limit = self.profile.generate.max_new_tokens
         rows, times = generate_batch(failed, self.target, inputs, limit, pad_token_id=pad)
-        return [self._ended(row) for row in rows], times
+        return [self._cut_at_end(row) for row in rows], times
 
-    def _inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
-        """What ``generate`` takes for one clip. How many visual tokens there are is learnt once for each shape."""
+    def _generate_inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
+        """Return the inputs of ``generate`` for one clip. The visual tokens are counted once per shape."""
         generate = self.profile.generate
         if pixels.grid not in self._shapes:
             self._shapes[pixels.grid] = self.target.encode(pixels)
@@ -106,24 +108,24 @@ class GenerateContender:
         )
         return found
 
-    def _ended(self, row: list[int]) -> list[int]:
-        """A row up to its own end."""
+    def _cut_at_end(self, row: list[int]) -> list[int]:
+        """Return a row up to its end token."""
         end = next((at for at, token in enumerate(row) if token in self.target.eos), len(row) - 1)
         return row[: end + 1]
 
 
 def _groups(clips: Sequence[str], count: int) -> list[Sequence[str]]:
-    """``count`` at a time; the last may be fewer."""
+    """Split ``clips`` into groups of ``count``; the last may be smaller."""
     return [clips[first : first + count] for first in range(0, len(clips), count)]
 
 
 def pad_batch(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[str, torch.Tensor]:
-    """Inputs of several clips as one batch; what has an entry for each token gets more on its left.
+    """Return inputs of several clips as one batch; entries per token are padded on the left.
 
     Args:
-        inputs: of each clip: ``input_ids`` (1, L), whatever else has that shape, and pixels with facts about them,
-            clips one after the other.
-        pad: stands in ``input_ids`` where there is nothing; elsewhere it is 0.
+        inputs: of each clip: ``input_ids`` (1, L), other tensors of that shape, and pixels with facts about them, clips
+            one after the other.
+        pad: padding of ``input_ids``; elsewhere it is 0.
 
     Raises:
         ValueError: the pixels of the clips do not fit together.
@@ -142,7 +144,7 @@ def pad_batch(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[st
 
 
 def main(about: str) -> None:
-    """Answer requests. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
+    """Serve requests. ``about`` is JSON: the ``label`` of a profile, and its ``overrides``."""
     serve_functions(lambda: GenerateContender(labels.load(**json.loads(about))).functions)
 
 

@@ -1,4 +1,4 @@
-"""The measuring loop of a bench: contenders in turn on every clip (A B C, then B C A, ...) after a warm-up of each."""
+"""The measuring loop of a bench: contenders in rotation on every clip (A B C, then B C A, ...), each warmed up."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["ProfileContender", "machine", "run", "turn_label"]
 
 @dataclass(frozen=True)
 class ProfileContender(Contender):
-    """A captioner with a profile; of a dialogue about each clip the last turn is measured.
+    """A captioner with a profile; in a dialogue about each clip the last turn is measured.
 
     Attributes:
-        captioner: captions.
+        captioner: the captioner.
         questions: the turns; the profile's own prompt if empty.
     """
 
@@ -36,7 +36,7 @@ class ProfileContender(Contender):
 
     @property
     def profile(self) -> Profile:
-        """The captioner's."""
+        """The captioner's profile."""
         return self.captioner.profile
 
     def caption(self, path: str | Path) -> Caption:
@@ -63,51 +63,51 @@ def run(
 
     Args:
         contenders: by name.
-        clips: each in its turn.
+        clips: the clips, in order.
         repeats: of all clips.
-        progress: is called with what comes next.
-        done: records of an earlier run by contender, clip and repeat; they are not measured again.
-        keep: is given every new record at once.
-        leave: is given each peer that was left out because it failed on a clip, and why.
+        progress: called with the next step.
+        done: records of an earlier run by contender, clip and repeat; not measured again.
+        keep: called with every new record at once.
+        leave: called with each peer that failed on a clip and was left out, and the reason.
 
     Returns:
-        records by contender and clip, of those that were not left out.
+        records by contender and clip, of the contenders that were not left out.
     """
     done = dict(done or {})
-    taking = ContenderPool(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
+    pool = ContenderPool(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
     for name, contender in contenders.items():  # warm-up: allocations, kernels, caches
         if all((name, str(clip), repeat) in done for clip in clips for repeat in range(repeats)):
             continue
         progress(f"warm-up {name}")
-        taking.ask(name, partial(contender.caption, clips[0]))
-        contender.forget()  # this very clip's caption, of the warm-up, would be its draft
+        pool.ask(name, partial(contender.caption, clips[0]))
+        contender.forget()  # the caption of the warm-up would be reused as a draft
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in contenders}
     for turn, (repeat, clip) in enumerate(product(range(repeats), clips)):
         progress(f"{repeat + 1}/{repeats} {clip.name}")
         if turn and clip == clips[0]:
             for contender in contenders.values():
-                contender.forget()  # its own caption would be a clip's draft
-        for name in rotate(taking.names, turn):
+                contender.forget()  # a clip's own caption would be reused as a draft
+        for name in rotate(pool.names, turn):
             key = name, str(clip), repeat
             if key not in done:
-                made = taking.ask(name, partial(contenders[name].caption, clip))
+                made = pool.ask(name, partial(contenders[name].caption, clip))
                 if made is None:
                     continue
                 done[key] = made
                 keep(key, made)
             records[name][str(clip)].append(done[key])
-    for name, why in taking.left.items():
+    for name, why in pool.left.items():
         leave(name, why)
-    return {name: records[name] for name in taking.names}
+    return {name: records[name] for name in pool.names}
 
 
 def turn_label(name: str, turn: int) -> str:
-    """What a contender is called in a turn, from 0."""
+    """Return the name of a contender in a turn, from 0."""
     return f"{name}, turn {turn + 1}" if turn else name
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """What the figures depend on."""
+    """Return facts about the machine and the libraries."""
     import transformers
 
     processor = platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Metric A of ParallelVLM's Table 2: how much of a text the whole target would have written itself."""
+"""Metric A of ParallelVLM's Table 2: the share of a text that the full-context target would have written itself."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def judge(
 ) -> None:
     """Enter ``accepted_by_target`` into the first record of each clip and contender that is not lossless.
 
-    One pass of the first contender's target over each caption, behind the prompt of the caption's own profile.
+    One pass of the first contender's target over each caption, after the prompt of the caption's own profile.
 
     Args:
         contenders: by name.
-        clips: paths by the name that records have.
-        stored: records as JSON values with ``contender``; those that were judged before are left alone.
-        say: is called with the clip that is read.
+        clips: paths by their name in records.
+        stored: records as JSON values with ``contender``; records judged before are left alone.
+        say: called with the clip being read.
         save: called when the records of a clip have changed.
     """
     texts: dict[str, dict[str, StoredRun]] = {}
@@ -54,7 +54,7 @@ def judge(
         read: dict[tuple[object, ...], EmbeddedPrompt] = {}
         for one in waiting:
             captioner = contenders[one["contender"]]
-            wanted = _asks(captioner.profile)
+            wanted = _prompt_key(captioner.profile)
             if wanted not in read:
                 generate = captioner.profile.generate
                 request = CaptionRequest(str(path), captioner.read(path), generate.prompt, generate.system)
@@ -63,16 +63,16 @@ def judge(
         save()
 
 
-def _asks(profile: Profile) -> tuple[object, ...]:
+def _prompt_key(profile: Profile) -> tuple[object, ...]:
     return profile.video, profile.generate.prompt, profile.generate.system
 
 
 def acceptance_share(token_ids: Sequence[int], wanted: Sequence[int]) -> float:
-    """The share of tokens that are the full-context target's choice at their place (metric A, ParallelVLM 5.1).
+    """Return the share of tokens that are the full-context target's choice (metric A, ParallelVLM 5.1).
 
     Args:
         token_ids: n tokens of the pruned target, at least one.
-        wanted: of each place the target's greedy choice behind the pruned target's own tokens before it.
+        wanted: the target's greedy choice at each position, after the pruned target's own previous tokens.
 
     Raises:
         ValueError: there are none, or the two differ in length.
@@ -83,7 +83,7 @@ def acceptance_share(token_ids: Sequence[int], wanted: Sequence[int]) -> float:
 
 
 def target_choices(engine: Engine, prefix: EmbeddedPrompt, token_ids: Sequence[int]) -> list[int]:
-    """What a target with its whole prompt would say at each place of a text, given the text before it.
+    """Return the full-context target's greedy choice at each position of a text, given the text before it.
 
     Args:
         engine: the target, not pruned.
@@ -98,5 +98,5 @@ def target_choices(engine: Engine, prefix: EmbeddedPrompt, token_ids: Sequence[i
 
 
 def accepted_by_target(engine: Engine, prefix: EmbeddedPrompt, token_ids: Sequence[int]) -> float:
-    """Metric A of one text; arguments as for :func:`target_choices`."""
+    """Return metric A of one text; arguments as for :func:`target_choices`."""
     return acceptance_share(token_ids, target_choices(engine, prefix, token_ids))

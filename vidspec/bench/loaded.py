@@ -1,4 +1,4 @@
-"""One target and one draft in memory, shared by every profile and peer that is measured."""
+"""One target and one draft in memory, shared by all measured profiles and peers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels"]
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Which models, and where: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders.
+    """Models and their placement: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders.
 
-    ``weights`` are what the target's are rounded to.
+    ``weights`` is the quantisation of the target's weights.
     """
 
     pair: str = "embedded"
@@ -41,7 +41,7 @@ class ModelSource:
 
     @property
     def names(self) -> tuple[str, str | None]:
-        """What to load as target and as draft.
+        """Folders or hub ids of target and draft.
 
         Raises:
             UsageError: a draft without a target.
@@ -53,15 +53,15 @@ class ModelSource:
         return tuple(str(loading.embedded_folder(self.pair, role)) for role in ("target", "draft"))  # type: ignore[return-value]
 
     def placement(self) -> Placement:
-        """Where both models go."""
+        """Return the placement of both models."""
         return resolve_placement(self.device, self.dtype)
 
 
 class LoadedModels:
     """The models of a :class:`ModelSource`.
 
-    ``draft`` is None where none was named, and else as ``draft.precision: auto`` keeps it. Parallel
-    profiles share one draft process for each kind of draft.
+    ``draft`` is None if none was named, otherwise in the format of ``draft.precision: auto``. Parallel profiles share
+    one draft process for each kind of draft.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -70,11 +70,11 @@ class LoadedModels:
         self.target = loading.load_model(first, replace(self.where, weights=source.weights))
         self.named_head = second is not None and loading.is_head(second)
         self._drafts: dict[WeightFormat, VideoLanguageModel] = {}
-        self.draft = self._drafting("auto")
+        self.draft = self._load_draft("auto")
         self._slots: dict[tuple[str, str], DraftProcessSlot] = {}
 
-    def _drafting(self, weights: WeightFormat) -> VideoLanguageModel | None:
-        """The draft with weights kept so."""
+    def _load_draft(self, weights: WeightFormat) -> VideoLanguageModel | None:
+        """Return the draft in a weight format."""
         _, name = self.source.names
         if name is None or self.named_head:
             return None
@@ -84,7 +84,7 @@ class LoadedModels:
 
     @cached_property
     def head(self) -> Head | None:
-        """The head that stands in a draft's place, or that of a built-in pair."""
+        """The head named in place of a draft, or that of a built-in pair."""
         pair = self.source.target is None
         name = str(loading.embedded_folder(self.source.pair, "head")) if pair else self.source.draft
         return eagle3.load_eagle3(name, self.target, self.where) if name and (pair or self.named_head) else None
@@ -95,11 +95,11 @@ class LoadedModels:
         return mtp.load_mtp(self.target)
 
     def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:
-        """A captioner of a label's profile (:mod:`~vidspec.config.labels`), which wins over ``overrides``.
+        """Return a captioner of a label's profile (:mod:`~vidspec.config.labels`), which wins over ``overrides``.
 
         Raises:
-            ProfileError: there is no such profile, or it cannot be set so.
-            UsageError: it is no label, wants the target's weights otherwise, or drafts with a model and none was named.
+            ProfileError: there is no such profile, or it rejects a setting.
+            UsageError: it is not a label, needs other target weights, or drafts with a model and none was named.
         """
         profile = labels.load(label, {"models.weights": self.source.weights, **(overrides or {})})
         if profile.models.weights != self.source.weights:
@@ -107,7 +107,7 @@ class LoadedModels:
             raise UsageError(f"profile {profile.name} wants another target than is loaded", hint=wanted)
         precision = profile.draft.precision
         weights: WeightFormat = None if precision == "as-target" else precision
-        draft = self._drafting(weights) if profile.drafts_with_a_model else None
+        draft = self._load_draft(weights) if profile.drafts_with_a_model else None
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
         if profile.names_a_head and self.head is None:
@@ -126,7 +126,7 @@ class LoadedModels:
         return made
 
     def peers(self, profile: Profile) -> dict[str, GeneratePeer]:
-        """``transformers``' own ways to generate with the same weights, loaded again with its own attention.
+        """Return the peers of ``transformers``: the same weights, loaded again with its own attention.
 
         They get the frames and the prompt of ``profile``.
         """
@@ -140,7 +140,7 @@ class LoadedModels:
         return {name: GeneratePeer(name, profile, *pair) for name in PEERS}
 
     def external_peers(self, pythons: Mapping[str, str], profile: Profile) -> dict[str, ExternalPeer]:
-        """Peers under other interpreters, with as many threads as this process; likewise."""
+        """Return peers under other interpreters, with this process's number of threads, the same frames and prompt."""
         target, draft = self.source.names
         names, threads = (target, None if self.named_head else draft), torch.get_num_threads()
         return {
@@ -154,17 +154,17 @@ class LoadedModels:
 
 
 def lossless_profiles() -> list[str]:
-    """Every packaged lossless profile, plain decoding first; without those that draft with a head."""
+    """Return every packaged lossless profile, plain decoding first, without those that draft with a head."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
     return ["ar", *(one.name for one in loaded if one.lossless and not one.drafts_with_a_head)]
 
 
 def profile_labels(text: str) -> list[str]:
-    """Labels as a command line names them: parted by commas, ``all`` among them for :func:`lossless_profiles`.
+    """Parse labels of a command line, separated by commas; ``all`` stands for :func:`lossless_profiles`.
 
     Raises:
-        UsageError: none, one of them twice, or one that is no label.
+        UsageError: none, one of them twice, or one that is not a label.
     """
     names = [name for one in labels.split(text) for name in (lossless_profiles() if one == "all" else [one])]
     if not names:

@@ -1,4 +1,4 @@
-"""A whole bench: load, run interleaved, keep every record, sum up. Prints nothing but through ``say``."""
+"""Runs a whole bench: load, run interleaved, keep every record, summarise. Prints only through ``say``."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["Bench", "BenchResult", "fingerprint", "measure"]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is to be measured.
+    """Settings of a bench.
 
     Attributes:
-        profiles: names or files; the first is the baseline. Those that are the same are one contender.
+        profiles: names or files; the first is the baseline. Equal ones are one contender.
         clips: video files; the shipped samples if empty.
         repeats: of every clip.
         source: the models.
-        threads: of torch on a CPU; as it chooses if None.
-        peers: whether ``transformers``' own ways to generate take part.
+        threads: of torch on a CPU; torch's default if None.
+        peers: include ``generate`` of ``transformers``.
         outside: interpreters of peers of :data:`~vidspec.bench.outside.OUTSIDE`, by name.
-        json: where records go, one by one.
-        overwrite: begin that file anew.
+        json: file for the records, written one by one.
+        overwrite: start that file from scratch.
         turns: of a dialogue about each clip; the profiles' own prompt if empty. Each turn is measured by itself.
     """
 
@@ -58,9 +58,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What was measured: rows of the tables, the tables, facts of the machine, records by contender and clip.
+    """Result of a bench: rows of the tables, the tables, facts about the machine, records by contender and clip.
 
-    ``left`` says of each peer that was left out why.
+    ``left`` has the reason for each peer that was left out.
     """
 
     rows: list[BenchRow]
@@ -71,7 +71,7 @@ class BenchResult:
 
 
 def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> BenchResult:
-    """Run a bench; what the results file already holds is not measured again.
+    """Run a bench; records already in the results file are not measured again.
 
     Raises:
         VidspecError: of profiles, models, clips and the results file.
@@ -86,7 +86,7 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> BenchR
     try:
         named = {name: loaded.captioner(name) for name in bench.profiles}
         also = group_equal_profiles({name: one.profile for name, one in named.items()})
-        named = {name: named[name] for name in also}  # what is the same is measured once
+        named = {name: named[name] for name in also}  # equal profiles are measured once
         contenders: dict[str, Contender] = {
             turn_label(name, turn): ProfileContender(one, bench.turns[: turn + 1])
             for turn in range(max(1, len(bench.turns)))
@@ -131,7 +131,7 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> BenchR
 
 
 def fingerprint(profile: Profile) -> str:
-    """A digest of a profile's settings, to tell it from another of the same name."""
+    """Return a digest of a profile's settings, to distinguish profiles of the same name."""
     return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:16]
 
 
@@ -143,7 +143,7 @@ def _summaries(
     also: Mapping[str, Sequence[str]],
     shares: Mapping[str, float],
 ) -> list[list[BenchRow]]:
-    """The rows of the bench, or of each turn of its dialogues."""
+    """Return the rows of the bench, or of each turn of its dialogues."""
     drawn = methods_with_other_draws({name: one.profile for name, one in named.items()}, baseline)
     if not bench.turns:
         return [bench_rows(records, baseline, drawn, also=also, judged=shares)]
@@ -157,7 +157,7 @@ def _summaries(
 
 
 def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, object]:
-    """What two runs must share for their records to be one run's; more repeats may follow."""
+    """Return the settings that must match to continue a results file; repeats may differ."""
     profiles = {name: fingerprint(one.profile) for name, one in contenders.items() if isinstance(one, ProfileContender)}
     return {
         "vidspec": __version__,

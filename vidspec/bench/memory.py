@@ -1,4 +1,4 @@
-"""Peak memory of a process, and what of it are weights, KV cache and the rest."""
+"""Peak memory of a process, split into weights, KV cache and the rest."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["MemorySampler", "MemoryUse", "PeakMemory", "process_tree", "resident
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """One process; bytes.
+    """Memory of one process in bytes.
 
     Attributes:
-        workers: who works in it: ``target``, ``draft``, or both.
+        workers: ``target``, ``draft``, or both.
         weights, kv: of each model, summed over its tensors.
-        peak: the most the process held while the clip was captioned; None where that cannot be read.
+        peak: the process's peak while the clip was captioned; None if it cannot be read.
         what: ``device`` memory that torch allocated, or ``resident`` memory of the process.
-        base: what was resident without any model: the interpreter and its libraries; 0 on a device.
+        base: resident memory without any model: the interpreter and its libraries; 0 on a device.
     """
 
     workers: tuple[str, ...]
@@ -36,9 +36,9 @@ class MemoryUse:
 
     @property
     def activations(self) -> int | None:
-        """The peak less weights, KV and base: activations, frames, and what the allocator holds free.
+        """The peak less weights, KV and base: activations, frames, and free memory of the allocator.
 
-        Not below 0: weights that are mapped from a file and were never read are not resident.
+        Not below 0: weights mapped from a file and never read are not resident.
         """
         if self.peak is None:
             return None
@@ -47,14 +47,14 @@ class MemoryUse:
 
 @dataclass
 class PeakMemory:
-    """The peak between :meth:`reset` and :meth:`read`: of a CUDA device in this process, else of resident memory.
+    """The peak between :meth:`reset` and :meth:`read`: of a CUDA device in this process, otherwise of resident memory.
 
-    Resident memory is read from ``/proc``; elsewhere than on Linux there is none. Where the system does not let the
-    peak be reset, it is that since the process began.
+    Resident memory is read from ``/proc``; there is none outside Linux. If the system does not allow resetting the
+    peak, it is the peak since the process started.
 
     Args:
-        device: that the process computes on.
-        pid: of the process; this one if None.
+        device: the device that the process computes on.
+        pid: process id; this process if None.
     """
 
     device: torch.device
@@ -66,11 +66,11 @@ class PeakMemory:
 
     @property
     def what(self) -> str:
-        """What is measured."""
+        """Kind of memory measured."""
         return "device" if self.device.type == "cuda" else "resident"
 
     def reset(self) -> None:
-        """Forget what was before."""
+        """Reset the peak."""
         if self.device.type == "cuda":
             if self.pid is None:
                 torch.cuda.reset_peak_memory_stats(self.device)
@@ -79,26 +79,26 @@ class PeakMemory:
             (self._folder / "clear_refs").write_text("5")
 
     def read(self) -> int | None:
-        """Bytes; None where they cannot be read, for one the device memory of another process."""
+        """Return the peak in bytes; None if it cannot be read, as device memory of another process."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) if self.pid is None else None
         return _status(self._folder, "VmHWM")
 
 
 def resident(pid: int | None = None) -> int | None:
-    """Bytes of resident memory a process holds now, this one if None; None where there is no ``/proc``."""
+    """Return the current resident bytes of a process, this one if None; None without ``/proc``."""
     return _status(Path("/proc") / str(os.getpid() if pid is None else pid), "VmRSS")
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and all that it started, directly or not, and that still run; itself alone where there is no /proc.
+    """Return a process and its running descendants; itself alone without /proc.
 
-    One that has not begun its own program yet is left out: its memory is its parent's.
+    A child that has not started its own program yet is left out: its memory is its parent's.
     """
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # The name of the program stands in brackets and may hold anything; the parent is the second behind it.
+            # The program's name is in brackets and may contain anything; the parent is the second field after it.
             parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(folder.name))
     found = [pid]
@@ -115,12 +115,12 @@ def _program(pid: int) -> bytes:
 
 
 class MemorySampler:
-    """Samples the resident memory of a process and its children while it is entered.
+    """Samples the resident memory of a process and its children while entered.
 
-    What processes share, such as the code of libraries, counts in each.
+    Shared memory, such as the code of libraries, counts in each process.
 
     Attributes:
-        samples: seconds since it was entered, and bytes.
+        samples: seconds since entry, and bytes.
     """
 
     def __init__(self, pid: int, every: float = 0.02) -> None:
@@ -140,7 +140,7 @@ class MemorySampler:
 
     @property
     def peak(self) -> int | None:
-        """Bytes; None where they cannot be read."""
+        """Peak in bytes; None if it cannot be read."""
         return max((size for _, size in self.samples), default=None)
 
     def _sample(self) -> None:

@@ -2,7 +2,7 @@
 
 The model is exported when the process starts, in the dtype of the request, or with weights of eight or four bits by
 NNCF. It decodes plainly and greedily, on a CPU.
-``VLMPipeline`` takes the rendered template as text and the frames as they are; it resizes them by its own rule and does
+``VLMPipeline`` takes the rendered template as text and the frames unscaled; it resizes them by its own rule and does
 not use their times, so its captions may differ from ours, which read the same frames.
 """
 
@@ -24,7 +24,7 @@ from vidspec.events.answering import Functions, serve_functions
 
 __all__ = ["main"]
 
-#: By dtype what the export calls it, and OpenVINO.
+#: Names of each dtype in the export and in OpenVINO.
 _DTYPES = {"float32": ("fp32", "f32"), "float16": ("fp16", "f16")}
 
 
@@ -42,7 +42,7 @@ class OpenVinoPipeline:
         self.about, self.genai = about, openvino_genai
         options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": about["threads"]}
         scheduling = openvino_genai.SchedulerConfig()
-        scheduling.enable_prefix_caching = False  # a clip's second run would find its prompt read
+        scheduling.enable_prefix_caching = False  # a clip's second run would reuse its prompt
         scheduling.max_num_batched_tokens = 2**31 - 1  # the prompt in one pass, as without this config
         self.pipe = openvino_genai.VLMPipeline(folder, "CPU", scheduler_config=scheduling, **options)
 
@@ -54,14 +54,14 @@ class OpenVinoPipeline:
     def caption(
         self, frames: str, seconds: Sequence[float], text: str, ids: list[int], prompt: list[int], ends: list[int]
     ) -> dict[str, object]:
-        """Token ids of one clip, seconds to the first of them and from there to the last.
+        """Return the token ids of one clip, the seconds to the first token and from there to the last.
 
         Args:
             frames: a file with (N, H, W, 3) uint8.
-            seconds: of each frame; this pipeline has no use for them.
-            text: the rendered template with the family's mark for a video in it.
-            ids: what the text must be to the tokenizer.
-            prompt: ids of the whole prompt; here only their number can be compared.
+            seconds: of each frame; unused by this pipeline.
+            text: the rendered template with the family's placeholder for a video.
+            ids: the expected ids of the text.
+            prompt: ids of the whole prompt; only their number can be compared here.
             ends: ids that end a caption.
         """
         import openvino  # type: ignore[import-not-found]
@@ -97,7 +97,7 @@ class OpenVinoPipeline:
 
 
 def _export(model: str, folder: Path, dtype: str, weights: str | None) -> None:
-    """Export a model of the hub or of a folder; ``weights``: ``int8`` or ``int4``, of a model of ``dtype``."""
+    """Export a model of the hub or of a folder. ``weights``: ``int8`` or ``int4``, or None to keep ``dtype``."""
     from optimum.exporters.openvino import main_export  # type: ignore[import-not-found]
     from optimum.intel import OVConfig  # type: ignore[import-not-found]
     from transformers import AutoConfig
@@ -108,17 +108,17 @@ def _export(model: str, folder: Path, dtype: str, weights: str | None) -> None:
             DummyQwen2VLVisionEmbedInputGenerator as Picture,
         )
 
-        # Qwen's tower is traced with a picture of 420 x 420, which suits patches of 14 pixels alone.
+        # Qwen's tower is traced with a picture of 420 x 420, which only fits patches of 14 pixels.
         side = 15 * config.vision_config.patch_size * config.vision_config.spatial_merge_size
         known = Picture.__init__.__defaults__
         Picture.__init__.__defaults__ = tuple(side if one == 420 else one for one in known)
     main_export(model, folder, task="image-text-to-text", ov_config=OVConfig(dtype=dtype), convert_tokenizer=True)
     if weights is not None:
-        _round(folder, weights)
+        _quantise(folder, weights)
 
 
-def _round(folder: Path, weights: str) -> None:
-    """Keep the language model's weights as codes, as ``--weights`` does, by NNCF."""
+def _quantise(folder: Path, weights: str) -> None:
+    """Quantise the language model's weights with NNCF, as ``--weights`` does."""
     import nncf  # type: ignore[import-not-found]
     import openvino
 
@@ -135,5 +135,9 @@ def _round(folder: Path, weights: str) -> None:
 
 
 def main(about: str) -> None:
-    """Answer requests; ``about``, JSON: ``model, dtype, weights, threads, max_new_tokens``, a ``place`` to write to."""
+    """Serve requests.
+
+    Args:
+        about: JSON: ``model, dtype, weights, threads, max_new_tokens``, a ``place`` to write to.
+    """
     serve_functions(lambda: OpenVinoPipeline(json.loads(about)).functions)

@@ -1,7 +1,7 @@
-"""Peers under other interpreters, a process each: given exactly the frames and the prompt that ours read.
+"""Peers under other interpreters, one process each, given exactly the frames and the prompt of ours.
 
-Frames go over in a file, questions and answers as lines of JSON (:mod:`~vidspec.events.answering`). A peer that cannot
-be started, ends, is silent for too long, reads another prompt or answers nonsense is left out with its reason.
+Frames are passed in a file, requests and answers as lines of JSON (:mod:`~vidspec.events.answering`). A peer that
+cannot start, ends, times out, reads another prompt or answers nonsense is left out with its reason.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from vidspec.video import Clip
 
 __all__ = ["OUTSIDE", "ExternalPeer", "peer_interpreters"]
 
-#: Name, and the module that the other interpreter runs.
+#: Module that the other interpreter runs, by peer name.
 OUTSIDE = {
     "openvino": "vidspec.bench.openvino_worker",
     "vllm": "vidspec.bench.vllm_worker",
     "vllm-draft": "vidspec.bench.vllm_worker",
     "vllm-ngram": "vidspec.bench.vllm_worker",
 }
-#: Seconds that loading, or a caption, may take.
+#: Timeout of loading or of a caption, in seconds.
 PATIENCE = 900.0
 
 
 def peer_interpreters(
     texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others: Sequence[str] = ()
 ) -> dict[str, str]:
-    """``NAME=PYTHON`` as a command line has them: the interpreter by name. ``others`` need none; an error names them.
+    """Parse ``NAME=PYTHON`` of a command line; return interpreters by name. ``others`` need none; errors list them.
 
     Raises:
-        UsageError: no such peer, one twice, or nothing that can be run.
+        UsageError: no such peer, one twice, or an interpreter that cannot be run.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -68,10 +68,10 @@ class ExternalPeer(Contender):
     Args:
         name: of :data:`OUTSIDE`.
         python: the interpreter.
-        profile: says which frames and which prompt; the peer decodes greedily.
+        profile: names the frames and the prompt; the peer decodes greedily.
         target: our model, which knows the prompt of the frames.
-        models: what target and draft were loaded from; ``vllm-draft`` alone takes the
-            draft, and ``vllm-ngram`` looks drafts up in prompt and text.
+        models: sources of target and draft; only ``vllm-draft`` uses the draft, and ``vllm-ngram`` looks drafts up in
+            prompt and text.
         threads: on a CPU.
 
     Attributes:
@@ -94,10 +94,10 @@ class ExternalPeer(Contender):
         self._prompts: dict[str, dict[str, object]] = {}
 
     def caption(self, path: str | Path) -> Caption:
-        """Caption a clip; the time to the first token has the reading of the file, and not the way to the peer.
+        """Caption a clip; the time to first token includes reading the file, but not the transfer to the peer.
 
         Raises:
-            PeerFailed: the peer cannot.
+            PeerFailed: the peer fails.
         """
         require_greedy(self.name, self.profile)
         begun = time.perf_counter()
@@ -107,23 +107,23 @@ class ExternalPeer(Contender):
             frames = Path(self._place.name, "frames.npy")
             np.save(frames, clip.frames)
             shown = {"frames": str(frames), "seconds": clip.timestamps.tolist(), **self._prompt(str(path), clip)}
-            worker = self._started()
+            worker = self._ready_worker()
             begun = time.perf_counter()
             answer = worker.ask("caption", **shown)
-            tokens, first, decode = self._checked(answer, time.perf_counter() - begun)
+            tokens, first, decode = self._check_answer(answer, time.perf_counter() - begun)
         except VidspecError as error:
             self.close()
             raise PeerFailed(str(error)) from error
         return peer_record(self.name, path, self.target, tokens, reading + first, decode)
 
     def close(self) -> None:
-        """End the process and forget what was handed to it."""
+        """End the process and delete its files."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
         self._place.cleanup()
 
-    def _started(self) -> JsonWorker:
+    def _ready_worker(self) -> JsonWorker:
         if self._worker is None:
             adapter: Any = self.target
             target, draft = self.models
@@ -165,7 +165,7 @@ class ExternalPeer(Contender):
 
     @torch.inference_mode()
     def _prompt(self, path: str, clip: Clip) -> dict[str, object]:
-        """The rendered template and its ids with one place for the video, and the ids of the whole prompt."""
+        """Return the rendered template and its ids with one place for the video, and the ids of the whole prompt."""
         if path not in self._prompts:
             adapter: Any = self.target
             generate = self.profile.generate
@@ -179,11 +179,11 @@ class ExternalPeer(Contender):
             }
         return self._prompts[path]
 
-    def _checked(self, answer: WorkerReply, waited: float) -> tuple[list[int], float, float]:
-        """Token ids, seconds to the first and from there to the last.
+    def _check_answer(self, answer: WorkerReply, waited: float) -> tuple[list[int], float, float]:
+        """Return token ids, seconds to the first and from there to the last.
 
         Raises:
-            VidspecError: they are none, or the seconds are not in those that were waited.
+            VidspecError: they are malformed, or the seconds exceed those that were waited.
         """
         known = len(self.target.tokenizer)
         try:

@@ -1,4 +1,4 @@
-"""What single forward passes cost on a prompt's own caches: T_p(n) and T_q(alpha), with rollback after each."""
+"""Measures single forward passes on a prompt's own caches: T_p(n) and T_q(alpha), with rollback after each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PassCosts:
     Attributes:
         target: T_p(n) by rows n, over the whole prompt.
         draft: T_q(alpha) of one row by alpha, over the pruned prompt; empty without a draft.
-        kept: visual tokens that were left, by alpha.
+        kept: visual tokens kept, by alpha.
     """
 
     target: Mapping[int, float]
@@ -39,19 +39,20 @@ class PassCosts:
     kept: Mapping[float, int]
 
     def cost_ratio(self, alpha: float) -> float | None:
-        """c = T_p(1) / T_q(alpha); None where that alpha was not measured."""
+        """Return c = T_p(1) / T_q(alpha); None if that alpha was not measured."""
         return self.target[1] / self.draft[alpha] if alpha in self.draft else None
 
     def gamma(self, alpha: float, rounding: Rounding = "down") -> int | None:
-        """The window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled_window`."""
+        """Return the window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled_window`."""
         verify = pass_times(list(self.target.items()))
         return settled_window(verify, self.draft[alpha], rounding, MAX_ROWS) if alpha in self.draft else None
 
 
 def prefill_pruned(engine: Engine, prefix: EmbeddedPrompt, alpha: float) -> tuple[KVSpan, int]:
-    """A prompt without the share ``alpha`` of its visual tokens, evenly spaced, read into a cache of its own.
+    """Prefill a prompt without the share ``alpha`` of its visual tokens, evenly spaced, into a cache of its own.
 
-    What is kept does not matter to the time, only how much. Returns the sequence and how many visual tokens it kept.
+    The time depends on the number of kept tokens, not on the choice. Returns the span and the number of visual tokens
+    kept.
     """
     tokens = len(prefix.visual)
     keep = max(1, round(tokens * (1 - alpha))) if tokens else 0
@@ -69,7 +70,7 @@ def measure_passes(
     clock: Callable[[], float] | None = None,
     kept: Mapping[float, int] | None = None,
 ) -> PassCosts:
-    """Time passes in turn, all of them once before any of them again, after a warm-up of each; medians.
+    """Time passes in rounds, each of them once per round, after a warm-up of each; return medians.
 
     Args:
         target: the target over the whole prompt, with room for the most rows.
@@ -77,7 +78,7 @@ def measure_passes(
         rows: n of T_p(n).
         repeats: of everything.
         clock: seconds.
-        kept: goes into the result.
+        kept: copied into the result.
     """
     runs = {("target", float(n)): partial(time_pass, *target, n, clock) for n in rows}
     runs |= {("draft", alpha): partial(time_pass, *draft, 1, clock) for alpha, draft in drafts.items()}
@@ -92,7 +93,7 @@ def measure_passes(
 def time_pass(
     engine: Engine, span: KVSpan, work: int | Callable[[], object], clock: Callable[[], float] | None = None
 ) -> float:
-    """Seconds of a pass of so many rows, or of other work on a sequence; the sequence is as before."""
+    """Return the seconds of a pass of ``work`` rows, or of other work on a span; the span is rolled back."""
     if isinstance(work, int):
         work = partial(engine.run, [Rows(span, [0] * work)])
     length = span.length

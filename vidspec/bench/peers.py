@@ -1,4 +1,4 @@
-"""The same weights under ``transformers``' own ``generate``: plain, assisted by the draft, and prompt lookup."""
+"""The same weights under ``generate`` of ``transformers``: plain, assisted by the draft, and prompt lookup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "require_greedy",
 ]
 
-#: Name in the table, and what ``generate`` is called with.
+#: Names in the table: the ways to call ``generate``.
 PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
 
 
@@ -39,14 +39,14 @@ class Contender(ABC):
 
     @abstractmethod
     def caption(self, path: str | Path) -> Caption:
-        """The record of a clip, with its times.
+        """Caption a clip; return its record, with times.
 
         Raises:
             PeerFailed: a peer cannot caption it.
         """
 
     def forget(self) -> None:  # noqa: B027  most have nothing to forget
-        """Forget what was learned from clips."""
+        """Forget earlier captions."""
 
 
 class PeerFailed(GenerationError):
@@ -54,11 +54,10 @@ class PeerFailed(GenerationError):
 
 
 def require_greedy(name: str, profile: Profile) -> None:
-    """Peers take the likeliest token: where a profile draws or penalises tokens, its texts and times cannot be compared
-    with theirs.
+    """Check that a profile decodes greedily without penalties, as peers do; otherwise texts and times do not compare.
 
     Raises:
-        PeerFailed: it draws or penalises.
+        PeerFailed: it samples or penalises tokens.
     """
     if profile.generate.temperature > 0:
         raise PeerFailed(f"{name} takes the likeliest tokens, and {profile.name} draws")
@@ -67,13 +66,13 @@ def require_greedy(name: str, profile: Profile) -> None:
 
 
 def peer_window(profile: Profile) -> int:
-    """Tokens that a peer is to draft at once."""
+    """Return the draft window of a peer."""
     gamma = profile.draft.gamma
     return gamma if isinstance(gamma, int) and gamma > 0 else 5
 
 
 def read_frames(path: str | Path, profile: Profile, max_audio_s: float | None = None) -> video.Clip:
-    """What a profile shows of a file; with the sound of ``max_audio_s`` seconds for a model that takes audio."""
+    """Read the frames a profile shows of a file, with ``max_audio_s`` seconds of audio for a model that takes it."""
     wanted = profile.video
     return video.read(path, **wanted.arguments, sound=max_audio_s if wanted.audio else None)
 
@@ -81,7 +80,7 @@ def read_frames(path: str | Path, profile: Profile, max_audio_s: float | None = 
 def peer_record(
     name: str, path: str | Path, target: VideoLanguageModel, tokens: list[int], first: float, decode: float
 ) -> Caption:
-    """The record of a peer's caption, with the seconds to the first token and from there to the last."""
+    """Return the record of a peer's caption, with the seconds to the first token and from there to the last."""
     return Caption(
         path=str(path),
         caption=target.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
@@ -95,12 +94,12 @@ def peer_record(
 def generate_batch(
     failed: str, adapter: Any, inputs: Mapping[str, torch.Tensor], limit: int, **options: object
 ) -> tuple[list[list[int]], list[float]]:
-    """Greedy token ids of each row of a batch behind its prompt, at most ``limit``, and when each step had its tokens.
+    """Generate greedily; return at most ``limit`` new token ids per row, and the time of each step.
 
     Args:
-        failed: begins the message of an error.
+        failed: start of error messages.
         adapter: its stock model generates.
-        inputs: ``input_ids`` (rows, L), and what else ``generate`` takes.
+        inputs: ``input_ids`` (rows, L), and further inputs of ``generate``.
         limit: new tokens.
         options: further arguments of ``generate``.
 
@@ -117,7 +116,7 @@ def generate_batch(
 
 
 class FirstTokenClock:
-    """A streamer that notes when the first token came; the prompt is the first thing it is given."""
+    """A streamer that records the time of each call; the prompt comes first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -135,7 +134,7 @@ class GeneratePeer(Contender):
 
     Args:
         name: one of :data:`PEERS`.
-        profile: says which frames and which prompt.
+        profile: names the frames and the prompt.
         target, draft: adapters whose stock models use an attention of ``transformers``' own.
     """
 
@@ -146,7 +145,7 @@ class GeneratePeer(Contender):
 
     @torch.inference_mode()
     def caption(self, path: str | Path) -> Caption:
-        """Caption a clip; timings have the same names and borders as :class:`~vidspec.captioner.Captioner`'s.
+        """Caption a clip; timings have the names and bounds of :class:`~vidspec.captioner.Captioner`'s.
 
         Raises:
             PeerFailed: ``generate`` raised an error.
@@ -157,7 +156,7 @@ class GeneratePeer(Contender):
         clip = read_frames(path, self.profile, adapter.max_sound_s)
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
-        # How many visual tokens there are is known from looking; generate looks again, in its own time.
+        # Encoding gives the number of visual tokens; ``generate`` encodes again, in its own time.
         inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.encode(pixels), generate.prompt, generate.system))
         begun += time.perf_counter() - paused
         options: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""The report of ``vidspec profile`` as tables: drawn by Rich, as Markdown, as CSV rows, as an SVG picture."""
+"""Tables of the ``vidspec profile`` report: drawn by Rich, as Markdown, as CSV rows, as an SVG picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vidspec.events.trace import KINDS
 __all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
 
 CSV_COLUMNS = ("profile", "part", "seconds")
-#: Rows of T_p that the tables show; JSON has all.
+#: Rows n of T_p(n) in the tables; JSON has all.
 ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12
 _MIB = 2**20
@@ -27,7 +27,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class _Table:
-    """A table before it is drawn: ``rows`` of cells, and of each row the shares (of the wall clock) of its bars."""
+    """A table before it is drawn: ``rows`` of cells, and for each row its bars as shares of the wall clock."""
 
     title: str
     heads: tuple[str, ...]
@@ -36,15 +36,15 @@ class _Table:
 
 
 def _sheets(report: ProfileReport) -> Iterator[_Table]:
-    yield _parts(report.runs)
+    yield _time_table(report.runs)
     if any(one.breakdown.overlap > 0 for one in report.runs):
-        yield _lanes([one for one in report.runs if one.breakdown.overlap > 0])
-    yield _memory(report.runs)
+        yield _worker_table([one for one in report.runs if one.breakdown.overlap > 0])
+    yield _memory_table(report.runs)
     if any(one.passes for one in report.runs):
-        yield _passes([one for one in report.runs if one.passes])
+        yield _pass_table([one for one in report.runs if one.passes])
 
 
-def _parts(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _time_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     kinds = [kind for kind in (*KINDS, OTHER) if any(kind in one.breakdown.parts for one in runs)]
     rows, shares = [], []
     for kind in kinds:
@@ -64,7 +64,7 @@ def _parts(runs: Sequence[ProfileBreakdown]) -> _Table:
     )
 
 
-def _lanes(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _worker_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows = []
     for one in runs:
         whole = one.breakdown
@@ -79,7 +79,7 @@ def _lanes(runs: Sequence[ProfileBreakdown]) -> _Table:
     return _Table("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), tuple(rows))
 
 
-def _memory(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _memory_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows = []
     for one in runs:
         for part in one.memory:
@@ -101,7 +101,7 @@ def _memory(runs: Sequence[ProfileBreakdown]) -> _Table:
     )
 
 
-def _passes(runs: Sequence[ProfileBreakdown]) -> _Table:
+def _pass_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows: list[tuple[str, ...]] = []
     measured = [one.passes for one in runs if one.passes is not None]
     for n in ROWS_SHOWN:
@@ -131,7 +131,7 @@ def _notes(report: ProfileReport) -> list[str]:
 
 
 def render_terminal(report: ProfileReport, *, ascii_only: bool = False) -> Group:
-    """Tables with bars, for a terminal."""
+    """Return tables with bars, for a terminal."""
     parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
         grid = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -156,13 +156,13 @@ def _cell(text: str, share: float | None, ascii_only: bool) -> Text:
 
 
 def markdown(report: ProfileReport) -> str:
-    """The same tables as Markdown, without bars."""
+    """Return the same tables as Markdown, without bars."""
     sheets = [f"**{sheet.title}**\n\n{table(sheet.heads, sheet.rows)}" for sheet in _sheets(report)]
     return "\n\n".join([*sheets, f"{_facts(report)}\n{bullets(_notes(report))}"])
 
 
 def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
-    """(profile, part, seconds), with the wall clock as the part ``wall``."""
+    """Return (profile, part, seconds), with the wall clock as the part ``wall``."""
     return [
         (one.profile, part, seconds)
         for one in report.runs
@@ -171,7 +171,7 @@ def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
 
 
 def svg(report: ProfileReport, width: int = 132) -> str:
-    """The drawn tables as an SVG picture, ``width`` columns wide."""
+    """Return the drawn tables as an SVG picture, ``width`` columns wide."""
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
     console.print(render_terminal(report))
     return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")

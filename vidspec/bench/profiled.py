@@ -1,4 +1,4 @@
-"""``vidspec profile``: one clip under several profiles in turn, each taken apart. It measures and prints nothing."""
+"""``vidspec profile``: one clip under several profiles in rotation, each broken down by time. Prints nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["ProfileBreakdown", "ProfileReport", "profile_clip"]
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """One run: its record, tokens of the prompt's text, and the peaks of this process and of the draft's."""
+    """One run: its record, text tokens of the prompt, and the peaks of this process and of the draft's."""
 
     record: Caption
     text: int
@@ -44,17 +44,17 @@ class ProfileBreakdown:
 
     Attributes:
         profile: its name.
-        breakdown: where the time went.
+        breakdown: time by kind of work.
         tokens: emitted.
         tokens_per_s: decode rate; None for a text of one token.
         limit_share: target passes per second over those that the measured copy bandwidth allows for weights and KV.
-            Above 1 where the weights stay in the processor's caches.
-        memory: a process each.
+            Above 1 if the weights stay in the processor's caches.
+        memory: one entry per process.
         passes: T_p and T_q of its target and draft; None if they were not measured.
-        alpha: share of visual tokens kept from the draft, by the profile.
+        alpha: share of visual tokens hidden from the draft by the profile.
         c: T_p(1) / T_q(alpha); None without passes or draft.
-        gamma: recommended window; None likewise.
-        walls: of all repeats.
+        gamma: recommended window; None without passes or draft.
+        walls: wall clocks of all repeats.
     """
 
     profile: str
@@ -70,7 +70,7 @@ class ProfileBreakdown:
     gamma: int | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values: ``profile``, ``wall`` and ``parts`` in seconds, and everything else."""
+        """Return JSON values: ``profile``, ``wall`` and ``parts`` in seconds, and everything else."""
         one = self.breakdown
         return {
             "profile": self.profile,
@@ -99,14 +99,14 @@ class ProfileBreakdown:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """All profiles on a clip, and facts of the machine."""
+    """All profiles on a clip, and facts about the machine."""
 
     clip: str
     machine: dict[str, object]
     runs: tuple[ProfileBreakdown, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values."""
+        """Return JSON values."""
         return {"clip": self.clip, "machine": self.machine, "runs": [one.to_dict() for one in self.runs]}
 
 
@@ -121,7 +121,7 @@ def profile_clip(
     threads: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
-    """Caption a clip under each profile in turn, and take the runs apart.
+    """Caption a clip under each profile in rotation, and break down the runs.
 
     Args:
         clip: a video file.
@@ -129,9 +129,9 @@ def profile_clip(
         source: the models.
         overrides: dotted keys of every profile.
         repeats: of every profile, interleaved, after a warm-up of each.
-        passes: whether single passes are measured too.
+        passes: measure single passes too.
         threads: of torch on a CPU.
-        say: is called with what comes next.
+        say: called with the next step.
 
     Raises:
         VidspecError: of profiles, models and the clip.
@@ -145,14 +145,16 @@ def profile_clip(
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
         loaded_draft = {name: _draft_memory(captioner) for name, captioner in captioners.items()}
-        found = run_repeated({name: partial(_once, one, clip) for name, one in captioners.items()}, repeats, say=say)
+        found = run_repeated(
+            {name: partial(_run_once, one, clip) for name, one in captioners.items()}, repeats, say=say
+        )
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         times: dict[bool, PassCosts] = {}
         runs = []
         for name, captioner in captioners.items():
             one = _breakdown_of(name, captioner, loaded, found[name], speed, (before, loaded_draft[name]))
             if passes:
-                one = _with_passes(one, captioner, loaded, clip, times, say)
+                one = _add_pass_costs(one, captioner, loaded, clip, times, say)
             runs.append(one)
         facts = machine(loaded.where.device) | {"copy_GB_per_s": round(speed / 1e9, 2)}
         return ProfileReport(str(clip), facts, tuple(runs))
@@ -161,12 +163,12 @@ def profile_clip(
 
 
 def _draft_memory(captioner: Captioner) -> int:
-    """Resident memory of the draft's process, its model loaded and nothing run yet; 0 without one."""
+    """Return the resident memory of the draft's process with its model loaded, before any run; 0 without one."""
     return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
 
 
-def _once(captioner: Captioner, clip: str | Path) -> ProfiledRun:
-    captioner.forget()  # its own caption of the time before
+def _run_once(captioner: Captioner, clip: str | Path) -> ProfiledRun:
+    captioner.forget()  # the previous caption would be reused as a draft
     process = captioner.slot.process if captioner.slot else None
     device = captioner.target.model.device
     peaks = [PeakMemory(device)]
@@ -212,15 +214,18 @@ def _breakdown_of(
     )
 
 
-def _passes_of_a_draft(profile: Profile) -> bool:
-    """Whether a model drafts, the target's own weights or others."""
+def _has_draft_passes(profile: Profile) -> bool:
+    """Return True if a model drafts, with the target's own weights or others."""
     return profile.drafts_with_a_model or profile.drafts_with_the_target
 
 
 def _memory(
     captioner: Captioner, loaded: LoadedModels, once: ProfiledRun, base: tuple[int, int]
 ) -> tuple[MemoryUse, ...]:
-    """Weights of all models that are loaded in a process count as its own, whether this profile uses them or not."""
+    """Return the memory use by process.
+
+    Weights of all models loaded in a process count as its own, even if this profile does not use them.
+    """
     counters, room = once.record.counters, captioner.setup.room + once.text
     target, draft = loaded.target, loaded.draft
     what = PeakMemory(target.device).what
@@ -228,7 +233,7 @@ def _memory(
     if draft is not None:
         weights["draft"] = bandwidth.model_weight_bytes(draft)
     kv = {"target": bandwidth.kv_bytes(target) * (counters["visual_tokens"] + room)}
-    drafts = _passes_of_a_draft(captioner.profile)
+    drafts = _has_draft_passes(captioner.profile)
     drafting = draft if captioner.profile.drafts_with_a_model and draft is not None else target
     own = bandwidth.kv_bytes(drafting) * (counters["visual_tokens_kept"] + room)
     before = base[0] if what == "resident" else 0
@@ -242,7 +247,7 @@ def _memory(
     )
 
 
-def _with_passes(
+def _add_pass_costs(
     one: ProfileBreakdown,
     captioner: Captioner,
     loaded: LoadedModels,
@@ -250,24 +255,24 @@ def _with_passes(
     known: dict[bool, PassCosts],
     say: Callable[[str], None],
 ) -> ProfileBreakdown:
-    """T_p and T_q, measured once for all profiles whose draft has the same weights.
+    """Add T_p and T_q, measured once for all profiles whose draft has the same weights.
 
-    T_q is that of a prompt with the video in it, also where the draft is shown something else besides or instead.
+    T_q is that of a prompt with the video, even if the draft sees something else in addition or instead.
     """
     profile = captioner.setup.profile
     model = profile.drafts_with_a_model
     before = known.get(model)
-    if before is None or (_passes_of_a_draft(profile) and one.alpha not in before.draft):
+    if before is None or (_has_draft_passes(profile) and one.alpha not in before.draft):
         say(f"passes of {'target and draft' if model else 'the target'}")
-        known[model] = _measured(captioner, loaded, profile, clip, one.alpha)
+        known[model] = _measure_pass_costs(captioner, loaded, profile, clip, one.alpha)
     times = known[model]
-    if not _passes_of_a_draft(profile):
+    if not _has_draft_passes(profile):
         return replace(one, passes=replace(times, draft={}, kept={}))
     rounding = "up" if profile.drafts_with_the_target else "down"
     return replace(one, passes=times, c=times.cost_ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
 
 
-def _measured(
+def _measure_pass_costs(
     captioner: Captioner, loaded: LoadedModels, profile: Profile, path: str | Path, alpha: float
 ) -> PassCosts:
     clip = captioner.read(path)
@@ -275,7 +280,7 @@ def _measured(
     engine = captioner.target
     prefix = run_to_completion(captioner.setup.read(request, Trace()))
     state, _ = prefill_pruned(engine, prefix, 0.0)
-    if not _passes_of_a_draft(profile):
+    if not _has_draft_passes(profile):
         return measure_passes((engine, state), {})
     drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
     pixels = drafting.model.preprocess(clip)

@@ -1,6 +1,6 @@
-"""A peer's run over a folder: clips are read ahead, and every caption goes to a file as soon as it is there.
+"""Runs a peer over a folder: clips are read ahead, and every caption is written to a file as soon as it is ready.
 
-Standard library alone, as an interpreter without vidspec uses it too.
+Uses the standard library alone, as an interpreter without vidspec runs it too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ R = TypeVar("R")
 def read_ahead(
     read: Callable[[T], R], items: Iterable[T], count: int, begin: Callable[[], None] = lambda: None
 ) -> Iterator[R]:
-    """What ``read`` gives for each item, in order; a thread reads up to ``count`` items ahead.
+    """Yield ``read`` of each item, in order; a thread reads up to ``count`` items ahead.
 
     Args:
-        read: raises what ends the iteration.
-        items: of any number.
-        count: items.
+        read: reads an item; its exceptions end the iteration.
+        items: any number of items.
+        count: items read ahead.
         begin: called once in the thread.
     """
     with ThreadPoolExecutor(1, initializer=begin) as thread:
@@ -45,7 +45,7 @@ def write_captions(captions: Iterable[tuple[str, str, list[int]]]) -> dict[str, 
     """Write captions to a file as they are made: path, text and token ids of each clip.
 
     Returns:
-        ``seconds`` from the first clip begun to the last record written, token ``ids`` by clip, no ``errors``.
+        ``seconds`` from the start of the first clip to the last record written, token ``ids`` by clip, no ``errors``.
     """
     ids: dict[str, list[int]] = {}
     with TemporaryDirectory() as place, (Path(place) / "captions.jsonl").open("w", encoding="utf-8") as file:

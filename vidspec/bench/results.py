@@ -1,4 +1,4 @@
-"""The file a bench writes: valid JSON after every record, so that what was stopped can be continued."""
+"""The results file of a bench: valid JSON after every record, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ StoredKey: TypeAlias = tuple[str, str, int]
 StoredRun: TypeAlias = dict[str, Any]
 #: Entry of a record: metric A of ParallelVLM's Table 2.
 ACCEPTED = "accepted_by_target"
-#: How the files of all commands of ``vidspec bench`` begin.
+#: Start of the files of all commands of ``vidspec bench``.
 RESULTS = FileKind("file of results of `vidspec bench`", rb'\A\{\s*"(settings|machine|records|rows)": ')
 _CLOSING = b"\n]}\n"
-#: Spans whose lengths the speed model reads.
+#: Span kinds that the speed model reads.
 _PASSES = ("verify", "draft")
 
 
 class ResultsFile:
-    """Records of a run on disk, each as soon as it is there.
+    """Records of a run on disk, each written as soon as it is ready.
 
     The file is an object with ``settings``, ``machine`` and ``records``, a line each; :meth:`finish` adds the rows.
-    A record is what ``--format json`` prints, with ``contender``, ``repeat`` and ``passes`` (seconds of every target
-    and draft pass).
+    A record has the keys of ``--format json`` and ``contender``, ``repeat`` and ``passes`` (seconds of every target and
+    draft pass).
 
     Args:
-        path: where to; a file of the same settings is continued. None keeps the records in memory alone.
+        path: the file; one with the same settings is resumed. None keeps the records in memory only.
         settings: of the run, JSON values; a file with other settings is not touched.
         machine: facts about the machine.
-        overwrite: begin anew; the older file becomes ``FILE~``.
+        overwrite: start from scratch; the older file becomes ``FILE~``.
 
     Attributes:
-        done: what the file holds already.
+        done: records already in the file.
         stored: the same as JSON values, in the file's order.
 
     Raises:
@@ -81,7 +81,7 @@ class ResultsFile:
 
     def _continue(self, path: Path, overwrite: bool) -> None:
         content = read_results(path) if not overwrite and path.stat().st_size else {}
-        if "settings" not in content:  # an older layout cannot be continued; nor is anything to be lost
+        if "settings" not in content:  # an older layout cannot be resumed, but must not be lost
             back_up(path)
             return
         if content["settings"] != self.settings:
@@ -91,7 +91,7 @@ class ResultsFile:
                 hint="name another file, or --overwrite",
             )
         self.stored = content["records"]
-        self.machine = content.get("machine", {}) | self.machine  # what was found out later is not found out again
+        self.machine = content.get("machine", {}) | self.machine  # facts found later are not measured again
         self.done = {_key(one): restore_caption(one) for one in self.stored}
 
     def _begin(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class ResultsFile:
         write_whole(path, f'{head[:-1]},\n"records": [\n{lines}'.encode() + _CLOSING)
 
     def add(self, key: StoredKey, caption: Caption, **more: object) -> None:
-        """Append a record, with further entries if any; the file is whole again when this returns."""
+        """Append a record, with further entries if any; the file is complete when this returns."""
         stored = {"contender": key[0], "repeat": key[2], **more, **caption.to_dict(), "passes": _passes(caption)}
         if self.path is not None:
             line = json.dumps(stored, ensure_ascii=False).encode()
@@ -130,7 +130,9 @@ class ResultsFile:
 
 
 def check_results(path: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Find out before any model is loaded that records cannot go to ``path``; ``overwrite`` keeps what it was as FILE~.
+    """Check, before any model is loaded, that records can be written to ``path``.
+
+    With ``overwrite`` any regular file may be replaced; the old one is kept as FILE~.
 
     Raises:
         UsageError: naming ``--json``.
@@ -139,10 +141,10 @@ def check_results(path: Path, inputs: Iterable[str], *, overwrite: bool) -> None
 
 
 def read_results(path: Path) -> StoredRun:
-    """The content of a results file; of one that was cut off in the middle of a record, all records before it.
+    """Return the content of a results file; if it was cut off within a record, all records before it.
 
     Raises:
-        OutputError: it is not there, or is no such file.
+        OutputError: it is missing, or not a results file.
     """
     try:
         if path.is_char_device():
@@ -161,7 +163,7 @@ def read_results(path: Path) -> StoredRun:
 
 
 def accepted_shares(records: Iterable[StoredRun]) -> dict[str, float]:
-    """Metric A by contender, over the tokens of all records that were judged, of each clip the first."""
+    """Return metric A by contender, over the tokens of all judged records, the first of each clip."""
     found: dict[str, dict[str, tuple[float, int]]] = {}
     for one in records:
         if one.get(ACCEPTED) is not None:
@@ -173,7 +175,7 @@ def accepted_shares(records: Iterable[StoredRun]) -> dict[str, float]:
 
 
 def restore_caption(stored: StoredRun) -> Caption:
-    """A record as it was, with its passes as a trace; where each began is not known any more."""
+    """Return a stored record, with its passes as a trace; their start times are not stored."""
     spans = [
         Span("target" if kind == "verify" else "draft", kind, 0.0, seconds)
         for kind, times in stored.get("passes", {}).items()

@@ -1,4 +1,4 @@
-"""The rows of a bench: what was measured of each method, clip by clip against the baseline, and their table."""
+"""Rows of a bench: figures of each method, clip by clip against the baseline, and their table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "speed_ups",
 ]
 
-#: By contender and clip, one for each repeat.
+#: Records by contender and clip, one for each repeat.
 Records: TypeAlias = Mapping[str, Mapping[str, Sequence[Caption]]]
 
 
@@ -37,24 +37,24 @@ class BenchRow:
 
     Attributes:
         name: of the contender.
-        equal: clips whose token ids are the baseline's; None where it and the baseline draw from the same distributions
-            by other draws, so that token ids say nothing.
+        equal: clips with the baseline's token ids; None if it and the baseline sample from the same distributions with
+            other draws, so that token ids cannot be compared.
         clips: clips measured.
-        tau, tokens_per_target_pass, run_length, acceptance_rate: pooled over clips; None where nothing was drafted.
+        tau, tokens_per_target_pass, run_length, acceptance_rate: pooled over clips; None if nothing was drafted.
         kept: share of visual tokens the draft saw; None without a draft.
         tokens_per_s: median decode rate.
-        rate_spread: its least and greatest over clips.
+        rate_spread: its minimum and maximum over clips.
         also: other names of the same contender.
-        retention: mean share of the visual tokens that a block of a pruned target reads; None of a whole one.
-        accepted_by_target: metric A of ParallelVLM's Table 2; None where nothing was judged.
-        place: by decode, from 1 on; methods that do not differ share one (:func:`~vidspec.bench.compare.places`). None
-            of fewer than two clips.
-        context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
-        first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest); ``end_to_end`` for texts as
-            long as the baseline's (:func:`~vidspec.events.compare.time_at_length`).
-        end_to_end_raw: the same of the texts as they are, which loose and lossy methods may write shorter or longer.
-        tokens: mean over its texts, the end token among them.
-        model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.
+        retention: mean share of the visual tokens that a block of a pruned target reads; None if not pruned.
+        accepted_by_target: metric A of ParallelVLM's Table 2; None if nothing was judged.
+        place: rank by decode, from 1; methods that do not differ share one (:func:`~vidspec.bench.compare.places`).
+            None with fewer than two clips.
+        context: mean entries in the target's cache while decoding: visual tokens and half of the text; None for peers.
+        first, decode, end_to_end: speed-ups over the baseline: (median, minimum, maximum); ``end_to_end`` for texts of
+            the baseline's length (:func:`~vidspec.events.compare.time_at_length`).
+        end_to_end_raw: the same for the texts as they are, which loose and lossy methods may write shorter or longer.
+        tokens: mean over its texts, the end token included.
+        model: the decode speed-up of the speed model from the measured times and lengths; None without a draft.
     """
 
     name: str
@@ -81,7 +81,7 @@ class BenchRow:
 
     @property
     def first_time(self) -> tuple[float, float, float]:
-        """``first`` as tables show it: the time to the first token over the baseline's, below 1 where it is shorter."""
+        """Time to first token over the baseline's, as tables show it: below 1 is shorter."""
         return inverted(self.first)
 
     @property
@@ -103,13 +103,13 @@ def bench_rows(
     also: Mapping[str, Sequence[str]] | None = None,
     judged: Mapping[str, float] | None = None,
 ) -> list[BenchRow]:
-    """One row per contender; per clip the median over repeats is compared with the baseline's.
+    """Return one row per contender; for each clip the median over repeats is compared with the baseline's.
 
     Args:
         records: by contender and clip.
         baseline: a contender.
         drawn: those of :func:`methods_with_other_draws`.
-        also: further names of contenders that have some.
+        also: further names of contenders.
         judged: metric A by contender.
     """
     ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
@@ -135,7 +135,7 @@ def _row(
     total = Counter[str]()
     for one in drafting:
         total.update({key: value for key, value in one.items() if isinstance(value, int)})
-    segments = total["corrections"] + len(drafting)  # runs of accepted tokens, which corrections part
+    segments = total["corrections"] + len(drafting)  # runs of accepted tokens, separated by corrections
     context = [
         run.counters["visual_tokens"] + len(run.token_ids) / 2 for run in runs if "visual_tokens" in run.counters
     ]
@@ -166,7 +166,7 @@ def _row(
 
 
 def methods_with_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
-    """Lossless methods that draw tokens as the baseline does, and need not draw the same ones.
+    """Return lossless methods that sample from the baseline's distributions but need not draw the same tokens.
 
     Equal seeds give equal tokens where both are plain decoding's (``Profile.token_for_token``).
     """
@@ -182,15 +182,15 @@ def methods_with_other_draws(profiles: Mapping[str, Profile], baseline: str) -> 
 
 
 def _distribution(profile: Profile) -> tuple[object, ...]:
-    """The settings on which, with target and clip, the distributions depend that tokens are drawn from."""
+    """Return the settings that, with target and clip, determine the sampling distributions."""
     return profile.video, profile.lossy, profile.generate.model_dump(exclude={"seed"})
 
 
 def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float, float, float]:
-    """First token, decode and end to end of one clip: medians over a method's repeats against plain decoding's.
+    """Return first token, decode and end to end of one clip: medians over repeats against plain decoding's.
 
-    End to end is plain decoding's over the method's time at plain decoding's number of tokens; 0, as of decode, where
-    a text of one token gives no rate.
+    End to end is plain decoding's time over the method's time at plain decoding's number of tokens; 0, as for decode,
+    if a text of one token gives no rate.
     """
     tokens = len(plain[0].token_ids)
     whole = median(math.inf if (time := time_at_length(run, tokens)) is None else time for run in runs)
@@ -202,11 +202,11 @@ def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float,
 
 
 def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> float | None:
-    """Decode speed-up over plain decoding as the speed model has it; None for what it does not describe.
+    """Return the decode speed-up of the speed model over plain decoding; None for methods it does not describe.
 
-    T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``. In
-    turns: (tau + 1) T_p(1) / (passes T_q + T_p(window)). At the same time: the renewal formula with beta = M / (1 + M)
-    of the run length M and the mean window.
+    T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``.
+    Sequential: (tau + 1) T_p(1) / (passes T_q + T_p(window)). Parallel: the renewal formula with beta = M / (1 + M) of
+    the run length M and the mean window.
 
     Args:
         runs, plain: records of one method and of plain decoding, with their traces.
@@ -223,7 +223,7 @@ def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> floa
         beta = speed.beta_of_run_length(sum(one["accepted"] for one in counters) / corrections)
         gamma = max(1, round(mean(run.schedule["gamma"] or 1 for run in runs)))
         return speed.parallel(beta, gamma, tp1, tp, median(drafts))
-    # In turns a draft span is a whole window.
+    # In the sequential schedule a draft span is a whole window.
     tokens = sum(one["emitted"] - 1 for one in counters) / passes
     return speed.sequential(tokens, 1, tp1, tp, median(drafts))
 
@@ -240,14 +240,16 @@ def markdown(
     limit: Callable[[float], float],
     left: Mapping[str, str] | None = None,
 ) -> str:
-    """One line for each row; how long texts are, where some are not the baseline's; the share of what a pruned target
-    reads, and of its tokens that it would have written unpruned, where there is such a row.
+    """Return the table: one line per row.
+
+    Has columns for lengths if some texts differ from the baseline's, and for the share of visual tokens that a pruned
+    target reads and the share of its tokens that the unpruned target accepts if there is such a row.
 
     Args:
-        rows: as ``summary`` gives them.
+        rows: as :func:`bench_rows` returns them.
         baseline: the name of the first.
-        limit: how many plain passes a second the memory bandwidth allows over a cache of so many entries.
-        left: by name why there is nothing of it; each has a line that says so.
+        limit: plain passes per second that the memory bandwidth allows over a cache of so many entries.
+        left: reasons for missing methods, by name; each has a line.
     """
     header = (
         f"{heading(row.also for row in rows)} | "

@@ -1,4 +1,4 @@
-"""Markdown: the one writer of tables, and how figures stand in their cells."""
+"""Markdown tables and the format of figures in their cells."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["bullets", "cell", "heading", "inverted", "left_out_rows", "spread", 
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; of each row as many cells as the header has."""
+    """Return a table; each row has as many cells as the header."""
     first, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
     return "\n".join([first, "|---" * len(header) + "|", *others])
 
 
 def heading(others: Iterable[Sequence[str]]) -> str:
-    """Over names of methods; it explains those that have others."""
+    """Return the heading of the column of methods; it explains alternative names if there are any."""
     return "method (= its other names: measured once)" if any(others) else "method"
 
 
 def left_out_rows(why: Mapping[str, str], cells: int) -> list[list[str]]:
-    """Rows of so many cells, by name why there is nothing of it."""
+    """Return rows of ``cells`` cells with the reasons for missing methods, by name."""
     reasons = {name: text.removeprefix(f"{name}: ").replace("|", "\\|") for name, text in why.items()}
     return [
         [name, shorten(f"left out: {text}", 160, placeholder=" ..."), *"-" * (cells - 2)]
@@ -29,12 +29,12 @@ def left_out_rows(why: Mapping[str, str], cells: int) -> list[list[str]]:
 
 
 def bullets(notes: Iterable[str]) -> str:
-    """Notes below a table, with the empty line that parts them from it."""
+    """Return notes below a table, with the empty line that separates them from it."""
     return "\n".join(["", *(f"- {note}" for note in notes)])
 
 
 def cell(value: float | None, form: str = ".2f", unit: str = "") -> str:
-    """A figure by its format; a dash where there is none."""
+    """Format a figure; a dash for None."""
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
@@ -45,7 +45,7 @@ def inverted(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spread(values: Sequence[float] | None, form: str = ".2f", unit: str = "x") -> str:
-    """``2.00x (1.50-2.50)`` of a figure, the least and the greatest; a dash where there are none."""
+    """Format a figure with its minimum and maximum as ``2.00x (1.50-2.50)``; a dash for None."""
     if values is None:
         return "-"
     middle, least, greatest = values

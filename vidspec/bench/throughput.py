@@ -1,8 +1,8 @@
-"""Many clips at once: profiles and peers caption the same folder in turns, at several batch sizes. Prints nothing.
+"""Measures many clips at once: profiles and peers caption the same folder in rotation, at several batch sizes.
 
-Every contender is a process of its own with its models loaded, so that its memory is its own. Each takes every batch
-size; a warm-up runs them from the smallest on and is where memory is sampled: what a process holds afterwards may be
-left from its largest batch. Then all take turns, each run from the first file opened to the last record written.
+Every contender is a separate process with its models loaded, so that its memory is its own. A warm-up runs every batch
+size from the smallest on and is where memory is sampled: memory held afterwards may stem from the largest batch. Then
+all contenders rotate, each run timed from the first file opened to the last record written. Prints nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RunKey: TypeAlias = tuple[str, int]
 
 
 class ContenderProcess(Protocol):
-    """What is needed of a :class:`~vidspec.events.answering.JsonWorker`."""
+    """The part of :class:`~vidspec.events.answering.JsonWorker` that a measurement needs."""
 
     @property
     def pid(self) -> int: ...
@@ -57,17 +57,17 @@ class ContenderProcess(Protocol):
 
 @dataclass(frozen=True)
 class Throughput:
-    """What is to be measured.
+    """Settings of a throughput measurement.
 
     Attributes:
-        clips: video files, in their order.
+        clips: video files, in order.
         profiles: labels of a bench; peers get the frames and the prompt of the first.
         peers: :data:`BATCHED`, and those of ``pythons``.
-        batches: sizes, increasing.
-        sizes: of contenders that take others than these.
+        batches: batch sizes, increasing.
+        sizes: batch sizes of contenders that use others.
         repeats: runs of each contender at each size.
         source: the models.
-        frames: of every clip; as the profiles have it if None.
+        frames: of every clip; the profiles' own if None.
         threads: of each process on a CPU.
         pythons: the interpreter that has vLLM.
     """
@@ -85,7 +85,7 @@ class Throughput:
 
     @property
     def overrides(self) -> dict[str, object]:
-        """What every profile is set to, unless its label says otherwise."""
+        """Settings for every profile, unless its label sets them."""
         source = self.source
         target, draft = source.names
         models = {"pair": source.pair} if source.target is None else {"target": target, "draft": draft}
@@ -98,7 +98,7 @@ class Throughput:
         return fixed
 
     def profile(self, label: str) -> Profile:
-        """The profile of a label as it is measured."""
+        """Return the profile of a label with these settings."""
         return labels.load(label, self.overrides)
 
 
@@ -113,7 +113,7 @@ class ContenderRuns:
         ids: token ids by clip, of each run.
         errors: of clips that failed, by clip.
         rows: of a target pass, the mean of each run.
-        peak: bytes held at most in the warm-up, its children's included; on a GPU those that torch allocated.
+        peak: peak bytes of the warm-up, including child processes; on a GPU those that torch allocated.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -123,18 +123,18 @@ class ContenderRuns:
     rows: list[float] = field(default_factory=list)
     peak: int | None = None
 
-    def add(self, run: WorkerReply, alone: Mapping[str, float]) -> None:
-        """Add a run, and what decoding alone gave."""
+    def add(self, run: WorkerReply, decoding: Mapping[str, float]) -> None:
+        """Add a run, and its measurement of decoding alone."""
         self.seconds.append(run["seconds"])
         self.ids.append(run["ids"])
         self.errors |= run["errors"]
         if run["rows"] is not None:
             self.rows.append(run["rows"])
-        if alone["seconds"]:
-            self.rates.append(alone["tokens"] / alone["seconds"])
+        if decoding["seconds"]:
+            self.rates.append(decoding["tokens"] / decoding["seconds"])
 
     def equal_clips(self, reference: Mapping[str, Sequence[int]]) -> int:
-        """Clips whose token ids are the reference's in every run."""
+        """Count the clips whose token ids are the reference's in every run."""
         return sum(all(run.get(clip) == ids for run in self.ids) for clip, ids in reference.items())
 
 
@@ -143,13 +143,13 @@ class ThroughputRow:
     """One contender at one batch size; medians of its runs.
 
     Attributes:
-        clips_per_s, tokens_per_s: of the whole folder; ``spread`` are the least and greatest clips per second.
-        decode_tokens_per_s: of decoding alone; None where it was not measured.
-        peak: bytes; None where it cannot be read.
-        rows: of a target pass; None where it is not known.
+        clips_per_s, tokens_per_s: of the whole folder; ``spread`` are the minimum and maximum of clips per second.
+        decode_tokens_per_s: of decoding alone; None if it was not measured.
+        peak: bytes; None if it cannot be read.
+        rows: of a target pass; None if unknown.
         same: clips with the tokens of batch 1 of the same contender.
-        plain: clips with those of plain decoding; None where they need not be, or nothing is known of plain decoding.
-        drawn: whether tokens are drawn from plain decoding's distributions by other draws.
+        plain: clips with those of plain decoding; None if they need not be, or plain decoding is unknown.
+        drawn: tokens are sampled from plain decoding's distributions with other draws.
         clips, failed: all of them, and those that failed in any run.
         also: other names of the same contender.
     """
@@ -172,14 +172,14 @@ class ThroughputRow:
 
 @dataclass(frozen=True)
 class ThroughputResult:
-    """Rows in the order of contenders and batch sizes, all that was measured, and why peers were left out."""
+    """Rows in the order of contenders and batch sizes, all measurements, and reasons for missing peers."""
 
     rows: list[ThroughputRow]
     measured: dict[RunKey, ContenderRuns]
     left: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values; token ids once for each contender and size."""
+        """Return JSON values; token ids once for each contender and size."""
         runs = [
             {
                 "name": name,
@@ -196,33 +196,31 @@ class ThroughputResult:
 def start_contenders(
     wanted: Throughput, say: Callable[[str], None] = lambda _: None, left: dict[str, str] | None = None
 ) -> Iterator[dict[str, JsonWorker]]:
-    """A process for every profile and peer, each loaded when this is entered; they end with it.
+    """Start and load a process for every profile and peer; they end on leaving.
 
     Raises:
         VidspecError: of profiles and models. A peer that cannot start is left out, and ``left`` has the reason.
     """
-    every = {label: wanted.profile(label) for label in wanted.profiles}  # an error in one comes at once
-    loaded = {
-        label: every[label] for label in profiles.group_equal_profiles(every)
-    }  # what is the same is measured once
-    taking = ContenderPool((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
+    every = {label: wanted.profile(label) for label in wanted.profiles}  # fails early on a bad label
+    loaded = {label: every[label] for label in profiles.group_equal_profiles(every)}  # equal profiles are measured once
+    pool = ContenderPool((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
     with ExitStack() as stack:
         found: dict[str, JsonWorker] = {}
-        for name in list(taking.names):
+        for name in list(pool.names):
             say(f"loading {name}")
             found[name] = JsonWorker(name, *contender_command(wanted, name, loaded))
             stack.callback(found[name].close)
-            taking.ask(name, found[name].ready)
-        yield {name: found[name] for name in taking.names}
+            pool.ask(name, found[name].ready)
+        yield {name: found[name] for name in pool.names}
 
 
 def contender_command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
-    """The command line of a contender's process, and variables for it.
+    """Return the command line of a contender's process, and its environment variables.
 
     Args:
-        wanted: what is to be measured.
+        wanted: settings of the measurement.
         name: of the contender.
-        loaded: the profiles by label; peers are shown what the first shows.
+        loaded: the profiles by label; peers get the frames of the first.
     """
     if wanted.source.weights is not None and name not in loaded:
         raise UsageError(f"{name} has no target with --weights", hint="leave out the peers")
@@ -252,14 +250,14 @@ def measure(
     keep: Callable[[ThroughputResult], None] = lambda _: None,
     left: dict[str, str] | None = None,
 ) -> ThroughputResult:
-    """Warm up, take turns, compare.
+    """Warm up, run in rotation, compare.
 
     Args:
-        wanted: what is to be measured.
-        workers: contenders by name; what is no profile's label is a peer.
-        say: is called with what comes next, and with each peer that is left out because it failed.
-        keep: is given all that is known after every run.
-        left: why peers are not among the workers; those that fail are added.
+        wanted: settings of the measurement.
+        workers: contenders by name; those without a profile are peers.
+        say: called with the next step, and with each peer that failed and is left out.
+        keep: called with the result so far after every run.
+        left: reasons for peers missing from the workers; those that fail are added.
 
     Raises:
         VidspecError: of a profile.
@@ -270,17 +268,17 @@ def measure(
     known = {label: known[label] for label in also if label in workers}
     exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
-    taking = ContenderPool(workers, lambda name, _: name not in known, say, left)
+    pool = ContenderPool(workers, lambda name, _: name not in known, say, left)
 
     def ask(name: str, function: str, **arguments: object) -> WorkerReply:
-        return taking.ask(name, partial(workers[name].ask, function, **arguments))
+        return pool.ask(name, partial(workers[name].ask, function, **arguments))
 
     for name, worker in workers.items():
         for batch in (batches := sorted(wanted.sizes.get(name, wanted.batches))):
             say(f"warm-up {name} at batch {batch}")
             with MemorySampler(worker.pid) as watch:
                 run = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
-            on_device = run and run.get("device_bytes")  # an earlier version's answers have none
+            on_device = run and run.get("device_bytes")  # answers of an earlier version lack it
             found[name, batch] = ContenderRuns(peak=watch.peak if on_device is None else on_device)
         if 1 not in batches:
             say(f"{name} at batch 1, to compare with")
@@ -294,7 +292,7 @@ def measure(
     def outcome() -> ThroughputResult:
         first = {name: one.ids[0] for (name, batch), one in found.items() if batch == 1 and one.ids} | ones
         exact = texts if plain is None else first.get(plain, {})
-        runs = {key: one for key, one in found.items() if key[0] in taking.names and one.seconds}
+        runs = {key: one for key, one in found.items() if key[0] in pool.names and one.seconds}
         greedy = all(one.generate.temperature == 0 and not one.generate.penalties for one in known.values())
         rows = []
         for (name, batch), one in runs.items():
@@ -302,18 +300,18 @@ def measure(
             comparable = name in exactly and not drawn if name in known else greedy
             row = _row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn)
             rows.append(replace(row, also=also.get(name, ())))
-        return ThroughputResult(rows, runs, taking.left)
+        return ThroughputResult(rows, runs, pool.left)
 
     together = clips[: max(wanted.batches)]
     for repeat, (name, batch) in ((at, key) for at in range(wanted.repeats) for key in rotate(list(found), at)):
-        if name not in taking.names:
+        if name not in pool.names:
             continue
         say(f"{repeat + 1}/{wanted.repeats} {name} at batch {batch}")
         run = ask(name, "run", clips=clips, batch=batch)
-        alone = ask(name, "decode", clips=together[: len(together) // batch * batch] or together, batch=batch)
-        if alone is None:
+        decoding = ask(name, "decode", clips=together[: len(together) // batch * batch] or together, batch=batch)
+        if decoding is None:
             continue
-        found[name, batch].add(run, alone)
+        found[name, batch].add(run, decoding)
         for clip, error in run["errors"].items():
             say(f"{name} at batch {batch}: {clip} failed: {error}")
         keep(outcome())
@@ -350,7 +348,7 @@ def _row(
 
 
 def markdown(rows: Sequence[ThroughputRow], left: Mapping[str, str] | None = None) -> str:
-    """One line for each row, and for each peer that was left out."""
+    """Return one line for each row, and for each peer that was left out."""
     header = (
         heading(row.also for row in rows),
         "batch",

@@ -1,4 +1,4 @@
-"""The one loop of all measurements: contenders take turns, and one that fails may be left out. No models here."""
+"""The loop of all measurements: contenders in rotation, and one that fails may be left out. No models here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def time_call(
     wait: Callable[[], None] = lambda: None,
     clock: Callable[[], float] | None = None,
 ) -> float:
-    """Seconds of a call. ``wait`` returns when the device has nothing left to do."""
+    """Return the seconds of a call. ``wait`` returns when the device is idle."""
     clock = clock or time.perf_counter
     wait()
     start = clock()
@@ -35,9 +35,9 @@ def run_repeated(
     warm_ups: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[K, list[T]]:
-    """What each call gave, all of them once before any of them again; the warm-ups' results are dropped.
+    """Call all functions once per round; return their results without the warm-ups.
 
-    ``say`` is called with what comes next.
+    ``say`` is called with the next step.
     """
     found: dict[K, list[T]] = {key: [] for key in runs}
     for turn in range(1 - warm_ups, repeats + 1):
@@ -50,23 +50,23 @@ def run_repeated(
 
 
 def rotate(keys: Sequence[K], turn: int) -> list[K]:
-    """A B C, then B C A, then C A B."""
+    """Rotate ``keys`` by ``turn``: A B C, then B C A, then C A B."""
     first = turn % max(1, len(keys))
     return [*keys[first:], *keys[:first]]
 
 
 class ContenderPool:
-    """Contenders by name; one that may fail and does takes no further part.
+    """Contenders by name; a dispensable one that fails is dropped.
 
     Args:
         names: all of them.
-        dispensable: whether a contender's error is its own, and not the end of the measurement.
-        say: is called with what was left out, and why.
-        left: where that is kept.
+        dispensable: True if a contender's error only concerns itself and does not end the measurement.
+        say: called with each dropped contender's error.
+        left: dictionary for the reasons.
 
     Attributes:
-        names: those that still do.
-        left: why each of the others does not.
+        names: remaining contenders.
+        left: reason for each dropped one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ContenderPool:
         self.left: dict[str, str] = {} if left is None else left
 
     def ask(self, name: str, call: Callable[[], T]) -> T | None:
-        """What the call gives; None for a contender that was left out."""
+        """Return the result of the call; None for a contender that was left out."""
         if name not in self.names:
             return None
         try:

@@ -1,10 +1,10 @@
 """vLLM as a peer of ``vidspec bench`` and of ``bench throughput``, under an interpreter that has it and no vidspec.
 
-``bench`` hands over frames and prompt ids of a clip. In ``bench throughput`` the same files are opened and the same
-frames taken by ``vidspec.video``, for which the interpreter needs PyAV, in a thread beside the engine; every clip is
-given to the engine as soon as it is read, and a line is written and flushed for each one that ends. ``make peers``
-makes such an environment. The engine runs eagerly and in its own process, without a cache of prompts, so that no run
-knows the clips of the one before.
+``bench`` passes frames and prompt ids of a clip. In ``bench throughput`` ``vidspec.video`` opens the same files and
+takes the same frames, for which the interpreter needs PyAV, in a thread alongside the engine; every clip is submitted
+as soon as it is read, and a line is written and flushed for each one that ends. ``make peers`` makes such an
+environment. The engine runs eagerly and in its own process, without prefix caching, so that no run reuses the clips of
+an earlier one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vidspec.events.answering import Functions, serve_functions
 
 __all__ = ["environment", "main"]
 
-#: Clips that are read ahead of those the engine has.
+#: Clips read ahead of the engine.
 _AHEAD = 4
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Variables that the process needs from its beginning; those that the user set win."""
+    """Return the variables that the process needs from its start; those set by the user win."""
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
     if threads is not None:
         cores = "0" if threads == 1 else f"0-{threads - 1}"
@@ -41,7 +41,7 @@ def environment(threads: int | None) -> dict[str, str]:
 
 
 class VllmEngine:
-    """One engine, for any batch up to the largest; it takes a smaller one where fewer clips are in flight."""
+    """One engine for any batch up to the largest; fewer clips in flight make a smaller batch."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
         self.about = about
@@ -69,7 +69,7 @@ class VllmEngine:
         self.prompt = self.llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
-        """Caption a folder of clips: seconds from the first file opened to the last record written, and token ids."""
+        """Caption a folder of clips; return token ids, and seconds from the first file opened to the last record."""
         tokenizer = self.llm.get_tokenizer()
         passes = rows = 0
 
@@ -102,14 +102,14 @@ class VllmEngine:
     def caption(
         self, frames: str, seconds: Sequence[float], text: str, ids: list[int], prompt: list[int], ends: list[int]
     ) -> dict[str, object]:
-        """Token ids of one clip, seconds to the first of them and from there to the last.
+        """Return the token ids of one clip, the seconds to the first token and from there to the last.
 
         Args:
             frames: a file with (N, H, W, 3) uint8.
             seconds: of each frame.
-            text: the rendered template; its ids are taken instead.
-            ids: of the template, with the family's mark for a video in it.
-            prompt: ids that these must have become once the video is in.
+            text: the rendered template; unused, its ids are taken.
+            ids: of the template, with the family's placeholder for a video.
+            prompt: the expected ids once the video is inserted.
             ends: ids that end a caption.
         """
         import vllm
@@ -125,7 +125,7 @@ class VllmEngine:
         return {"token_ids": list(last.outputs[0].token_ids), "first": first - began, "decode": end - first}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
         found = []
         for first in range(0, len(clips), batch):
             some = list(self._read(clips[first : first + batch]))
@@ -143,7 +143,7 @@ class VllmEngine:
     def _steps(
         self, clips: Iterator[tuple[str, Any]], batch: int, sampling: Any = None
     ) -> Iterator[tuple[float, list[Any]]]:
-        """Every pass of the engine, when it ended and what it gave, with at most ``batch`` clips in flight."""
+        """Yield the end time and the outputs of every engine pass, with at most ``batch`` clips in flight."""
         engine, flying, more = self.llm.llm_engine, 0, True
         while more or flying:
             while more and flying < batch:
@@ -160,20 +160,20 @@ class VllmEngine:
                 yield time.perf_counter(), outputs
 
     def _read(self, clips: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """The engine's request for each clip; read by a thread that is a few clips ahead."""
+        """Yield the engine's request for each clip; a thread reads a few clips ahead."""
 
         def request(path: str) -> tuple[str, Any]:
             clip = video.read(path, **self.about["video"])
             return path, self._request(clip.frames, clip.timestamps)
 
-        # vLLM bound its own thread to its core, and threads that come from there to the same.
+        # vLLM binds its own thread to a core, and threads started from it inherit that.
         unbind = partial(os.sched_setaffinity, 0, self._everywhere)
         return read_ahead(request, clips, _AHEAD, unbind)
 
     def _request(self, frames: Any, seconds: Any) -> dict[str, object]:
         if not self.family.startswith("qwen"):
             return {"prompt": self.prompt, "multi_modal_data": {"video": frames}}
-        # The processors tell the time of a temporal step, two frames, from the frames per second.
+        # The processors derive the time of a temporal step, two frames, from the frames per second.
         steps = seconds[::2]
         fps = 2.0 * (len(steps) - 1) / float(steps[-1] - steps[0]) if len(steps) > 1 else 2.0
         count = len(frames)
@@ -197,9 +197,9 @@ class VllmEngine:
 
 
 def _number_as_transformers() -> None:
-    """Let the text behind a video go on where transformers 5.23 lets it: at its start + the longer side of its grid.
+    """Continue text positions after a video as transformers 5.23 does: at its start + the longer side of its grid.
 
-    vLLM 0.32 goes on behind the largest position of any axis, as transformers 4.57 did; the texts differ from there.
+    vLLM 0.32 continues after the largest position of any axis, as transformers 4.57 did; the texts differ from there.
     """
     import torch
     from vllm.model_executor.models import qwen2_5_vl  # type: ignore[import-not-found]
@@ -222,10 +222,10 @@ def _number_as_transformers() -> None:
 
 
 def main(about: str) -> None:
-    """Answer requests.
+    """Serve requests.
 
     Args:
-        about: JSON: ``model, dtype, max_batch`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to
-            read files ``video`` (as ``video.read`` takes it); to draft ``speculation``, as the engine takes it.
+        about: JSON: ``model, dtype, max_batch`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to read
+            files ``video`` (as ``video.read`` takes it); to draft ``speculation``, as the engine takes it.
     """
     serve_functions(lambda: VllmEngine(json.loads(about)).functions)

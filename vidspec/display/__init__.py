@@ -1,1 +1,1 @@
-"""The live panel on standard error; it sees events and nothing else."""
+"""The live panel on standard error. It reads events and nothing else."""

@@ -1,4 +1,4 @@
-"""Draws clips in flight, a line for each: what is being done, how far it is, the last words of its text. Pure."""
+"""Draws one line per clip in flight: its phase, its progress and the end of its text. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vidspec.events.tally import format_duration
 
 __all__ = ["clip_lines", "headings"]
 
-#: What a line says between the clip's name and its words, as they stand, with the columns each takes.
+#: Columns between the clip's name and its text, in order, and their widths.
 COLUMNS = {"phase": 8, "tokens": 6, "accepted": 8, "time": 7}
-#: What goes first where a terminal is narrow, after the words.
+#: Order in which columns are dropped on a narrow terminal, after the text.
 DROPPED_FIRST = ("accepted", "time", "tokens", "phase")
-#: Columns of a name, at least and at most, and of the words, at least.
+#: Least and greatest width of a name, and least width of the text.
 NAME, LONGEST_NAME, WORDS = 12, 24, 12
 GAP = 2
-#: The states of :attr:`PanelState.phase` in a column's width.
+#: Short names of :attr:`PanelState.phase` that fit the column.
 PHASES = {"reading frames": "reading", "vision and prefill": "prefill"}
 STYLES = {"reading": "dim", "prefill": "cyan", "decoding": "green"}
 
@@ -29,13 +29,13 @@ STYLES = {"reading": "dim", "prefill": "cyan", "decoding": "green"}
 def clip_lines(
     states: Sequence[PanelState], *, now: float, width: int, lines: int, ascii_only: bool = False
 ) -> list[Text]:
-    """A line for each clip, as many as there is room for, and how many more there are.
+    """Return one line per clip, and a count of the clips for which there is no room.
 
     Args:
-        states: the clips, in the order in which they are shown.
-        now: the time that their ``began`` is measured in.
-        width: columns of a line; the words go first where they are few, then the share of accepted draft tokens.
-        lines: how many there may be.
+        states: the clips in the order shown.
+        now: the current time on the clock of ``began``.
+        width: columns of a line; a narrow line drops the text first, then the share of accepted draft tokens.
+        lines: maximum number of lines.
         ascii_only: for terminals without an ellipsis.
     """
     if lines < 1:
@@ -50,11 +50,11 @@ def clip_lines(
 
 
 def headings(width: int) -> Text:
-    """What stands above the columns of :func:`clip_lines`."""
+    """Return the headings of :func:`clip_lines`."""
     name, columns, words = _columns(width)
-    text = Text(_padded("clip", name), style="dim")
+    text = Text(_pad("clip", name), style="dim")
     for column in columns:
-        text.append(" " * GAP + _aligned(column, column))
+        text.append(" " * GAP + _align(column, column))
     if words:
         text.append(" " * GAP + "text")
     text.truncate(width)
@@ -64,39 +64,39 @@ def headings(width: int) -> Text:
 def _line(state: PanelState, now: float, width: int, ascii_only: bool) -> Text:
     name, columns, words = _columns(width)
     phase = PHASES.get(state.phase, state.phase)
-    facts = {
+    values = {
         "phase": phase,
         "tokens": str(state.emitted) if state.rounds else "",
         "accepted": f"{state.accepted / state.drafted:.0%}" if state.drafted else "",
         "time": format_duration(max(0.0, now - state.began)),
     }
-    line = Text(_padded(_end(_name(state.path), name, ascii_only), name))
+    line = Text(_pad(_clip_start(_name(state.path), name, ascii_only), name))
     for column in columns:
         line.append(" " * GAP)
-        line.append(_aligned(facts[column], column), style=STYLES.get(phase, "") if column == "phase" else "")
+        line.append(_align(values[column], column), style=STYLES.get(phase, "") if column == "phase" else "")
     if words:
         line.append(" " * GAP)
-        line.append(_end(_said(state, words), words, ascii_only, whole=True), style="dim")
-    line.truncate(width)  # a text may be wider than the sum of its characters
+        line.append(_clip_start(_text_tail(state, words), words, ascii_only, whole=True), style="dim")
+    line.truncate(width)  # a text can be wider than the sum of its characters
     line.rstrip()
     return line
 
 
 def _columns(width: int) -> tuple[int, list[str], int]:
-    """Columns of the name, what follows it, and columns of the words: what fits into ``width``."""
+    """Fit the columns into ``width``; return the name's width, the columns that follow it, and the text's width."""
     kept = list(COLUMNS)
     for column in DROPPED_FIRST:
-        if _taken(kept) + NAME <= width:
+        if _columns_width(kept) + NAME <= width:
             break
         kept.remove(column)
-    left = width - _taken(kept)
+    left = width - _columns_width(kept)
     if len(kept) < len(COLUMNS) or left < NAME + GAP + WORDS:
         return max(0, min(left, LONGEST_NAME)), kept, 0
     name = min(LONGEST_NAME, max(NAME, (left - GAP) * 2 // 5))
     return name, kept, left - GAP - name
 
 
-def _taken(columns: Sequence[str]) -> int:
+def _columns_width(columns: Sequence[str]) -> int:
     return sum(GAP + COLUMNS[column] for column in columns)
 
 
@@ -104,18 +104,18 @@ def _name(path: str) -> str:
     return one_line(os.path.basename(path) or path)
 
 
-def _said(state: PanelState, columns: int) -> str:
-    """The end of the text so far, on one line, at least ``columns`` long if there is as much."""
+def _text_tail(state: PanelState, columns: int) -> str:
+    """Return the end of the text so far on one line, at least ``columns`` long if there is that much."""
     text = ""
     for one in reversed(state.rounds):
         text = "".join(one.texts) + text
-        if len(text) > 4 * columns:  # blanks may go
+        if len(text) > 4 * columns:  # blanks are collapsed below
             break
     return one_line(" ".join(text.split()))
 
 
-def _end(text: str, columns: int, ascii_only: bool, *, whole: bool = False) -> str:
-    """The end of ``text`` that fits, marked where it begins in the middle; from a word's beginning if ``whole``."""
+def _clip_start(text: str, columns: int, ascii_only: bool, *, whole: bool = False) -> str:
+    """Return the end of ``text`` that fits, with a mark if it is cut; if ``whole``, cut at a word boundary."""
     if cell_len(text) <= columns:
         return text
     mark = "..." if ascii_only else "…"
@@ -128,9 +128,9 @@ def _end(text: str, columns: int, ascii_only: bool, *, whole: bool = False) -> s
     return mark + end.lstrip() if columns >= cell_len(mark) else ""
 
 
-def _padded(text: str, columns: int) -> str:
+def _pad(text: str, columns: int) -> str:
     return text + " " * (columns - cell_len(text))
 
 
-def _aligned(text: str, column: str) -> str:
+def _align(text: str, column: str) -> str:
     return text.ljust(COLUMNS[column]) if column == "phase" else text.rjust(COLUMNS[column])

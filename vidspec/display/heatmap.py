@@ -1,6 +1,6 @@
-"""Which visual tokens the draft sees, over the frames: their cells, as blocks on a terminal and as a veil over a frame.
+"""Visual tokens that the draft sees, by frame: cells of a grid, blocks on a terminal, and an overlay for a frame.
 
-Panel, page and picture all draw what :func:`cells_of` gives.
+Panel, page and picture all draw the result of :func:`cells_of`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
     "weight_lines",
 ]
 
-#: The line between what the draft sees and what not, and the veil over the latter: red, green, blue.
+#: RGB colours of the line around visible cells and of the overlay on hidden ones.
 EDGE, GREY = (255, 176, 32), (96, 100, 112)
-#: Pixels of a cell that is too small for a line around it.
+#: Cells smaller than this many pixels get no outline.
 TINY = 6
-#: Symbols of a context's history of weights.
+#: Most symbols in a context's history of weights.
 LONGEST = 24
 BLOCKS, ASCII_BLOCKS = "·▁▂▃▄▅▆▇█", ".:-=+*#%@"
-#: From few tokens to many; read with or without colour, since the blocks say the same.
+#: Colours from few tokens to many. The blocks carry the same information without colour.
 COLOURS = ("bright_black", "blue", "blue", "cyan", "cyan", "green", "green", "yellow", "bright_yellow")
 MAX_ROWS = 4
 
 
 @dataclass(frozen=True)
 class FrameRaster:
-    """A raster of tokens that shows the whole frame: its first row in the grid, its rows and its columns."""
+    """A raster of tokens that covers the whole frame: its first row in the grid, its rows and its columns."""
 
     first: int
     rows: int
@@ -59,18 +59,18 @@ class FrameRaster:
 
     @property
     def place(self) -> tuple[slice, slice]:
-        """Where in the rows and columns of the grid it lies."""
+        """Slices of its rows and columns in the grid."""
         return slice(self.first, self.first + self.rows), slice(self.columns)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Tokens by their cells; separators, which lie in none, are left out.
+    """Visual tokens by grid cell. Separators have no cell and are left out.
 
     Attributes:
-        kept, there: (frames, rows, columns) bool, whether the draft sees a token in a cell, and whether there is one.
-        layers: the rasters of a frame, one below the other in the grid; mostly one.
-        ranks: of each signal (frames, rows, columns) uint8, 0 where there is no token.
+        kept, there: (frames, rows, columns) bool: the draft sees a token in the cell; the cell has a token.
+        layers: the rasters of a frame, stacked by rows in the grid; usually one.
+        ranks: for each signal (frames, rows, columns) uint8, 0 where there is no token.
     """
 
     kept: NDArray[np.bool_]
@@ -79,23 +79,23 @@ class Cells:
     ranks: tuple[NDArray[np.uint8], ...]
 
     def of(self, frame: int, layer: FrameRaster) -> NDArray[np.bool_]:
-        """(rows, columns) which tokens of one frame the draft sees."""
+        """Return the (rows, columns) mask of the tokens of one frame that the draft sees."""
         shown: NDArray[np.bool_] = self.kept[frame][layer.place]
         return shown
 
     def levels(self, frame: int, layer: FrameRaster) -> list[NDArray[np.uint8]]:
-        """Of each signal (rows, columns) its ranks over one frame."""
+        """Return the (rows, columns) ranks over one frame for each signal."""
         return [ranks[frame][layer.place] for ranks in self.ranks]
 
     @property
     def frame_shares(self) -> list[float]:
-        """Which share of the kept tokens each frame holds; zeros for none."""
+        """Share of the kept tokens in each frame; zeros if none are kept."""
         counts = self.kept.sum((1, 2))
         found: list[float] = (counts / max(1, counts.sum())).tolist()
         return found
 
     def place_shares(self, high: int, wide: int) -> list[list[float]]:
-        """Over all frames, which share of the tokens is kept in each block of ``high`` rows and ``wide`` columns."""
+        """Return the share of tokens kept in each block of ``high`` rows and ``wide`` columns, over all frames."""
         kept, there = (
             np.add.reduceat(np.add.reduceat(one.sum(0), range(0, one.shape[1], high)), range(0, one.shape[2], wide), 1)
             for one in (self.kept, self.there)
@@ -104,12 +104,12 @@ class Cells:
         return found
 
 
-@lru_cache(maxsize=4)  # the panel is drawn many times a second
+@lru_cache(maxsize=4)  # the panel is redrawn many times a second
 def cells_of(seen: Prefilled) -> Cells:
-    """The cells of what a draft was shown."""
+    """Return the grid cells of the visual tokens shown to a draft."""
     cells = np.asarray(seen.cells, np.int64)
 
-    def placed(tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def mask_of(tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         mask = np.zeros(seen.grid, np.bool_)
         mask.reshape(-1)[tokens[tokens >= 0]] = True
         return mask
@@ -119,11 +119,11 @@ def cells_of(seen: Prefilled) -> Cells:
         ranks.append(np.zeros(seen.grid, np.uint8))
         ranks[-1].reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
     layers = tuple(FrameRaster(*one) for one in rasters(seen.grid, seen.views))
-    return Cells(placed(cells[np.asarray(seen.kept, np.int64)]), placed(cells), layers, tuple(ranks))
+    return Cells(mask_of(cells[np.asarray(seen.kept, np.int64)]), mask_of(cells), layers, tuple(ranks))
 
 
 def heatmap(kept: Sequence[int], of: Sequence[int], width: int, *, ascii_only: bool = False) -> Text:
-    """Rows of at most ``width`` blocks under one line that says how to read them.
+    """Return rows of at most ``width`` blocks, one per frame, under a heading that explains them.
 
     Args:
         kept: visual tokens of each frame that the draft sees.
@@ -131,8 +131,8 @@ def heatmap(kept: Sequence[int], of: Sequence[int], width: int, *, ascii_only: b
         width: columns to draw in.
         ascii_only: for terminals without block characters.
 
-    More frames than fit into ``MAX_ROWS`` rows share blocks, and the heading says how many. A block is full for the
-    greatest share among them, which the heading gives, and a dot where no token is kept.
+    Frames that do not fit into ``MAX_ROWS`` rows share blocks; the heading gives how many. A full block stands for the
+    greatest share, given in the heading, and a dot for no kept token.
     """
     per_block = -(-len(kept) // (max(1, width) * MAX_ROWS))
     shares = [
@@ -155,12 +155,12 @@ def heatmap(kept: Sequence[int], of: Sequence[int], width: int, *, ascii_only: b
 
 
 def frame_map(seen: Prefilled, width: int, *, ascii_only: bool = False) -> Text:
-    """A frame as rows of blocks: how often the draft sees each place of it, over all frames.
+    """Return a map of one frame in blocks: the share of tokens the draft sees at each place, over all frames.
 
-    Rows that do not fit into ``MAX_ROWS`` lines share them, as columns that do not fit into ``width`` do.
+    Rows beyond ``MAX_ROWS`` lines and columns beyond ``width`` share blocks.
 
     Args:
-        seen: what the draft sees; its grid is not empty.
+        seen: prompt and visual tokens of the draft; its grid is not empty.
         width: columns to draw in.
         ascii_only: for terminals without block characters.
     """
@@ -187,13 +187,13 @@ def _share(kept: Sequence[int], of: Sequence[int]) -> float:
 
 
 def sparkline(shares: Sequence[float], *, ascii_only: bool = False) -> str:
-    """One symbol a share: a dot for 0, a full block for 1."""
+    """Return one symbol per share: a dot for 0, a full block for 1."""
     symbols = ASCII_BLOCKS if ascii_only else BLOCKS
     return "".join(symbols[round(min(1.0, max(0.0, share)) * (len(symbols) - 1))] for share in shares)
 
 
 def weight_lines(weights: Mapping[str, Sequence[float]], width: int, *, ascii_only: bool = False) -> list[Text]:
-    """Each context's name, its weights in the last windows and the newest as a number.
+    """Return a line per context: its name, its recent weights, and the newest as a number.
 
     Args:
         weights: by context, one per window.
@@ -210,12 +210,12 @@ def weight_lines(weights: Mapping[str, Sequence[float]], width: int, *, ascii_on
 
 
 def veil(seen: NDArray[np.bool_], wide: int, high: int, *, strength: float = 0.8) -> Image.Image | None:
-    """What is laid over one frame: grey where the draft sees nothing, a line around what it sees; None if it sees all.
+    """Return an overlay for one frame: grey over hidden tokens, a line around visible ones; None if all are visible.
 
     Args:
-        seen: (rows, columns) which tokens it sees.
+        seen: (rows, columns) mask of visible tokens.
         wide, high: pixels.
-        strength: how much of the frame the grey hides, from 0 to 1.
+        strength: opacity of the grey, from 0 to 1.
     """
     from PIL import Image
 
@@ -226,6 +226,6 @@ def veil(seen: NDArray[np.bool_], wide: int, high: int, *, strength: float = 0.8
     around = np.pad(inside, 1, mode="edge")
     enclosed = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
     lined = wide >= TINY * columns and high >= TINY * rows
-    laid = Image.fromarray(np.where(inside, np.where(enclosed | (not lined), 0, 2), 1).astype(np.uint8), "P")
-    laid.putpalette([0, 0, 0, 0, *GREY, round(255 * strength), *EDGE, 255], "RGBA")
-    return laid
+    overlay = Image.fromarray(np.where(inside, np.where(enclosed | (not lined), 0, 2), 1).astype(np.uint8), "P")
+    overlay.putpalette([0, 0, 0, 0, *GREY, round(255 * strength), *EDGE, 255], "RGBA")
+    return overlay

@@ -1,4 +1,4 @@
-"""Writes the picture of what a draft saw, one file a clip; reads the shown frames again."""
+"""Writes a heatmap of the draft's visual tokens, one file per clip. Reads the sampled frames again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vidspec.files import PICTURE, check_output, write_whole
 __all__ = ["HeatmapFiles", "check_heatmap"]
 
 _MAX_PIXELS = 400 * 400
-#: By what a draft sees, None without one, why there is nothing to draw.
+#: Reason for having no picture, by ``drafter.sees``; None without a draft.
 _NO_PICTURE = {
     None: "drafts nothing",
     "nothing": "shows its draft no video",
@@ -26,10 +26,10 @@ _NO_PICTURE = {
 
 
 def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
-    """Find out before any model is loaded that a picture cannot be drawn.
+    """Check that a heatmap can be drawn, before any model is loaded.
 
     Raises:
-        UsageError: it could not be written, or ``profile`` has no draft that is shown some of the visual tokens.
+        UsageError: the file cannot be written, or the draft of ``profile`` does not see a subset of the visual tokens.
     """
     if file.suffix.lower() != ".png":
         raise UsageError(f"--heatmap {file}: must end in .png")
@@ -39,22 +39,22 @@ def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
         raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
     names: dict[Path, None] = {}
     for clip in inputs:
-        names[_name(file, clip, names, several=len(inputs) > 1)] = None
+        names[_picture_path(file, clip, names, several=len(inputs) > 1)] = None
     for name in names:
         check_output(name, inputs, "--heatmap", PICTURE)
 
 
 class HeatmapFiles(ClipStates):
-    """Draws one picture for each clip that was captioned.
+    """Draws one picture per captioned clip.
 
     Args:
-        file: of a single clip; of several each has its own beside it, ``STEM-CLIP.png``. No picture of a run replaces
-            another of it: equal names are numbered.
-        profile: how clips are captioned.
+        file: the picture of a single clip; with several, each gets ``STEM-CLIP.png`` in the same folder. Equal names
+            within a run are numbered, so that no picture replaces another.
+        profile: the acceleration profile.
 
     Attributes:
         written: the files, in order.
-        errors: what kept a picture from being drawn; the caption is not touched by it.
+        errors: reasons for missing pictures; captions are not affected.
     """
 
     def __init__(self, file: Path, profile: Profile) -> None:
@@ -94,7 +94,7 @@ class HeatmapFiles(ClipStates):
         )
         title, frames = self._title(opened, seen), list(clip.frames)
         picture = heatmap_image(frames, times, seen, title)
-        file = _name(self.file, opened.path, self.written, several=self._several)
+        file = _picture_path(self.file, opened.path, self.written, several=self._several)
         png, mark = BytesIO(), PngInfo()
         mark.add_text("Software", f"vidspec {__version__}")
         picture.save(png, "png", pnginfo=mark)
@@ -110,8 +110,8 @@ class HeatmapFiles(ClipStates):
         )
 
 
-def _name(file: Path, clip: str, taken: Container[Path], *, several: bool) -> Path:
-    """Where the picture of a clip goes, which is none of ``taken``."""
+def _picture_path(file: Path, clip: str, taken: Container[Path], *, several: bool) -> Path:
+    """Return the file for a clip's picture, not one of ``taken``."""
     stem = f"{file.stem}-{Path(clip).stem}" if several else file.stem
     name, count = file.with_stem(stem), 1
     while name in taken:

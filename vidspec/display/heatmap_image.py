@@ -1,4 +1,4 @@
-"""Draws which visual tokens a draft sees over thumbnails of the frames; takes frames and numbers, reads no file."""
+"""Draws the visual tokens that a draft sees over thumbnails of the frames. Reads no file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def heatmap_image(
     seen: Prefilled,
     title: str,
 ) -> Image.Image:
-    """A grid of frames, a veil over what the draft does not see of them; below, how full each frame is.
+    """Draw a grid of frames with an overlay on hidden tokens, and below it the share of kept tokens per frame.
 
     Args:
-        frames: per frame (temporal step) of the grid one picture (H, W, 3) uint8 RGB, all of one size.
-        seconds: when each begins.
-        seen: what the draft sees; where a frame has several rasters of tokens, it is drawn once for each.
+        frames: one (H, W, 3) uint8 RGB picture per frame (temporal step) of the grid, all of one size.
+        seconds: start of each frame.
+        seen: tokens the draft sees; a frame with several rasters of tokens is drawn once for each.
         title: the line above.
 
     Returns:
@@ -73,7 +73,7 @@ def heatmap_image(
 
 
 def _columns(frames: int, ratio: float) -> int:
-    """How many frames stand side by side: a row of a few, else a grid about 1.6 times as wide as high."""
+    """Return the number of frames per row: a row for a few, otherwise a grid about 1.6 times as wide as high."""
     return min(frames, max(4, round(math.sqrt(1.6 * ratio * frames))))
 
 
@@ -85,7 +85,7 @@ def _label(draw: ImageDraw.ImageDraw, left: int, upper: int, wide: int, time: st
 
 
 def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen: Prefilled) -> None:
-    """One bar a frame: its share of the kept tokens, with a line at what an even choice would give each."""
+    """Draw one bar per frame, its share of the kept tokens, with a line at the uniform share."""
     shares = cells_of(seen).frame_shares
     full, even = max((*shares, 1e-9)), 1 / len(shares)
     _write(draw, (MARGIN, upper), f"share of the kept tokens by frame; full height {full:.1%}", LABEL, TEXT, WIDTH // 2)
@@ -98,7 +98,7 @@ def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen:
     draw.line((MARGIN, level, WIDTH - MARGIN - 1, level), EVEN)
     for text, place, anchor in (
         (_clock(seconds[0]), MARGIN, "la"),
-        (f"evenly {even:.1%}", WIDTH // 2, "ma"),
+        (f"uniform {even:.1%}", WIDTH // 2, "ma"),
         (_clock(seconds[-1]), WIDTH - MARGIN, "ra"),
     ):
         draw.text((place, top + BARS + 4), text, EVEN if anchor == "ma" else FAINT, _font(LABEL), anchor=anchor)
@@ -106,14 +106,14 @@ def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen:
         names = ("first frames", "last frames", "upper and lower border", "left and right border")
         pairs = zip(names, (bias.first, bias.last, bias.rows, bias.columns), strict=True)
         line = "; ".join(f"{name} {pair.kept:.1%} ({pair.all:.1%})" for name, pair in pairs)
-        line = f"of the kept tokens (of all): {line}"
+        line = f"share of the kept tokens (of all tokens): {line}"
         _write(draw, (MARGIN, top + BARS + LABEL + 10), line, LABEL, TEXT, WIDTH - 2 * MARGIN)
 
 
 def _write(
     draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, size: int, colour: tuple[int, int, int], room: int
 ) -> None:
-    """One line, its end cut off where it would not fit."""
+    """Write one line of text, cut off at ``room`` pixels."""
     font, shown = _font(size), " ".join(text.split())
     while shown and draw.textlength(shown, font) > room:
         shown = f"{shown[:-4].rstrip()}..." if len(shown) > 4 else ""

@@ -1,4 +1,4 @@
-"""Draws the last rounds of the parallel schedule as two lanes: what target and draft did, and where they waited."""
+"""Draws the last rounds of the parallel schedule as two lanes: work and waiting of target and draft."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from vidspec.events.events import Round
 
 __all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "LaneGlyphs", "draw_lanes"]
 
-#: How many rounds are shown at most.
+#: Most rounds shown.
 ROUNDS = 12
-#: How it is drawn what came of a draft pass or of time.
+#: Styles of accepted work, wasted work and waiting.
 ACCEPTED, WASTED, WAITING = "green", "red", "dim"
-#: Columns that a lane's name takes.
+#: Columns of a lane's name.
 LANE = len("target ")
 
 
 @dataclass(frozen=True)
 class LaneGlyphs:
-    """What the lanes are drawn with."""
+    """Characters of the lanes."""
 
     accepted: str = "■"
     wasted: str = "□"
@@ -31,20 +31,20 @@ class LaneGlyphs:
 
     @classmethod
     def ascii(cls) -> LaneGlyphs:
-        """For terminals that cannot show others."""
+        """Return glyphs for terminals without box characters."""
         return cls("#", "x", "-", "|", ".")
 
 
 def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:
-    """Two lines, ``target`` and ``draft``, over the last rounds, and one that says how to read them.
+    """Return two lines, ``target`` and ``draft``, over the last rounds, and a legend.
 
-    A round lasts from the last one's end to its own. The target's pass fills the beginning of it, red where it ended
-    in a correction. The draft's passes fill as much as they took: first those whose tokens were emitted, then those
-    that were in vain, in the proportion in which this round decided on tokens; which of them came first is not known
-    here. What is left was waiting. No lines before the first round after the prefill.
+    A round lasts from the end of the previous one to its own. The target's pass fills its beginning, red if it ended in
+    a correction. The draft's passes fill their duration: first those whose tokens were emitted, then the wasted ones,
+    in the proportion that this round decided; their real order is not known here. The rest is waiting. Empty before
+    the first round after the prefill.
 
     Args:
-        rounds: all of the clip, as they came.
+        rounds: all rounds of the clip, in order.
         width: columns to draw in.
         ascii_only: for terminals without box characters.
     """
@@ -72,10 +72,10 @@ def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False)
         draft.append(glyphs.accepted * (busy - vain), ACCEPTED)
         draft.append(glyphs.wasted * vain, WASTED)
         draft.append(glyphs.waiting * (room - busy), WAITING)
-    return [target, draft, _reading(glyphs, span)]
+    return [target, draft, _legend(glyphs, span)]
 
 
-def _reading(glyphs: LaneGlyphs, span: float) -> Text:
+def _legend(glyphs: LaneGlyphs, span: float) -> Text:
     return Text.assemble(
         (f"{glyphs.edge}{glyphs.line} pass", ACCEPTED),
         "  ",

@@ -1,4 +1,4 @@
-"""The panel of a run over many clips: a bar, a line for each clip in flight, the oldest in full; gone when it ends."""
+"""The panel of a run over many clips: a progress bar, one line per clip in flight, and the oldest clip in full."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from vidspec.events.tally import Tally, format_duration
 
 __all__ = ["RunPanel", "progress_bar", "render_run"]
 
-#: Lines that a clip's panel takes at least.
+#: Fewest lines of a clip's panel.
 MINI = 10
-#: Lines of a terminal that has room for headings and all figures; a shorter one shows the first two lines of them.
+#: Fewest terminal lines for headings and all figures; a shorter terminal shows the first two lines of figures.
 ROOMY = 16
-#: Share of the time in which models waited for files, from which on it is shown.
+#: Share of time the models spent waiting for files, from which it is shown.
 READING = 0.1
-#: Loads over which rows per pass are averaged: of a single one, a prompt's rows would hide those of the windows.
+#: Loads over which rows per pass are averaged: in a single one, a prompt's rows would hide those of the windows.
 RECENT = 16
 
 
@@ -43,20 +43,20 @@ def render_run(
     ascii_only: bool = False,
     verbose: bool = False,
 ) -> RenderableType:
-    """What :class:`RunPanel` draws, one line less than ``height`` at most; pure but for the clock of ``tally``.
+    """Return the panel of a run, at most ``height`` - 1 lines; pure apart from the clock of ``tally``.
 
-    Where a line for each clip and a panel have room, the first clip has a panel; then, if it is alone, no line.
+    The first clip has a panel if there is room for it and for a line per clip. A single clip then has no line.
 
     Args:
-        tally: of the run.
-        states: the clips in flight, in the order in which they were begun.
-        loads: the last ones, the newest last.
+        tally: counts of the run.
+        states: the clips in flight, oldest first.
+        loads: the latest loads, newest last.
         now: by ``time.monotonic``.
         width, height: of the terminal.
-        max_in_flight: the most clips in flight at a time so far, for which lines are kept free: a panel that came and
-            went with each clip could not be read.
-        ascii_only: for terminals that cannot show block characters.
-        verbose: whether it also says how full passes and caches are.
+        max_in_flight: the most clips in flight so far. That many lines stay reserved, so that the panel does not appear
+            and disappear with each clip.
+        ascii_only: for terminals without block characters.
+        verbose: also show the fill of passes and caches.
     """
     roomy = height >= ROOMY
     facts = _facts(tally, loads, width, ascii_only, verbose)[: None if roomy else 2]
@@ -74,8 +74,8 @@ def render_run(
 
 
 def progress_bar(tally: Tally, width: int) -> RenderableType:
-    """How much of the run is done, in ``width`` columns."""
-    # A bar ends no line of its own; padding makes it one.
+    """Return the run's progress bar, ``width`` columns wide."""
+    # A bar does not end its line; padding does.
     return Padding(ProgressBar(total=max(1, tally.total), completed=tally.done, width=width))
 
 
@@ -89,7 +89,7 @@ def _table(
 
 
 def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
-    """The figures of a run, the most important first, on as many lines as they need."""
+    """Return the figures of a run, the most important first, on as many lines as they need."""
     load = loads[-1] if loads else None
     facts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed"]
     facts.append(f"{format_duration(tally.eta)} left" if tally.eta is not None else "")
@@ -114,24 +114,24 @@ def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool
 
 
 def _memory(used: int, capacity: int) -> str:
-    """Of a cache, in the unit that its capacity has."""
+    """Format the use of a cache in the unit of its capacity."""
     unit, name = (2**30, "GiB") if capacity >= 2**30 else (2**20, "MiB")
     return f"KV {used / unit:.1f} of {capacity / unit:.1f} {name}" if capacity else ""
 
 
 class RunPanel(LivePanel):
-    """Draws a whole run: what its tally counts, and the clips in flight.
+    """Draws a whole run: the tally, and the clips in flight. Disappears when the run ends.
 
     Args:
         console: on standard error.
-        tally: counts the run; read, never changed.
+        tally: counts of the run; read, never changed.
         profile: the name shown with the counters.
         verbose: see :func:`render_run`.
-        shared: whether captions go to the same terminal. Then it is gone from a clip's end until the next
-            event, so that the caption can be written.
+        shared: captions go to the same terminal. The panel then closes at a clip's end until the next event, so that
+            the caption can be written.
     """
 
-    frames_per_s = 4  # it takes the time of the thread that captions
+    frames_per_s = 4  # drawing takes time from the captioning thread
     transient = True
 
     def __init__(

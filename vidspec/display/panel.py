@@ -1,4 +1,4 @@
-"""The live panel: ``render`` turns a state into something Rich can draw, ``LivePanel`` keeps drawing it on stderr."""
+"""The live panel of a clip: ``render_clip`` builds the Rich renderable, ``LivePanel`` keeps drawing it on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STYLES", "LivePanel", "PanelState", "flow_columns", "render_clip"]
 
-#: Colour and attribute of each origin; the attributes differ as well, so that the five stay apart under NO_COLOR.
+#: Colour and attribute of each origin. The attributes differ too, so that the five stay distinct under NO_COLOR.
 STYLES: dict[Origin, str] = {
     "draft": "green",
     "correction": "bold red",
@@ -38,12 +38,12 @@ LABELS: dict[Origin, str] = {
     "target": "target",
     "loose": "loosely accepted",
 }
-#: Lines of a terminal that has room for where in the frames the kept tokens lie.
+#: Fewest terminal lines for the map of kept tokens within the frame.
 DETAILED = 30
-#: Lines of a terminal that has room for what target and draft did.
+#: Fewest terminal lines for the lanes of target and draft.
 LANED = 14
 
-#: Below a caption of the built-in models, which is worth nothing for other video.
+#: Note below a caption of the built-in models, which is meaningless for other video.
 DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black on yellow")
 
 
@@ -56,13 +56,13 @@ def render_clip(
     ascii_only: bool = False,
     verbose: bool = False,
 ) -> RenderableType:
-    """The panel for ``state``; pure.
+    """Return the panel for ``state``; pure.
 
     Args:
-        width, height: of the terminal; a caption that would not fit into ``height`` shows its end.
-        caption: whether to show the caption and its legend.
-        ascii_only: for terminals that cannot show block characters.
-        verbose: whether figures go by the names that docs/metrics.md gives them.
+        width, height: of the terminal; a caption that does not fit into ``height`` shows its end.
+        caption: show the caption and its legend.
+        ascii_only: for terminals without block characters.
+        verbose: use the names of docs/metrics.md for figures.
     """
     inner = max(1, width - 4)
     below: list[Text] = [flow_columns([Text(fact) for fact in _facts(state, verbose)], inner)]
@@ -80,8 +80,8 @@ def render_clip(
     parts: list[RenderableType] = []
     if caption:
         below.insert(0, flow_columns(_legend(state), inner))
-        taken = sum(len(_wrapped(text, inner)) for text in below) + 3
-        parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
+        taken = sum(len(_wrap_lines(text, inner)) for text in below) + 3
+        parts.append(_tail(_caption_text(state), inner, None if height is None else max(1, height - taken)))
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
     whose = DEMO if any(one is not None and one.demo for one in (state.opened, state.caption)) else None
@@ -90,7 +90,7 @@ def render_clip(
     )
 
 
-def _streamed(state: PanelState) -> Text:
+def _caption_text(state: PanelState) -> Text:
     text = Text()
     for piece, origin in state.pieces:
         text.append(escape_text(piece), style=STYLES[origin])
@@ -100,7 +100,7 @@ def _streamed(state: PanelState) -> Text:
 
 
 def _legend(state: PanelState) -> list[Text]:
-    """The origins that occur; the usual four before any token, so that the panel does not jump."""
+    """Return labels of the origins that occur; the usual four before any token, so that the panel does not jump."""
     seen = {origin for one in state.rounds for origin in one.origins}
     shown = [origin for origin in STYLES if origin in seen] or ["draft", "correction", "bonus", "target"]
     return [Text(LABELS[origin], style=STYLES[origin]) for origin in shown]
@@ -133,7 +133,7 @@ def _facts(state: PanelState, verbose: bool) -> list[str]:
 
 
 def flow_columns(parts: list[Text], width: int) -> Text:
-    """``parts`` side by side, on as many lines as they need, none broken that fits into ``width``."""
+    """Lay out ``parts`` side by side on as many lines as they need; a part that fits into ``width`` is not broken."""
     flowed, column = Text(), 0
     for part in parts:
         if column and column + 2 + part.cell_len > width:
@@ -147,32 +147,32 @@ def flow_columns(parts: list[Text], width: int) -> Text:
     return flowed
 
 
-def _wrapped(text: Text, width: int) -> list[Text]:
+def _wrap_lines(text: Text, width: int) -> list[Text]:
     return list(text.wrap(Console(width=width, force_terminal=False), width))
 
 
 def _tail(text: Text, width: int, lines: int | None) -> Text:
-    wrapped = _wrapped(text, width)
+    wrapped = _wrap_lines(text, width)
     if lines is None or len(wrapped) <= lines:
         return text
     return Text("\n").join(wrapped[-lines:])
 
 
 class LivePanel(ClipStates):
-    """Draws a clip on ``console`` while it is captioned and leaves its last state above what follows.
+    """Draws a clip on ``console`` while it is captioned and leaves its last state on the terminal.
 
-    Of several segments in flight the one that was begun first is drawn, and in the end each of them once.
+    With several segments in flight it draws the oldest, and at the end each of them once.
 
     Args:
-        console: on standard error; NO_COLOR and the width of the terminal are its business.
-        path: of the clip that is read first.
+        console: on standard error; it handles NO_COLOR and the terminal width.
+        path: the clip that is read first.
         profile: the name shown with the counters.
-        keep_caption: whether the last state still shows the caption, or leaves that to standard output.
+        keep_caption: the last state includes the caption; otherwise that is left to standard output.
         verbose: see :func:`render_clip`.
     """
 
     frames_per_s = 8
-    #: Whether what is drawn goes when drawing stops.
+    #: Erase the drawing when it stops.
     transient = False
 
     def __init__(
@@ -202,7 +202,7 @@ class LivePanel(ClipStates):
         self.open()
 
     def end(self, number: int, caption: Caption) -> None:
-        """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal.
+        """Show the final figures of ``caption`` (including a measured speed-up) and release the terminal.
 
         The terminal may be written to until the next event.
         """
@@ -212,7 +212,7 @@ class LivePanel(ClipStates):
         self.close()
 
     def open(self) -> None:
-        """Begin drawing, if it is not being done, at the first line that is free."""
+        """Start drawing, unless already started, at the first free line."""
         self.state = next(iter(self.states.values()), self.state)
         if self._live is None:
             self._live = Live(
@@ -224,20 +224,20 @@ class LivePanel(ClipStates):
             self._live.start()
 
     def close(self) -> None:
-        """Stop drawing; the terminal is as it was, below the panel's last state if that stays."""
+        """Stop drawing and restore the terminal, below the panel's last state if that stays."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     @property
     def ascii_only(self) -> bool:
-        """Whether the terminal can show no block characters."""
+        """True if the terminal cannot show block characters."""
         return not self.console.encoding.lower().startswith("utf")
 
     def drawn(self) -> RenderableType:
-        """What is on the terminal now."""
+        """Return the current drawing."""
         size = self.console.size
-        state = replace(self.state)  # whose rounds are not taken back while they are drawn
+        state = replace(self.state)  # a restart must not clear the rounds while they are drawn
         return render_clip(
             state,
             width=size.width,

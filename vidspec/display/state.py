@@ -1,4 +1,4 @@
-"""The state of a clip in flight: its events folded together, everything else derived; draws nothing."""
+"""The state of a clip in flight, built from its events; counts and rates are derived. Draws nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vidspec.events.tally import format_duration
 
 __all__ = ["ClipStates", "PanelState"]
 
-#: Seconds from which on it is shown how long a clip has been in flight without text.
+#: Seconds without text after which the waiting time is shown.
 FEW = 3.0
 
 
 @dataclass
 class PanelState:
-    """One clip in flight; counts and rates are properties of the events that it took in.
+    """State of one clip in flight; counts and rates are properties of its events.
 
-    ``began`` is when it was begun, by ``time.monotonic``.
+    ``began`` is its start by ``time.monotonic``.
     """
 
     path: str = ""
@@ -34,7 +34,7 @@ class PanelState:
     caption: Caption | None = None
 
     def apply(self, event: Event) -> None:
-        """Take in one event of this clip."""
+        """Update the state with one event of this clip."""
         if isinstance(event, Opened):
             self.opened = event
         elif isinstance(event, PrefillProgress):
@@ -50,7 +50,7 @@ class PanelState:
 
     @property
     def phase(self) -> str:
-        """What is being done now."""
+        """Current phase of the work."""
         if self.caption is not None:
             return "failed" if self.caption.error else "done"
         if self.prefilled is not None:
@@ -59,14 +59,14 @@ class PanelState:
 
     @property
     def stage(self) -> str:
-        """The phase, how far it is, and the seconds since the clip was begun if they are more than a few."""
+        """Phase, progress, and the seconds since the clip began if they are more than a few."""
         far = f", {self.reading.tokens} of {self.reading.prompt_tokens} prompt tokens" if self.reading else ""
         seconds = time.monotonic() - self.began if self.began else 0.0
         return f"{self.phase}{far}" + (f", {format_duration(seconds)}" if seconds > FEW else "")
 
     @property
     def pieces(self) -> list[tuple[str, Origin]]:
-        """The caption so far, piece by piece with its origin."""
+        """Pieces of the caption so far, each with its origin."""
         return [piece for one in self.rounds for piece in zip(one.texts, one.origins, strict=False)]
 
     @property
@@ -83,27 +83,27 @@ class PanelState:
 
     @property
     def loose(self) -> int:
-        """Emitted tokens that a lossy rule let pass."""
+        """Emitted tokens accepted only by a lossy rule."""
         return sum(one.origins.count("loose") for one in self.rounds)
 
     @property
     def side_by_side(self) -> bool:
-        """Whether target and draft work at the same time."""
+        """True if target and draft work at the same time."""
         return any(one.mode for one in self.rounds)
 
     @property
     def wasted(self) -> int:
-        """Drafted tokens that were not emitted, of the parallel schedule."""
+        """Drafted tokens that were not emitted, in the parallel schedule."""
         return sum(one.wasted for one in self.rounds)
 
     @property
     def aborted(self) -> int:
-        """Those of the wasted tokens that came after they had lost their prefix."""
+        """Wasted tokens that were drafted after their prefix had been rejected."""
         return sum(one.aborted for one in self.rounds)
 
     @property
     def target_passes(self) -> int:
-        """Decoding passes of the target; the token that its prefill yields costs none."""
+        """Decoding passes of the target; the token from its prefill costs none."""
         return sum(1 for one in self.rounds if one.drafted or one.verify_s > 0)
 
     @property
@@ -113,7 +113,7 @@ class PanelState:
 
     @property
     def weights(self) -> dict[str, tuple[float, ...]]:
-        """Of an ensemble's contexts, window by window."""
+        """Weights of an ensemble's contexts, window by window."""
         return weights_by_context(self.prefilled.contexts if self.prefilled else (), self.rounds)
 
     @property
@@ -125,7 +125,7 @@ class PanelState:
 
     @property
     def speedup(self) -> tuple[float | None, bool] | None:
-        """The decode speed-up, None of a text too short to measure, and whether it was measured or is an estimate."""
+        """Decode speed-up (None if the text is too short to measure), and True if measured, False if estimated."""
         speed = self.caption.speed if self.caption else {}
         if baseline := speed.get("baseline"):
             return baseline["decode"], True
@@ -137,7 +137,7 @@ class ClipStates(RunObserver):
     """Keeps a state for each clip in flight.
 
     Attributes:
-        states: by the number of the clip; an :meth:`end` takes its state away.
+        states: by clip number; :meth:`end` removes the entry.
     """
 
     def __init__(self) -> None:

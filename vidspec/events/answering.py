@@ -1,6 +1,6 @@
-"""Two ends of a pipe: a process that answers requests, a line of JSON each. Knows neither models nor the functions.
+"""Both ends of a pipe to a worker process that answers requests, one JSON object per line. Knows no models.
 
-Standard library alone, so that another interpreter, which has nothing of vidspec installed, can answer too.
+Uses the standard library alone, so that an interpreter without vidspec installed can serve too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Functions", "JsonWorker", "WorkerReply", "serve_functions", "worker_
 
 #: JSON values.
 WorkerReply: TypeAlias = Any
-#: By name what a process can be asked to do.
+#: Functions that a worker process serves, by name.
 Functions: TypeAlias = Mapping[str, Callable[..., object]]
 
-#: Lets an interpreter without vidspec import this one, and nothing else of the environment it lies in.
-_LENDING = """\
+#: Script that lets an interpreter without vidspec import this package, and nothing else of its environment.
+_IMPORT_SCRIPT = """\
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("vidspec", sys.argv[1] + "/__init__.py",
                                               submodule_search_locations=[sys.argv[1]])
@@ -41,10 +41,10 @@ main(sys.argv[2])
 
 
 def serve_functions(prepare: Callable[[], Functions]) -> None:
-    """Answer the requests of standard input by the functions of these names, until it ends.
+    """Answer requests from standard input with these functions until the input ends.
 
-    What libraries print goes to standard error. A first answer says that ``prepare`` has made the functions; an
-    exception is an answer too.
+    Output of libraries goes to standard error. The first answer reports that ``prepare`` has made the functions.
+    Exceptions are sent as answers too.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -78,20 +78,20 @@ def serve_functions(prepare: Callable[[], Functions]) -> None:
 
 
 def worker_command(python: str, module: str, about: object) -> list[str]:
-    """The command by which another interpreter runs a module's ``main`` with ``about`` as JSON."""
+    """Return the command that runs a module's ``main`` with ``about`` as JSON in another interpreter."""
     folder = Path(__file__).resolve().parents[1]
-    return [python, "-c", _LENDING.format(module=module), str(folder), json.dumps(about)]
+    return [python, "-c", _IMPORT_SCRIPT.format(module=module), str(folder), json.dumps(about)]
 
 
 class JsonWorker:
-    """The end that sends requests. The process starts at once; :meth:`ready` waits until it has loaded what it needs.
+    """The client of a worker process. The process starts at once; :meth:`ready` waits until it has loaded.
 
     Args:
         name: for messages.
-        command: the process.
-        env: variables for it, besides those of this process.
-        cwd: where it runs, if elsewhere: Python looks there for modules before all others.
-        limit: seconds that an answer may take; a process that takes longer is ended.
+        command: the command line of the process.
+        env: further environment variables.
+        cwd: its working directory, if another; Python looks there first for modules.
+        limit: seconds per answer; a process that takes longer is killed.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class JsonWorker:
         *,
         limit: float | None = None,
     ) -> None:
-        self.name, self._limit, self._late = name, limit, False
+        self.name, self._limit, self._timed_out = name, limit, False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         try:
             self._process = subprocess.Popen(
@@ -121,33 +121,33 @@ class JsonWorker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def ready(self) -> None:
-        """Wait until it has loaded; raises what that raised."""
-        with self._in_time():
-            self._answer()
+        """Wait until the process has loaded; raise its exception if that failed."""
+        with self._time_limit():
+            self._read_answer()
 
     def ask(self, function: str, **arguments: object) -> WorkerReply:
-        """What the function of this name returns there.
+        """Call a function in the process and return its result.
 
         Raises:
-            VidspecError: it says so, has ended, took too long, or what it wrote is no answer.
+            VidspecError: the function raised it, the process ended or took too long, or its output is not an answer.
         """
         assert self._process.stdin is not None
-        with self._in_time():
+        with self._time_limit():
             try:
                 print(json.dumps({"function": function, **arguments}), file=self._process.stdin, flush=True)
             except OSError:
-                raise self._ended() from None
-            return self._answer()
+                raise self._exit_error() from None
+            return self._read_answer()
 
     def close(self) -> None:
-        """Let it end, or end it."""
+        """Wait for the process to end; kill it if it does not."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # the last request, which it has not read
+                with suppress(OSError):  # the last request may be unread
                     pipe.close()
         try:
             self._process.wait(timeout=10)
@@ -156,11 +156,11 @@ class JsonWorker:
             self._process.wait()
         self._stderr.close()
 
-    def _answer(self) -> WorkerReply:
+    def _read_answer(self) -> WorkerReply:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise self._ended()
+            raise self._exit_error()
         try:
             response = json.loads(line)
             if "value" in response:
@@ -172,11 +172,11 @@ class JsonWorker:
         raise error
 
     @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        """End the process if this takes longer than the limit; whoever waits for it then sees it end."""
+    def _time_limit(self) -> Iterator[None]:
+        """Kill the process when the limit passes; a reader that waits for it then sees it end."""
 
         def end() -> None:
-            self._late = True
+            self._timed_out = True
             self._process.kill()
 
         timer = threading.Timer(self._limit or 0.0, end)
@@ -187,9 +187,9 @@ class JsonWorker:
         finally:
             timer.cancel()
 
-    def _ended(self) -> VidspecError:
+    def _exit_error(self) -> VidspecError:
         code = self._process.wait()
-        if self._late:
+        if self._timed_out:
             return VidspecError(f"{self.name}: its process did not answer within {self._limit:g} s")
         self._stderr.seek(0)
         lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Compares two records of the same clip: are the tokens the same, and how much faster was one; runs nothing."""
+"""Compares two records of the same clip: token equality and speed-up. Runs nothing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from vidspec.events.record import BaselineRecord, Caption
 
 __all__ = ["MIN_TOKENS", "decode_rate", "estimate_speedup", "first_difference", "speed_against", "time_at_length"]
 
-#: Tokens after the first that a text needs for its decoding to be measured: fewer take a window or two.
+#: Tokens after the first that a decode measurement needs: fewer take only a window or two.
 MIN_TOKENS = 16
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """The first position at which two token sequences differ, their ends included; None if they are equal."""
+    """Return the first position at which two token sequences differ, length included; None if they are equal."""
     pairs = enumerate(zip_longest(left, right))
     return next((position for position, (a, b) in pairs if a != b), None)
 
 
 def decode_rate(caption: Caption) -> float | None:
-    """Tokens per second of decoding: tokens after the first over the time after the first (docs/metrics.md, Times)."""
+    """Return the decode rate: tokens after the first over the time after the first (docs/metrics.md, Times)."""
     tokens, seconds = len(caption.token_ids) - 1, caption.timings.get("decode", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 def estimate_speedup(tokens: int, decode_s: float, plain_step_s: float | None) -> float | None:
-    """The decode speed-up that :func:`speed_against` would measure, from the time of some plain steps.
+    """Estimate the decode speed-up of :func:`speed_against` from the time of some plain steps.
 
     Args:
-        tokens: of the method's text.
+        tokens: number of tokens of the method's text.
         decode_s: seconds of the method from its first token to its last.
-        plain_step_s: seconds from token to token of plain decoding; None where it was not timed.
+        plain_step_s: seconds per token of plain decoding; None if it was not timed.
 
     Returns:
-        None without ``plain_step_s``, and of a text with fewer than :data:`MIN_TOKENS` tokens after the first.
+        None without ``plain_step_s``, or for a text with fewer than :data:`MIN_TOKENS` tokens after the first.
     """
     if plain_step_s is None or tokens <= MIN_TOKENS or decode_s <= 0:
         return None
@@ -42,10 +42,10 @@ def estimate_speedup(tokens: int, decode_s: float, plain_step_s: float | None) -
 
 
 def time_at_length(caption: Caption, tokens: int) -> float | None:
-    """Seconds from the opened file to the last token, had the text been ``tokens`` (at least 1) long.
+    """Return the seconds from the opened file to the last token for a text of ``tokens`` (at least 1) tokens.
 
-    time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); of a text that is
-    as long, the measured end to end itself. None where a text of one token, or no timing, has no rate.
+    time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); the measured time
+    end to end if the text has that length. None if a text of one token, or a missing timing, gives no rate.
     """
     if len(caption.token_ids) == tokens:
         return caption.timings.get("end_to_end")
@@ -56,18 +56,17 @@ def time_at_length(caption: Caption, tokens: int) -> float | None:
 
 
 def speed_against(method: Caption, plain: Caption) -> BaselineRecord:
-    """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it, at its length.
+    """Return the ``speed.baseline`` object: figures of plain decoding and three speed-ups over it, at its length.
 
     Args:
         method: the record of the method.
         plain: the record of plain decoding of the same clip by the same engine.
 
     Returns:
-        ``timings`` (seconds), ``tokens`` (how many) and ``tokens_per_s`` of ``plain``; ``time_to_first_token`` and
-        ``end_to_end`` as ratios of times, the latter by :func:`time_at_length` for as many tokens as ``plain`` has
-        (``end_to_end_raw``: of both texts as they are), ``decode`` as the ratio of token rates, each above 1 where
-        ``method`` is faster and None where one of the two was not measured; ``decode`` also where one has fewer than
-        :data:`MIN_TOKENS` tokens after the first.
+        ``timings`` (seconds), ``tokens`` (count) and ``tokens_per_s`` of ``plain``. Ratios above 1 where ``method`` is
+        faster, None if one of the two was not measured: ``time_to_first_token`` and ``end_to_end`` of times, the latter
+        by :func:`time_at_length` at the length of ``plain`` (``end_to_end_raw``: of both texts as they are), ``decode``
+        of token rates, also None if a text has fewer than :data:`MIN_TOKENS` tokens after the first.
     """
     long = min(len(method.token_ids), len(plain.token_ids)) > MIN_TOKENS
     return {

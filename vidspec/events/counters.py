@@ -1,4 +1,4 @@
-"""Counters from events, and the lengths the papers print, each by its own name. Pure functions, no torch."""
+"""Counters derived from events, and the lengths of the papers, each by its own name. Pure functions, no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Counters", "count_rounds", "lengths", "tau", "weights_by_context"]
 
 @dataclass(frozen=True)
 class Counters:
-    """Raw counters of one generation. The prefill passes are not counted as forwards.
+    """Raw counters of one generation. Prefill passes are not counted as forwards.
 
-    ``accepted_lengths`` has one entry per verification: accepted draft tokens, correction and bonus excluded. Their sum
+    ``accepted_lengths`` has one entry per verification: accepted draft tokens, without correction and bonus. Their sum
     is ``accepted``, less the start-up token that a parallel prefill may have accepted.
     """
 
@@ -31,7 +31,7 @@ class Counters:
 
 
 def count_rounds(rounds: Iterable[Round], draft_forwards: int) -> Counters:
-    """Fold the rounds of one clip. The first is the target's prefill, which gives a token and is no forward."""
+    """Count the rounds of one clip. The first is the target's prefill, which yields a token and is not a forward."""
     rows = list(rounds)
     passes = rows[1:]
     origins = [origin for row in rows for origin in row.origins]
@@ -49,19 +49,19 @@ def count_rounds(rounds: Iterable[Round], draft_forwards: int) -> Counters:
 
 
 def tau(accepted_lengths: Sequence[int]) -> float | None:
-    """Accepted draft tokens per verification; None without any. ``accepted_lengths`` has one entry for each.
+    """Return accepted draft tokens per verification; None without any. ``accepted_lengths`` has one entry for each.
 
-    The start-up token that a parallel prefill accepts is in none of them: the prefill is no verification.
+    The start-up token that a parallel prefill accepts is in none of them: the prefill is not a verification.
     """
     return sum(accepted_lengths) / len(accepted_lengths) if accepted_lengths else None
 
 
 def lengths(counters: Counters) -> LengthsRecord:
-    """The lengths by name (docs/metrics.md, "Lengths").
+    """Return the lengths by name (docs/metrics.md, "Lengths").
 
-    ``tau``: see :func:`tau`. ``tokens_per_target_pass``: tokens after the first (which the
-    prefill gives) per target forward. ``run_length``: accepted tokens between two corrections, across rounds; the last
-    run counts although the text ended it. ``acceptance_rate``: accepted / drafted.
+    ``tau``: see :func:`tau`. ``tokens_per_target_pass``: tokens after the first (which the prefill yields) per target
+    forward. ``run_length``: accepted tokens between two corrections, across rounds; the last run counts although the
+    end of the text cut it. ``acceptance_rate``: accepted / drafted.
     """
     drafted = counters.drafted > 0
     return {
@@ -75,6 +75,6 @@ def lengths(counters: Counters) -> LengthsRecord:
 
 
 def weights_by_context(contexts: Sequence[str], rounds: Iterable[Round]) -> dict[str, tuple[float, ...]]:
-    """The weight of each context of an ensemble, window by window (TABED Fig. 3); empty without contexts."""
+    """Return each ensemble context's weight, window by window (TABED Fig. 3); empty without contexts."""
     windows = [one.weights for one in rounds if one.weights]
     return {context: tuple(weights[at] for weights in windows) for at, context in enumerate(contexts)}

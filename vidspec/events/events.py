@@ -1,6 +1,6 @@
-"""What happens while a clip is captioned, as plain values; the live panel, the writers and the bench see only these.
+"""Events of captioning a clip, as plain values. Live panel, writers and bench see only these.
 
-No torch here, no behaviour: everything a consumer wants to count derives from the events it received.
+No torch and no behaviour: consumers derive every count from the events they receive.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ __all__ = [
     "Round",
 ]
 
-#: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
-#: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
-#: passed whole, ``target`` plain decoding (and the first token, which the target's prefill yields), ``loose`` a draft
-#: token that a lossy rule let pass although the target would have chosen another.
+#: Origin of an emitted token: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
+#: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that was
+#: accepted whole, ``target`` plain decoding (and the first token, from the target's prefill), ``loose`` a draft
+#: token that a lossy rule accepted although the target would have chosen another.
 Origin: TypeAlias = Literal["draft", "correction", "bonus", "target", "loose"]
-#: What a round's target pass was under the parallel schedule: the prefill, a pass without a draft, one that checked a
-#: single proposal, or one that also checked pending tokens. Empty under the others.
+#: Kind of a round's target pass in the parallel schedule: the prefill, a pass without a draft, one that verified a
+#: single proposal, or one that also verified pending tokens. Empty in the other schedules.
 Mode: TypeAlias = Literal["", "prefill", "alone", "pre", "post"]
 
 
 @dataclass(frozen=True, slots=True)
 class LooseToken:
-    """A drafted token that a lossy rule let pass although the target would have chosen another.
+    """A drafted token accepted by a lossy rule although the target would have chosen another.
 
-    ``at`` is its place among the tokens that its window emitted, ``wanted`` the target's own token there. ``by`` says
-    what let it pass: ``relevance`` or ``shift`` (LVSpec), ``entropy`` (FLy), ``chance`` (random relaxation).
-    ``relevance`` is its visual relevance, a mean cosine, and ``entropy`` the target's at its place, in nats; None
-    where the rule does not measure it.
+    ``at`` is its index among the tokens that its window emitted, ``wanted`` the target's own token there. ``by`` is the
+    test it passed: ``relevance`` or ``shift`` (LVSpec), ``entropy`` (FLy), ``chance`` (random relaxation).
+    ``relevance`` is its visual relevance, a mean cosine, and ``entropy`` that of the target at its position, in nats;
+    None if the rule does not measure it.
     """
 
     at: int
@@ -56,10 +56,10 @@ class LooseToken:
 
 @dataclass(frozen=True, slots=True)
 class RejectedToken:
-    """What the draft proposed where another token was emitted.
+    """A proposed token in whose place another was emitted.
 
-    ``at`` is the place among the tokens that the window emitted, and ``text`` what the token would have added there. In
-    a tree a place may have several.
+    ``at`` is the index among the tokens that the window emitted, and ``text`` what the token would have added there. In
+    a tree, an index may have several.
     """
 
     at: int
@@ -71,7 +71,7 @@ class RejectedToken:
 class Opened:
     """The frames of a clip are in memory.
 
-    ``demo``: the built-in models are about to caption it, which know drawn shapes only.
+    ``demo``: the built-in models, which know drawn shapes only, will caption it.
     """
 
     path: str
@@ -83,7 +83,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """A worker was lost, and the clip is done again from its prompt: what came since ``Opened`` is void."""
+    """A worker was lost and the clip restarts from its prompt: discard all events since ``Opened``."""
 
     why: str
 
@@ -93,17 +93,15 @@ class Prefilled:
     """Target and draft have read their prompts; decoding starts.
 
     ``kept_per_frame[i]`` of ``tokens_per_frame[i]`` visual tokens of (sampled) frame ``i`` are visible to the draft;
-    both are empty when nothing drafts. ``kept`` holds the indices of the visual tokens the draft sees, in the order of
-    the target's visual tokens. ``grid`` is how many frames (temporal steps), rows and columns of visual tokens there
-    are, and ``cells[i]`` the cell of token ``i`` in it, counted frame by frame in raster order; -1 for separators.
-    ``views`` are rows and columns of each of several rasters, one below the other, that show the whole frame each.
-    ``contexts`` names what an ensemble shows the draft, and ``caption`` is the text that
-    stands for the video in its context of that name. ``lossless`` is False if the acceptance rule may change the text.
-    ``schedule`` is how draft and target work.
-    ``kept_per_layer`` counts, of a target that is pruned itself, the visual tokens that each of its blocks reads.
-    ``signals`` are the target's attention to the visual tokens where it was observed for a pruner: by its name there a
-    byte for each token, its rank among all from 0, the least, to 255. ``audio_tokens`` counts those that stand for what
-    is heard.
+    both are empty without a draft. ``kept`` holds the indices of the visual tokens the draft sees, in the order of the
+    target's visual tokens. ``grid`` is the number of frames (temporal steps), rows and columns of visual tokens, and
+    ``cells[i]`` the cell of token ``i`` in it, counted frame by frame in raster order; -1 for separators. ``views`` are
+    rows and columns of several rasters, stacked by rows, that each cover the whole frame. ``contexts`` names the
+    contexts of an ensemble, and ``caption`` is the text that replaces the video in the context of that name.
+    ``lossless`` is False if the acceptance rule may change the text. ``schedule`` is the profile's schedule.
+    ``kept_per_layer`` counts the visual tokens that each block of a pruned target reads. ``signals`` are the target's
+    attention to the visual tokens where a pruner observed it: by name, one byte per token, its rank from 0 (least) to
+    255. ``audio_tokens`` counts the tokens that stand for sound.
     """
 
     prompt_tokens: int
@@ -126,23 +124,23 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One verification (or one plain decoding step): what was proposed and what was emitted.
+    """One verification (or one plain decoding step): proposed and emitted tokens.
 
     ``token_ids``, ``origins`` and ``texts`` run in parallel, one entry per emitted token; ``texts`` holds what each
-    token adds to the caption (it may be empty while a character is incomplete). ``drafted`` counts proposed tokens,
-    ``accepted`` those of them that were emitted. ``elapsed`` is the time in seconds since the prefill ended, and
-    ``draft_s``/``verify_s`` are what this round spent in its two halves. ``weights`` are those of an ensemble's
-    contexts for this window, in the order of ``Prefilled.contexts``. ``loosened`` tells of each token whose origin is
-    ``loose`` why it passed, and ``rejected`` of what was proposed in the place of others.
+    token adds to the caption (empty while a character is incomplete). ``drafted`` counts proposed tokens, ``accepted``
+    those of them that were emitted. ``elapsed`` is seconds since the prefill ended; ``draft_s`` and ``verify_s`` are
+    seconds of drafting and of verification. ``weights`` are those of an ensemble's contexts for this window, in the
+    order of ``Prefilled.contexts``. ``loosened`` explains each token of origin ``loose``, and ``rejected`` lists the
+    proposals that other tokens replaced.
 
-    Of the parallel schedule, whose two halves overlap, ``drafted`` are the tokens whose fate this round settled, and
-    ``draft_s`` is the sum of the passes whose tokens arrived in it. ``mode`` tells what the target's pass was,
-    ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted and ``aborted`` how many of those
-    came after they had lost their prefix. ``start`` is the position of the first of ``token_ids``, ``epoch`` numbers
-    the draft's restarts, and ``rows`` were in the target's pass (0: the prefill).
+    In the parallel schedule, where drafting and verification overlap, ``drafted`` counts the tokens decided in this
+    round, and ``draft_s`` is the sum of the passes whose tokens arrived in it. ``mode`` is the kind of the target's
+    pass, ``gamma`` the window in force, ``wasted`` counts drafted tokens that were not emitted and ``aborted`` those of
+    them that arrived after their prefix was rejected. ``start`` is the position of the first of ``token_ids``,
+    ``epoch`` numbers the draft's restarts, and ``rows`` counts the rows of the target's pass (0: the prefill).
 
-    ``probabilities`` are those that the target gave the emitted tokens, after penalties and before temperature and
-    top-p, where somebody wants to know (``Request.return_probs``).
+    ``probabilities`` are the target's for the emitted tokens, after penalties and before temperature and top-p, if
+    requested (``Request.return_probs``).
     """
 
     token_ids: tuple[int, ...]
@@ -167,11 +165,11 @@ class Round:
 
     @property
     def pending(self) -> int:
-        """Tokens that the target's pass checked."""
+        """Pending tokens that the target's pass verified."""
         return max(0, self.rows - 1)
 
     def holds(self, epoch: int, position: int) -> bool:
-        """Whether it emitted what the draft proposed for a position in an epoch."""
+        """Return True if it emitted the draft's proposal for a position in an epoch."""
         return self.epoch == epoch and self.start <= position < self.start + self.accepted
 
 
@@ -184,12 +182,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class LoopLoad:
-    """How busy the loop is that decodes many clips; of all of them together, so no event of one.
+    """Load of the loop that decodes many clips, for all of them together; not an event of one clip.
 
     ``clips`` of at most ``batch`` are in flight, and ``waiting`` further ones are ready but not admitted yet. The last
-    pass of the target had ``rows`` rows of ``sequences`` sequences. So far its ``passes`` passes emitted ``accepted``
-    draft tokens. ``kv_used`` of ``kv_capacity`` bytes of keys and values belong to clips in flight. ``reading`` is
-    the share of the time so far in which the models had nothing to do, as no clip had been read yet.
+    target pass had ``rows`` rows of ``sequences`` sequences. So far ``passes`` target passes emitted ``accepted`` draft
+    tokens. Clips in flight hold ``kv_used`` of ``kv_capacity`` bytes of KV cache. ``reading`` is the share of the time
+    so far in which the models were idle because no clip had been read yet.
     """
 
     clips: int
@@ -206,11 +204,11 @@ class LoopLoad:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Of a prompt that takes several passes so many tokens have been read; now and then, until it is ``Prefilled``."""
+    """Prefill progress: tokens read so far. Emitted occasionally for prompts that take several passes."""
 
     tokens: int
     prompt_tokens: int
 
 
-#: Of one clip.
+#: An event of one clip.
 Event: TypeAlias = Opened | PrefillProgress | Restarted | Prefilled | Round | Finished

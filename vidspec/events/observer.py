@@ -1,4 +1,4 @@
-"""Who sees a run over clips as it happens; the live panel is one."""
+"""Interface of observers of a run over clips, such as the live panel."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ __all__ = ["CombinedObserver", "RunObserver"]
 
 
 class RunObserver:
-    """Sees a run as it happens; this one looks away.
+    """Receives a run's events; this base class ignores them.
 
-    Several clips may be open at once: each has a number of its own, and their events interleave.
+    Several clips may be in flight: each has its own number, and their events interleave.
     """
 
     def begin(self, number: int, path: str, total: int) -> None:
-        """A clip, or a segment of one, of a run over ``total`` clips starts; ``number`` names it until its end."""
+        """Called when a clip or a segment starts; ``number`` identifies it until its end.
+
+        ``total`` counts all clips of the run.
+        """
 
     def event(self, number: int, event: Event) -> None:
-        """One event of an open clip."""
+        """Called with each event of a clip in flight."""
 
     def load(self, load: LoopLoad) -> None:
-        """What is in flight now, all clips together."""
+        """Called with the load of the loop, all clips together."""
 
     def end(self, number: int, caption: Caption) -> None:
-        """An open clip is done, captioned or failed."""
+        """Called when a clip is done, captioned or failed."""
 
 
 class CombinedObserver(RunObserver):
-    """Each of several sees everything, in their order."""
+    """Passes everything on to several observers, in order."""
 
     def __init__(self, observers: Sequence[RunObserver]) -> None:
         self.observers = observers

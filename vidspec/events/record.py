@@ -1,6 +1,6 @@
-"""The record of one captioned (or failed) clip: what ``--format json`` prints and ``Captioner.caption`` returns.
+"""The record of one captioned (or failed) clip, as ``--format json`` prints and ``Captioner.caption`` returns it.
 
-Plain values only; computing them is the business of decoding and of the captioner.
+Plain values only; decoding and the captioner compute them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ __all__ = [
 ]
 
 
-#: JSON-ready values with :data:`RECORD_KEYS`; what a run keeps has a ``job`` too (``vidspec.dataset.records``).
+#: JSON-ready values with :data:`RECORD_KEYS`; records in a journal have a ``job`` too (``vidspec.dataset.records``).
 RecordDict: TypeAlias = dict[str, Any]
 
 
 class ModelsRecord(TypedDict, total=False):
-    """``target``, ``draft`` and ``adapter`` are names or folders; the draft's is None without one. The rest is the
-    target's: ``weights`` as codes, int8 or int4, which a lossless text is relative to, with ``, as stored`` those that
-    the checkpoint has; None as they were loaded."""
+    """Names or folders of ``target``, ``draft`` (None without one) and ``adapter``; facts about the target.
+
+    ``weights``: the quantised codes (int8 or int4) that a lossless text is relative to, followed by ``, as stored`` for
+    the checkpoint's own codes; None if they are as loaded.
+    """
 
     target: str
     adapter: str
@@ -55,9 +57,9 @@ class ModelsRecord(TypedDict, total=False):
 
 
 class VideoRecord(TypedDict, total=False):
-    """Source facts, see :class:`~vidspec.events.source.SourceFacts`, and what was shown to the models.
+    """Source facts, see :class:`~vidspec.events.source.SourceFacts`, and the frames shown to the models.
 
-    ``damage``, a list of what is missing or broken in the file, is empty unless damage was allowed.
+    ``damage`` lists missing or broken parts of the file; empty unless damage was allowed.
     """
 
     path: str
@@ -95,7 +97,7 @@ class CountsRecord(TypedDict, total=False):
 
 
 class LengthsRecord(TypedDict, total=False):
-    """Each None where it is undefined, see :func:`~vidspec.events.counters.lengths`."""
+    """Lengths, None if undefined; see :func:`~vidspec.events.counters.lengths`."""
 
     tau: float | None
     tokens_per_target_pass: float | None
@@ -104,8 +106,10 @@ class LengthsRecord(TypedDict, total=False):
 
 
 class BaselineRecord(TypedDict):
-    """Plain decoding's own ``timings``, ``tokens`` and ``tokens_per_s``, and the three speed-ups over it;
-    ``end_to_end`` is for texts of its length, ``end_to_end_raw`` for the texts as they are."""
+    """Figures of plain decoding (``timings``, ``tokens``, ``tokens_per_s``) and three speed-ups over it.
+
+    ``end_to_end`` is for texts of its length, ``end_to_end_raw`` for the texts as they are.
+    """
 
     timings: dict[str, float]
     tokens: int
@@ -117,8 +121,11 @@ class BaselineRecord(TypedDict):
 
 
 class SpeedRecord(TypedDict, total=False):
-    """``tokens_per_s`` of decoding and, where plain decoding was measured on the same clip, ``baseline``; otherwise
-    ``estimate``, the decode speed-up over plain steps that were timed after the text; None where none were."""
+    """``tokens_per_s`` of decoding, and a speed-up.
+
+    ``baseline`` if plain decoding was measured on the same clip; otherwise ``estimate``, the decode speed-up over plain
+    steps timed after the text; None if none were.
+    """
 
     tokens_per_s: float | None
     estimate: float | None
@@ -126,16 +133,21 @@ class SpeedRecord(TypedDict, total=False):
 
 
 class Resting(TypedDict):
-    """``share`` of the target's passes that had no drafted tokens, and of the passes in which there could have been
-    some, at a cost above the expected gain, ``by_cost``."""
+    """Shares of target passes without drafted tokens.
+
+    ``share``: of all passes; ``by_cost``: of the passes that could have had some, at a cost above the expected gain.
+    """
 
     share: float
     by_cost: float
 
 
 class ScheduleRecord(TypedDict, total=False):
-    """The last window ``gamma`` where windows change, and of the parallel one how many drafted tokens were
-    ``wasted``. ``resting`` is None without a draft and for the parallel one."""
+    """The schedule's ``kind`` and counts.
+
+    ``gamma``: the last window if windows change. ``wasted``: drafted tokens not emitted, of the parallel schedule.
+    ``resting``: None without a draft and for the parallel schedule.
+    """
 
     kind: str
     gamma: int | None
@@ -144,8 +156,10 @@ class ScheduleRecord(TypedDict, total=False):
 
 
 class EnsembleRecord(TypedDict):
-    """``weights`` by context, one per window; the ``caption`` that stood for the video and the ``captioner`` that
-    wrote it, None without that context."""
+    """``weights`` by context, one per window, and the caption context.
+
+    ``caption`` is the text that replaced the video and ``captioner`` its model; None without that context.
+    """
 
     weights: dict[str, list[float]]
     caption: str | None
@@ -153,8 +167,11 @@ class EnsembleRecord(TypedDict):
 
 
 class LooseTokenRecord(TypedDict):
-    """A token that the target would not have chosen: index in ``token_ids``, what it ``wanted``, ``by`` what the token
-    passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured."""
+    """A token that the target would not have chosen.
+
+    ``at`` is its index in ``token_ids``, ``wanted`` the target's choice, ``by`` the test it passed, and ``relevance``
+    (mean cosine) and ``entropy`` (nats) are as the rule measured them.
+    """
 
     at: int
     wanted: int
@@ -167,15 +184,17 @@ class LooseTokenRecord(TypedDict):
 
 
 class LooseRecord(TypedDict):
-    """``share`` of the emitted tokens that a lossy rule let pass although the target would have chosen another."""
+    """``share`` of the emitted tokens accepted by a lossy rule although the target would have chosen others."""
 
     share: float
     tokens: list[LooseTokenRecord]
 
 
 class LossyRecord(TypedDict):
-    """The ``method`` that prunes the target; ``kept``, how many visual tokens each of its decoder blocks reads while
-    decoding, and ``retention``, the mean share of all."""
+    """The ``method`` that prunes the target, and its effect.
+
+    ``kept``: visual tokens that each decoder block reads while decoding; ``retention``: their mean share of all.
+    """
 
     method: str
     kept: list[int]
@@ -183,10 +202,12 @@ class LossyRecord(TypedDict):
 
 
 class QuestionRecord(TypedDict):
-    """Of a clip that is asked several things: whether this is a ``turn`` of a dialogue or one prompt of several asked
-    at once (``kind``), and which, from 0; what was asked (``prompt``); of the prompts that target and draft read, all
-    earlier turns among them, how many tokens were in a cache already, ``reused_by_draft`` None without a draft model in
-    this process; and ``saved_s``, how many seconds fewer than for the first question it took until they were read."""
+    """One prompt of a clip with several.
+
+    ``kind``: a ``turn`` of a dialogue or one prompt of several sent at once. ``index`` counts from 0. ``reused``:
+    tokens of the prompt, earlier turns included, that were in the target's cache; ``reused_by_draft``: in the draft's,
+    None without a draft model in this process. ``saved_s``: seconds saved on the prefill compared to the first prompt.
+    """
 
     kind: str
     index: int
@@ -198,29 +219,29 @@ class QuestionRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Caption:
-    """A caption with everything that is known about how it was made.
+    """A caption with all facts about how it was made.
 
     Attributes:
-        path: the clip as it was named by the caller.
-        caption: the text, or None if the clip failed; what a run keeps has it in the run's template and form.
+        path: the clip as the caller named it.
+        caption: the text, or None if the clip failed; a journal keeps it in the run's template and form.
         token_ids: the emitted token ids, EOS included when it was reached.
-        ended: ``eos`` with an end token, ``length`` with the last token there was room for, ``loop`` saying the same
-            words again and again, cut there or not, ``stop`` with a stop string; None if the clip failed.
+        ended: ``eos`` at an end token, ``length`` at the token limit, ``loop`` for a text that repeats itself, cut
+            there or not, ``stop`` at a stop string; None if the clip failed.
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
-        demo: whether the caption is the built-in models', which know drawn shapes only; None if the clip failed.
+        demo: True if the built-in models, which know drawn shapes only, wrote it; None if the clip failed.
         profile: the name of the acceleration profile.
-        seed: of the clip's own random numbers, which follows from the run's and the clip; None if the clip failed.
-        models, video, counters, lengths, speed, schedule: see their types; empty where they are not known.
+        seed: of the clip's random numbers, derived from the run's seed and the clip; None if the clip failed.
+        models, video, counters, lengths, speed, schedule: see their types; empty if unknown.
         timings: seconds by kind of work, plus ``time_to_first_token, decode, end_to_end``.
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
         ensemble: None without one.
         loose: None with a lossless method.
-        lossy: None with a target that sees the whole video.
-        question: None for a clip that is asked one thing.
-        verified: True where ``--verify`` found plain decoding's tokens, near-ties apart; None without it.
-        near_tie: in half precision the first position at which ``--verify`` found another token than plain decoding's,
-            where the target's logits of both are almost equal; otherwise None.
-        text: what the model wrote, where ``caption`` is not just that; otherwise None.
+        lossy: None with a target that is not pruned.
+        question: None for a clip with one prompt.
+        verified: True if ``--verify`` found the tokens of plain decoding, near-ties apart; None without it.
+        near_tie: in half precision, the first position at which ``--verify`` found another token than plain decoding's,
+            with almost equal logits of the target; otherwise None.
+        text: the model's own text if ``caption`` differs from it; otherwise None.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -252,11 +273,11 @@ class Caption:
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> RecordDict:
-        """The record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""
+        """Return the record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""
         return {key: getattr(self, key) for key in RECORD_KEYS}
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the record as one line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
 
@@ -265,7 +286,7 @@ RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name != "trace")
 
 
 def failed_caption(path: str, error: VidspecError, *, profile: str | None = None) -> Caption:
-    """The record of a clip that gave no caption."""
+    """Return the record of a failed clip."""
     return Caption(
         path=path,
         caption=None,

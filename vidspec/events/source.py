@@ -1,4 +1,4 @@
-"""What a caption tells of the file it was made from; finding it out is the business of ``vidspec.video``."""
+"""Facts about the source file of a caption. ``vidspec.video`` finds them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ __all__ = ["SourceFacts"]
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What is known of the file a clip came from.
+    """Facts about the source file of a clip.
 
-    ``width`` and ``height`` are those of an upright frame before ``max_pixels``; pixels that are not square stay so.
-    ``rotation`` is what was applied, in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
-    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: av, decord or a
-    hardware decoder's name.
-    ``damage`` says what of the file is missing or could not be decoded; empty unless damage was allowed.
+    ``width`` and ``height`` are those of an upright frame before ``max_pixels``; non-square pixels are kept.
+    ``rotation`` is the applied rotation in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
+    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered them: av, decord or a
+    hardware decoder's name. ``damage`` lists missing or undecodable parts of the file; empty unless damage was allowed.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Counts what came of the clips of a run, and how fast; knows neither inputs nor outputs."""
+"""Counts finished clips of a run and its speed. Knows neither inputs nor outputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Tally", "format_duration"]
 
 @dataclass
 class Tally:
-    """What has happened so far. Clips are counted when their last segment is done, as failed if any of them failed.
+    """Counts of a run so far. A clip counts when its last segment is done, as failed if any segment failed.
 
     Attributes:
         total: clips of the run, finished earlier or not.
         earlier, earlier_failed, reused, kept: clips that needed no captioning.
         captioned, failed: clips of this run.
-        unkept: those among the failed of which there is no record.
+        unkept: failed clips without a record.
         tokens: emitted by this run.
         kinds: failures by ``stage/kind``.
-        stopped: why the run ended early, or None.
-        began: when, by ``time.monotonic``.
+        stopped: reason if the run ended early, or None.
+        began: start, by ``time.monotonic``.
     """
 
     total: int = 0
@@ -38,7 +38,7 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None
     began: float = field(default_factory=time.monotonic)
-    _failed: set[int] = field(default_factory=set)  # clips of which a segment failed, and more are to come
+    _failed: set[int] = field(default_factory=set)  # clips with a failed segment and more to come
 
     @property
     def done(self) -> int:
@@ -64,7 +64,7 @@ class Tally:
         return (self.total - self.done) * self.seconds / mine if mine else None
 
     def add(self, number: int, caption: Caption, *, last: bool = True) -> bool:
-        """Count what came of clip ``number`` or of one of its segments; whether the clip is finished with it."""
+        """Count the result of clip ``number`` or of one of its segments; return True if the clip is finished."""
         error = caption.error
         if error is None:
             self.tokens += len(caption.token_ids)
@@ -80,7 +80,7 @@ class Tally:
 
 
 def format_duration(seconds: float) -> str:
-    """``42 s``, ``3:05`` or ``1:02:03``."""
+    """Format as ``42 s``, ``3:05`` or ``1:02:03``."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

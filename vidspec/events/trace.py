@@ -35,8 +35,8 @@ KINDS: tuple[str, ...] = SpanKind.__args__  # type: ignore[attr-defined]
 class Span:
     """One piece of work; ``start`` and ``end`` are seconds since the clip was opened.
 
-    ``about`` are further facts by name. Of the parallel schedule a draft pass tells the ``epoch`` of the draft's text,
-    the ``position`` it proposed for and whether that was ``emitted``; a target pass its ``round`` and its ``rows``.
+    ``about`` are further facts by name. In the parallel schedule a draft pass has the ``epoch`` of the draft's text,
+    its ``position`` and whether its token was ``emitted``; a target pass its ``round`` and its ``rows``.
     """
 
     worker: str
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TracePiece:
-    """A stretch of one worker's time in which one kind of work was the innermost, in seconds."""
+    """An interval of one worker's time with one innermost kind of work, in seconds."""
 
     start: float
     end: float
@@ -59,12 +59,12 @@ class TracePiece:
 class Trace:
     """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted.
 
-    It is not called for the laps of a round, of which a GPU's clips have thousands: the host's clock is right there
-    without it, as the passes in them end with a read-back. Spans of one worker lie side by side or within each other,
-    never across: each worker does one thing at a time.
+    It is not called for the laps of a round, of which a clip on a GPU has thousands: the host's clock is right there
+    without it, as the passes in them end with a read-back. Spans of one worker lie side by side or nested and never
+    cross: each worker does one thing at a time.
 
     Attributes:
-        waited: seconds in which a loop served other clips while this one waited for an answer.
+        waited: seconds in which the loop served other clips while this one waited for a pass.
     """
 
     synchronise: Callable[[], None] = lambda: None
@@ -72,25 +72,25 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     origin: float = 0.0
     waited: float = 0.0
-    _lap: tuple[float, float] = (0.0, 0.0)  # when the present one began, and ``waited`` then
+    _lap: tuple[float, float] = (0.0, 0.0)  # start of the current lap, and ``waited`` then
 
     def __post_init__(self) -> None:
         self.origin = self.clock()
 
     def now(self) -> float:
-        """Seconds since the trace began, all queued device work done."""
+        """Return seconds since the trace began, after all queued device work."""
         self.synchronise()
         return self.clock() - self.origin
 
     def elapsed(self) -> float:
-        """Seconds since the trace began, without waiting for a device: for one thread beside another's work."""
+        """Return seconds since the trace began, without synchronising: for a thread alongside another's work."""
         return self.clock() - self.origin
 
     @contextmanager
     def span(self, kind: SpanKind, worker: str = "target") -> Iterator[None]:
         """Time a piece of work, without the seconds in which it waited for passes of other clips.
 
-        A part of a decoding that is given up at a request is not noted.
+        Work that is closed early (GeneratorExit) is not recorded.
         """
         start, waited, given_up = self.now(), self.waited, False
         try:
@@ -104,12 +104,11 @@ class Trace:
                 self.spans.append(Span(worker, kind, min(end, start + self.waited - waited), end))
 
     def begin(self) -> None:
-        """The first of several pieces of a round's work begins, see :meth:`lap`."""
+        """Start the first lap of a round, see :meth:`lap`."""
         self._lap = self.clock() - self.origin, self.waited
 
     def lap(self, kind: SpanKind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> float:
-        """A piece of a round's work has ended, and the next one begins; its seconds, without those of other clips'
-        passes."""
+        """Record a span since the last lap and start the next; return its seconds, without passes of other clips."""
         (start, waited), end = self._lap, self.clock() - self.origin
         self._lap = end, self.waited
         start = min(end, start + self.waited - waited)
@@ -117,14 +116,14 @@ class Trace:
         return end - start
 
     def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:
-        """A piece of work that was timed elsewhere, in seconds since the trace began."""
+        """Add a span that was timed elsewhere, in seconds since the trace began."""
         self.spans.append(Span(worker, kind, start, end, about))
 
     def by_worker(self) -> dict[str, dict[str, float]]:
-        """Seconds by worker and kind, for those that occurred.
+        """Return seconds by worker and kind, for those that occurred.
 
-        Every second of a worker counts once, for the innermost span: what is pruned within ``target_prefill`` counts
-        as ``prune`` and not as ``target_prefill``.
+        Every second of a worker counts once, for the innermost span: pruning within ``target_prefill`` counts as
+        ``prune``.
         """
         return {
             worker: by_kind(innermost(span for span in self.spans if span.worker == worker))
@@ -132,9 +131,9 @@ class Trace:
         }
 
     def totals(self) -> dict[str, float]:
-        """Seconds by kind over both workers, for the kinds that occurred; see :meth:`by_worker`.
+        """Return seconds by kind over both workers, for the kinds that occurred; see :meth:`by_worker`.
 
-        Workers that work at the same time count each their own seconds: the sum may be more than the time it took.
+        Workers that run at the same time each count their own seconds: the sum may exceed the elapsed time.
         """
         sums: dict[str, float] = {}
         for part in self.by_worker().values():
@@ -144,9 +143,9 @@ class Trace:
 
 
 def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math.inf) -> list[TracePiece]:
-    """The spans of one worker as pieces that do not overlap, in order, cut at ``begin`` and ``end``.
+    """Return the spans of one worker as consecutive pieces that do not overlap, cut at ``begin`` and ``end``.
 
-    Spans lie side by side or within each other; what is pruned within the prefill is pruning, not prefill.
+    Spans lie side by side or nested; pruning within the prefill is pruning, not prefill.
     """
     pieces: list[TracePiece] = []
     around: list[Span] = []
@@ -174,7 +173,7 @@ def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math
 
 
 def by_kind(pieces: Iterable[TracePiece]) -> dict[str, float]:
-    """Seconds by kind, for those that occurred, in the order of :data:`KINDS`."""
+    """Return seconds by kind, for those that occurred, in the order of :data:`KINDS`."""
     sums: defaultdict[str, float] = defaultdict(float)
     for piece in pieces:
         sums[piece.kind] += piece.end - piece.start
@@ -182,8 +181,11 @@ def by_kind(pieces: Iterable[TracePiece]) -> dict[str, float]:
 
 
 def to_chrome(trace: Trace | Sequence[Span]) -> dict[str, object]:
-    """The JSON object that chrome://tracing and Perfetto open: a track ``target``, and ``draft`` below it where there
-    is one; times in microseconds. Draft passes that were in vain are named ``draft (wasted)``."""
+    """Return the JSON object that chrome://tracing and Perfetto open.
+
+    A track ``target``, and ``draft`` below it if there is one; times in microseconds. Wasted draft passes are named
+    ``draft (wasted)``.
+    """
     spans = trace.spans if isinstance(trace, Trace) else list(trace)
     workers = sorted({span.worker for span in spans}, reverse=True)  # target above draft
     events: list[dict[str, object]] = []
@@ -191,7 +193,7 @@ def to_chrome(trace: Trace | Sequence[Span]) -> dict[str, object]:
         track = {"ph": "M", "pid": 1, "tid": tid}
         events.append({**track, "name": "thread_name", "args": {"name": worker}})
         events.append({**track, "name": "thread_sort_index", "args": {"sort_index": tid}})
-    # A slice comes after the one around it, which is how viewers nest those that begin together.
+    # An outer slice comes before its inner ones: viewers nest by this order those that begin together.
     for span in sorted(spans, key=lambda span: (workers.index(span.worker), span.start, -span.end)):
         start, end = round(span.start * 1e6, 1), round(span.end * 1e6, 1)
         about = dict(span.about)

@@ -1,4 +1,4 @@
-"""Wakes a loop of one thread from another; carries no message itself."""
+"""Wakes a loop of one thread from another; carries no message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class WakeEvent:
     """Wakes a loop that waits; may be set from any thread.
 
     Attributes:
-        relay: is set too; of a loop that may wait instead of this one.
+        relay: another event to set too, for a loop that may wait on that one instead.
     """
 
     def __init__(self) -> None:
@@ -19,13 +19,13 @@ class WakeEvent:
         self.relay: WakeEvent | None = None
 
     def set(self) -> None:
-        """Something has arrived."""
+        """Wake the loop."""
         self._event.set()
         if (relay := self.relay) is not None:
             relay.set()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it is set, or was since the last wait; at most ``timeout`` seconds. Whether it was."""
+        """Wait until the event is set, at most ``timeout`` seconds, and clear it; return True if it was set."""
         was_set = self._event.wait(timeout)
         self._event.clear()
         return was_set

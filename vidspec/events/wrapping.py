@@ -1,4 +1,4 @@
-"""Text on a terminal, broken between words and not within them; whole, or piece by piece as it is generated."""
+"""Wraps text for a terminal between words, whole or piece by piece as it is generated."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ TAB = 8
 
 
 class WordWrap:
-    """Breaks the lines of a text that comes in pieces.
+    """Wraps a text that arrives in pieces.
 
-    A word is given when it is complete, so that it stands on one line; one wider than a line is left to the terminal.
+    A word is released when it is complete, so that it stands on one line; a word wider than a line is left to the
+    terminal.
 
     Args:
         width: columns of the terminal.
@@ -26,23 +27,23 @@ class WordWrap:
     def __init__(self, width: int) -> None:
         self.width = max(1, width)
         self._column = 0
-        self._held = ""  # blanks, and the beginning of the word behind them
+        self._pending = ""  # blanks, and the beginning of the word after them
 
     def add(self, piece: str) -> str:
-        """What can be written once ``piece`` has come."""
-        *complete, self._held = re.split(r"(?<=\S)(?=\s)", self._held + piece)
-        if cell_len(self._held) >= self.width:
-            complete, self._held = [*complete, self._held], ""
-        return "".join(map(self._placed, complete))
+        """Add a piece and return the text that can be written."""
+        *complete, self._pending = re.split(r"(?<=\S)(?=\s)", self._pending + piece)
+        if cell_len(self._pending) >= self.width:
+            complete, self._pending = [*complete, self._pending], ""
+        return "".join(map(self._place_word, complete))
 
     def end(self) -> str:
-        """What is left; the next piece begins another text on a line of its own."""
-        out = self._placed(self._held)
-        self._held, self._column = "", 0
+        """Return the rest; the next piece starts another text on its own line."""
+        out = self._place_word(self._pending)
+        self._pending, self._column = "", 0
         return out
 
-    def _placed(self, part: str) -> str:
-        """Blanks and a word, the blanks as the end of a line where the word needs another one."""
+    def _place_word(self, part: str) -> str:
+        """Return blanks and a word; a line break replaces the blanks if the word does not fit."""
         word = part.lstrip()
         blanks = part[: len(part) - len(word)]
         if "\n" in blanks:
@@ -59,9 +60,9 @@ class WordWrap:
 
 
 def wrap_text(text: str, width: int) -> str:
-    """``text`` with its lines broken for a terminal of so many columns.
+    """Wrap ``text`` for a terminal of ``width`` columns.
 
-    >>> wrapped("one two three", 8)
+    >>> wrap_text("one two three", 8)
     'one two\\nthree'
     """
     wrap = WordWrap(width)
@@ -69,7 +70,7 @@ def wrap_text(text: str, width: int) -> str:
 
 
 def terminal_columns(terminal: TextIO) -> int:
-    """How wide the terminal behind a stream is; 80 where that cannot be found out."""
+    """Return the width of the terminal of a stream; 80 if unknown."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns) or 80
     except (OSError, ValueError):

@@ -1,15 +1,15 @@
 """Reads videos: exact frames with timestamps. Importing it loads neither numpy nor a decoder; using it does.
 
 reading    the calls, read and read_at: path -> Clip
-base       Clip, SourceFacts, Index, the Decoder protocol
-opening    a file opened, or the one error that says what is wrong with it
-payload    what no encoder writes, in the bytes of compressed pictures
+base       Clip, SourceFacts, Index, the FrameDecoder protocol
+opening    opens a file, or raises one error with the reason
+payload    byte patterns that no encoder writes, in compressed pictures
 probing    the index of a file's frames
-sample     which frames to take: pure arithmetic
+sample     frame selection: pure arithmetic
 image      image files as videos of one frame
-progress   signs of life while a file is read
-resize     upright RGB of decoded pictures, smaller where wanted
-sound      what is heard while the frames are seen
+progress   a counter that shows that reading goes on
+resize     decoded pictures as upright RGB, scaled down if wanted
+sound      the audio during a clip
 decode_av, decode_decord, decode_hardware   the decoders behind ``base.FrameDecoder``
 """
 

@@ -1,4 +1,4 @@
-"""The types that pass through vidspec.video: Index, Clip, Decoder. Opens no file and decodes nothing."""
+"""Types of vidspec.video: Index, Clip, FrameDecoder. Opens no file and decodes nothing."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ __all__ = [
 Frame = NDArray[np.uint8]
 """One picture, upright: (height, width, 3), uint8, RGB."""
 PutFrame: TypeAlias = Callable[[int, Frame], None]
-"""Takes a frame by its position in the index: each once, in any order, from any thread."""
+"""Receives a frame with its position in the index: each once, in any order, from any thread."""
 
 
 @dataclass(frozen=True)
 class Orientation:
-    """How a coded picture becomes upright: mirrored left to right first, then turned counter-clockwise."""
+    """Transform from a coded picture to an upright one: mirrored left to right, then turned counter-clockwise."""
 
     degrees: int = 0
     mirrored: bool = False
 
     def apply(self, picture: Frame) -> Frame:
-        """``picture`` (H, W, 3) made upright: a view, (W, H, 3) for quarter turns."""
+        """Return ``picture`` (H, W, 3) upright: a view, (W, H, 3) for quarter turns."""
         if self.mirrored:
             picture = picture[:, ::-1]
         return np.rot90(picture, self.degrees // 90) if self.degrees else picture
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) of an upright picture coded as ``width`` x ``height``."""
+        """Return the (width, height) of an upright picture coded as ``width`` x ``height``."""
         return (height, width) if self.degrees % 180 else (width, height)
 
 
 @dataclass(frozen=True)
 class ClipDamage:
-    """``what`` is wrong with a file, and between which times (seconds); without them, it may be anywhere.
+    """Damage of a file: ``what`` it is, and its time range in seconds; without one it may be anywhere.
 
-    ``hint``: what to do about it, where that is special.
+    ``hint``: advice if it differs from the usual.
     """
 
     what: str
@@ -63,7 +63,7 @@ class ClipDamage:
     hint: str | None = None
 
     def affects(self, start: float | None, end: float | None) -> bool:
-        """Whether the part of the clip from ``start`` to ``end`` (None: as far as it goes) may be affected."""
+        """Return True if the part from ``start`` to ``end`` (None: open) may be affected."""
         return (end is None or self.start is None or self.start < end) and (
             start is None or self.end is None or self.end > start
         )
@@ -71,11 +71,11 @@ class ClipDamage:
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Frames of one video, exact, in the order they are shown, and what is heard meanwhile.
+    """Exact frames of one video in presentation order, with their audio.
 
     ``frames``: (N, H, W, 3) uint8 RGB, upright. ``timestamps``: (N,) float64, seconds since the first frame of the
-    stream. A frame occurs twice only where ``fps`` asks for more frames than the video has. ``sound``: (S,) float32,
-    mono, 16 kHz, from the first frame on; None where there is none, or it was not asked for.
+    stream. A frame is repeated only if ``fps`` exceeds the video's rate. ``sound``: (S,) float32, mono, 16 kHz, from
+    the first frame on; None if there is none or it was not requested.
     """
 
     frames: NDArray[np.uint8]
@@ -87,7 +87,7 @@ class Clip:
     def of(
         cls, frames: NDArray[np.uint8], timestamps: Sequence[float], sound: NDArray[np.float32] | None = None
     ) -> Clip:
-        """Frames that were decoded elsewhere, with their times; of the file nothing is known, and no decoder is loaded.
+        """Make a clip of frames decoded elsewhere, with their times; no facts about a file, and no decoder is loaded.
 
         Raises UsageError: not (N, H, W, 3) uint8, or not as many times as frames.
         """
@@ -116,22 +116,22 @@ class Clip:
         return self.frames.nbytes + (0 if self.sound is None else self.sound.nbytes)
 
     def without_frames(self) -> Clip:
-        """The same facts and times, with as many frames of no pixels: (N, 0, 0, 3)."""
+        """Return the same facts and times, with as many frames of no pixels: (N, 0, 0, 3)."""
         return replace(self, frames=np.empty((len(self), 0, 0, 3), np.uint8), sound=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """The frames of a file in presentation order, and what decoding them takes; made by ``probe``.
+    """The frames of a file in presentation order, and data for decoding them; made by ``probe``.
 
-    ``pts``: (N,) int64, strictly increasing, in units of ``time_base`` (seconds). ``order`` says what a frame is
-    found by: ``pts``, or ``count`` where timestamps cannot be trusted and frames are counted as they leave the
-    decoder; then ``raw`` (N,) holds the timestamp the decoder gives each (or ``NO_PTS``). ``key_pts`` and
-    ``key_dts`` (K,) are the keyframes one can seek to. ``width`` and ``height`` are upright. ``truncated``: the file
-    ends before the stream does. ``doubts`` are the reasons not to trust the timestamps' simplest reading. ``damage`` is
-    what is known to be missing or changed; ``origin`` the time of the first frame, also where that one is lost.
-    ``open_start``: an H.264 stream begins with a keyframe whose followers may refer to what was before it.
-    ``suspects`` are positions next to gaps in time that may be a loss: whether they decode tells.
+    ``pts``: (N,) int64, strictly increasing, in units of ``time_base`` (seconds). ``order`` is how a frame is found: by
+    ``pts``, or by ``count`` if timestamps cannot be trusted and frames are counted as they leave the decoder; then
+    ``raw`` (N,) holds the timestamp the decoder gives each (or ``NO_PTS``). ``key_pts`` and ``key_dts`` (K,) are the
+    keyframes that can be sought. ``width`` and ``height`` are upright. ``truncated``: the file ends before the stream
+    does. ``doubts`` are reasons not to trust the simplest reading of the timestamps. ``damage`` is known missing or
+    changed data; ``origin`` the time of the first frame, even if that one is lost. ``open_start``: an H.264 stream
+    begins with a keyframe whose followers may refer to frames before it. ``suspects`` are positions next to gaps in
+    time that may be losses; decoding them decides.
     """
 
     path: str
@@ -162,7 +162,7 @@ class Index:
 
     @property
     def first(self) -> int:
-        """The time of the first frame, lost or not, in units of ``time_base``."""
+        """Time of the first frame, lost or not, in units of ``time_base``."""
         return int(self.pts[0]) if self.origin is None else self.origin
 
     @cached_property
@@ -179,7 +179,7 @@ class Index:
 
     @property
     def variable_fps(self) -> bool:
-        """Whether gaps between frames differ by more than rounding to the container's clock explains."""
+        """True if gaps between frames differ by more than rounding to the container's clock."""
         if len(self) < 3:
             return False
         gaps = np.diff(self.pts)
@@ -189,7 +189,7 @@ class Index:
 
     @property
     def container(self) -> str:
-        """The short name of the container: of FFmpeg's aliases the one the file's suffix uses, else the first."""
+        """Short name of the container: the FFmpeg alias that equals the file's suffix, otherwise the first."""
         names = self.format.split(",")
         suffix = self.path.rsplit(".", 1)[-1].lower()
         return suffix if suffix in names else names[0].removesuffix("_pipe")
@@ -198,7 +198,7 @@ class Index:
 class NotDelivered(Exception):
     """A decoder could not deliver the frames exactly; another may. Never leaves vidspec.video.
 
-    ``damaged``: the stream itself is broken there. ``position``: the first frame missing, if known.
+    ``damaged``: the stream itself is broken there. ``position``: the first missing frame, if known.
     """
 
     def __init__(self, reason: str, *, damaged: bool = False, position: int | None = None):
@@ -209,21 +209,21 @@ class NotDelivered(Exception):
 
 
 class FrameDecoder(Protocol):
-    """Delivers exact frames of an indexed file, or raises ``NotDelivered``; holds nothing open afterwards."""
+    """Delivers exact frames of an indexed file, or raises ``NotDelivered``; keeps nothing open afterwards."""
 
     name: str
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
-        """Delivers each of ``wanted`` (increasing positions in ``index``), scaled to ``size`` (width, height)."""
+        """Deliver each of ``wanted`` (increasing positions in ``index``), scaled to ``size`` (width, height)."""
         ...
 
 
 def format_seconds(seconds: float) -> str:
-    """``seconds`` for an error message: at most milliseconds, no trailing zeros."""
+    """Format ``seconds`` for a message: at most milliseconds, no trailing zeros."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".") + " s"
 
 
 def check_seconds(name: str, value: float | None) -> None:
-    """Raises UsageError unless ``value`` is None or a finite number of seconds that is not negative."""
+    """Raise UsageError unless ``value`` is None or a finite, non-negative number of seconds."""
     if value is not None and not (np.isfinite(value) and value >= 0):
         raise UsageError(f"{name} must be zero or more seconds, not {value}")

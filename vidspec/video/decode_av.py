@@ -1,7 +1,7 @@
-"""Decodes with PyAV: groups of wanted frames from their keyframes on, several groups at a time.
+"""Decodes with PyAV: groups of wanted frames from their keyframes on, several groups in parallel.
 
-A frame is accepted only by its own timestamp or count. Nothing is concealed: the decoder is told to fail on damage, and
-what depends on damaged data is not delivered. Changed bits that leave a valid stream cannot be noticed: no codec here
+A frame is accepted only by its own timestamp or count. Nothing is concealed: the decoder fails on damage, and frames
+that depend on damaged data are not delivered. Changed bits that leave a valid stream cannot be detected: no codec here
 has checksums. docs/damage.md counts them.
 """
 
@@ -28,24 +28,26 @@ from vidspec.video.resize import upright
 
 __all__ = ["AvDecoder", "DecodeMode", "decode_all"]
 
-# Up to so many frames onward, decoding on is cheaper than seeking.
-_DECODE_ON = 8
+# Up to this many frames ahead, decoding is cheaper than seeking.
+_MAX_DECODE_AHEAD = 8
 _MAX_THREADS = 8
-# Each thread of a decoder holds a frame of its own: together no more pixels than this, which is two of 8K.
+# Each thread of a decoder holds its own frame. Limit of pixels of all threads: two frames of 8K.
 _MAX_THREAD_PIXELS = 1 << 26
-# A decoder holds the frames that others refer to, up to 16 and rarely more than 5: of all that run at a time, so many
-# pixels in one picture of each. Eight of 1080p, two of 4K.
+# A decoder also holds reference frames, up to 16 and rarely more than 5. Limit of pixels over all running decoders,
+# one picture each: eight of 1080p, two of 4K.
 _MAX_DECODER_PIXELS = 1 << 24
 
-# Codecs of which FFmpeg's decoder leaves out pictures that no other refers to, if it is told to, and gives the same
-# others. (libvpx and dav1d are not told picture by picture.)
-_SKIPPING = {"h264", "hevc", "mpeg2video", "mpeg4"}
+# Codecs for which FFmpeg can skip non-reference pictures and still decodes the others identically. (libvpx and dav1d
+# have no such switch per picture.)
+_SKIPPABLE = {"h264", "hevc", "mpeg2video", "mpeg4"}
 
 
 class DecodeMode(NamedTuple):
-    """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices; or by
-    hardware, of FFmpeg's name for it. ``conceal``: go on after errors, and fill so what could not be decoded (FFmpeg's
-    ``ec``); otherwise an error fails.
+    """A way to decode.
+
+    ``decoder``: name of the decoder (None: FFmpeg's default), with threads for frames or for slices. ``hardware``:
+    FFmpeg's name of a hardware decoder. ``conceal``: continue after errors and fill the gaps (FFmpeg's ``ec``);
+    otherwise an error fails.
     """
 
     decoder: str | None = None
@@ -56,15 +58,15 @@ class DecodeMode(NamedTuple):
 
 _PLAIN = DecodeMode()
 
-#: How H.264 is read that was cut where later pictures refer to some before the cut. Commands to forget those fail,
-#: which a decoder told to fail does not tell from damage, though all pictures are whole. Where none is concealed, two
-#: that conceal in different ways agree.
-_CUT_OPEN = (DecodeMode(conceal="0"), DecodeMode(conceal="guess_mvs+deblock"))
+#: Modes for H.264 cut where later pictures refer to some before the cut. Commands to drop those fail, which a strict
+#: decoder cannot tell from damage although all pictures are intact. If nothing is concealed, two modes that conceal
+#: in different ways agree.
+_OPEN_START_MODES = (DecodeMode(conceal="0"), DecodeMode(conceal="guess_mvs+deblock"))
 
-#: How streams are read of which FFmpeg's own decoder takes nearly any bits for a picture. libvpx notices where VP9's
-#: data end too early or too late. Where x265 coded rows apart, threads for slices begin each where it must begin, and
-#: one after the other where the last has ended: after damage the two part, as do two decoders of VP8 or VP9.
-_READINGS = {
+#: Pairs of modes for codecs whose FFmpeg decoder accepts nearly any bits as a picture. libvpx notices if VP9's data
+#: end too early or too late. If x265 coded rows separately, slice threads start each at its entry point, frame threads
+#: at the end of the last row: after damage the two differ, as do two decoders of VP8 or VP9.
+_CHECKED_MODES = {
     "vp9": (DecodeMode("libvpx-vp9"), _PLAIN),
     "vp8": (_PLAIN, DecodeMode("libvpx")),
     "hevc": (_PLAIN, DecodeMode(threads="SLICE")),
@@ -72,9 +74,9 @@ _READINGS = {
 
 
 class AvDecoder:
-    """The PyAV decoder; see ``base.Decoder``.
+    """The PyAV decoder; see ``base.FrameDecoder``.
 
-    ``allow_damaged``: what cannot be delivered exactly is left out.
+    ``allow_damaged``: leave out frames that cannot be delivered exactly.
     """
 
     name = "av"
@@ -83,21 +85,23 @@ class AvDecoder:
         self.allow_damaged = allow_damaged
 
     def readings(self, index: Index) -> tuple[DecodeMode, ...]:
-        """The ways whose pictures must agree; only the first where damage is allowed."""
-        found = _READINGS.get(index.codec, (_PLAIN,))
+        """Return the modes whose pictures must agree; only the first if damage is allowed."""
+        found = _CHECKED_MODES.get(index.codec, (_PLAIN,))
         return found[:1] if self.allow_damaged else found
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
-        """See ``base.Decoder``. Raises NotDelivered at the first frame that cannot be decoded exactly, unless damage is
-        allowed; VideoError if the file is gone.
+        """See ``base.FrameDecoder``.
+
+        Raises NotDelivered at the first frame that cannot be decoded exactly, unless damage is allowed; VideoError if
+        the file is gone.
         """
         readings = self.readings(index)
         if not index.open_start or readings[0].hardware:
-            _Work(index, wanted, readings, size, put).run(self.allow_damaged)
+            _DecodeJob(index, wanted, readings, size, put).run(self.allow_damaged)
             return
         left = list(wanted)
-        for ways in (readings, _CUT_OPEN):
-            work = _Work(index, left, ways, size, put)
+        for ways in (readings, _OPEN_START_MODES):
+            work = _DecodeJob(index, left, ways, size, put)
             try:
                 work.run(allow_damaged=False)
                 return
@@ -105,14 +109,14 @@ class AvDecoder:
                 left, failure = sorted(work.left), error
         if not self.allow_damaged:
             raise failure
-        _Work(index, left, readings, size, put).run(allow_damaged=True)
+        _DecodeJob(index, left, readings, size, put).run(allow_damaged=True)
 
 
-class _Work:
-    """The wanted frames of a file that are to be decoded, in groups that share a keyframe.
+class _DecodeJob:
+    """The wanted frames of a file, in groups that share a keyframe.
 
-    Groups are decoded first with what can be left out left out, then as they are; what they do not give, in one pass
-    over the whole file.
+    Groups are decoded first without the pictures they do not need, then in full; frames still missing, in one pass over
+    the whole file.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class _Work:
         self.groups = deque(_groups(index, wanted) if index.order == "pts" else ())
 
     def run(self, allow_damaged: bool) -> None:
-        """Decode all; with damage allowed, all that is whole."""
+        """Decode all frames; with damage allowed, all intact ones."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         pixels = max(1, self.index.width * self.index.height) * len(self.readings)
         workers = max(1, min(cores, len(self.groups), _MAX_DECODER_PIXELS // pixels))
@@ -145,19 +149,20 @@ class _Work:
             self._decode_file(allow_damaged)
 
     def _decode_groups(self, threads: int) -> None:
-        """Decode groups until there is none left, or one does not give all its frames: then all are left to one pass
-        over the file, which tells why.
+        """Decode groups until none is left.
+
+        If a group lacks a frame, leave the rest to one pass over the file, which finds the reason.
         """
         try:
             with ExitStack() as stack:
-                sources = self._opened(stack, threads)
+                sources = self._open_streams(stack, threads)
                 while self.groups:
                     try:
                         group = self.groups.popleft()
                     except IndexError:  # another thread was faster
                         return
                     for fast in (True, False):
-                        group = group[self._take(source.group(group, fast) for source in sources) :]
+                        group = group[self._deliver(source.group(group, fast) for source in sources) :]
                         if not group:
                             break
                     if group:
@@ -169,20 +174,20 @@ class _Work:
     def _decode_file(self, allow_damaged: bool) -> None:
         wanted = sorted(self.left)
         with ExitStack() as stack:
-            sources = self._opened(stack, None)
-            self._take(source.file(wanted, allow_damaged) for source in sources)
+            sources = self._open_streams(stack, None)
+            self._deliver(source.file(wanted, allow_damaged) for source in sources)
         if self.left and not allow_damaged:
             damaged = any(source.damaged for source in sources)
             raise NotDelivered("its data are damaged", damaged=damaged, position=min(self.left))
 
-    def _opened(self, stack: ExitStack, threads: int | None) -> list[_OpenStream]:
-        """The file, once for each reading; closed with ``stack``."""
+    def _open_streams(self, stack: ExitStack, threads: int | None) -> list[_OpenStream]:
+        """Open the file once for each reading; closed with ``stack``."""
         path = self.index.path
         files = [stack.enter_context(opened(path, reading.hardware)) for reading in self.readings]
         return [_OpenStream(self.index, *one, threads) for one in zip(files, self.readings, strict=True)]
 
-    def _take(self, passes: Iterator[Iterator[tuple[int, av.VideoFrame]]]) -> int:
-        """Deliver the pictures in which all passes agree; returns how many."""
+    def _deliver(self, passes: Iterator[Iterator[tuple[int, av.VideoFrame]]]) -> int:
+        """Deliver the pictures in which all passes agree; return their count."""
         count = 0
         for (position, picture), *others in zip(*passes, strict=False):
             if not all(_identical(picture, other) for _, other in others):
@@ -194,7 +199,7 @@ class _Work:
 
 
 class _OpenStream:
-    """An open file of which pictures are decoded in one way; ``damaged``: whether damage was met."""
+    """An open file whose pictures are decoded in one mode; ``damaged``: damage was met."""
 
     def __init__(
         self, index: Index, container: av.container.InputContainer, reading: DecodeMode, threads: int | None
@@ -205,10 +210,10 @@ class _OpenStream:
         self._plain = bool(reading.hardware)
 
     def group(self, group: Sequence[int], fast: bool) -> Iterator[tuple[int, av.VideoFrame]]:
-        """(position, picture) of frames that depend on one keyframe; ends early where a frame does not come.
+        """Yield (position, picture) of frames that depend on one keyframe; end early if a frame is missing.
 
-        ``fast``: nothing is decoded that none of them needs. It delivers no interlaced pictures, of which two packets
-        may make one.
+        ``fast``: skip pictures that none of them needs. This delivers no interlaced pictures, of which two packets may
+        make one.
         """
         key = int(np.searchsorted(self.index.key_pts, self.index.pts[group[0]], side="right")) - 1
         packets = None if key < 0 or (fast and self._plain) else self._seek(key)
@@ -226,7 +231,7 @@ class _OpenStream:
             yield position, picture
 
     def file(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
-        """(position, picture) in one pass from the start; past a frame that does not come only if damage is allowed."""
+        """Yield (position, picture) in one pass from the start; skip missing frames only if damage is allowed."""
         packets = packets_of(self.container, self.stream)
         if self.index.order == "count":
             yield from self._by_count(wanted, decode_all(self.stream, packets, reading=self.reading))
@@ -268,9 +273,9 @@ class _OpenStream:
         self.damaged = True
 
     def _seek(self, key: int) -> Iterator[av.Packet[Stream]] | None:
-        """The packets from keyframe number ``key`` on, or from one before it; None where seeking does not lead there.
+        """Return the packets from keyframe number ``key``, or from an earlier one; None if seeking does not lead there.
 
-        Containers seek by presentation or by decoding time, and some miss: the packet that comes is what counts.
+        Containers seek by presentation or by decoding time, and some miss: the packet that arrives counts.
         """
         for goal in dict.fromkeys((int(self.index.key_pts[key]), int(self.index.key_dts[key]))):
             try:
@@ -285,11 +290,11 @@ class _OpenStream:
 
 
 def _groups(index: Index, wanted: Sequence[int]) -> list[list[int]]:
-    """``wanted`` split where seeking to the next frame's keyframe is better than decoding on to it."""
+    """Split ``wanted`` where seeking to the next frame's keyframe is cheaper than decoding up to it."""
     keys = np.searchsorted(index.key_pts, index.pts[np.asarray(wanted)], side="right")
     groups = [[wanted[0]]]
     for number in range(1, len(wanted)):
-        if keys[number] == keys[number - 1] or wanted[number] - wanted[number - 1] <= _DECODE_ON:
+        if keys[number] == keys[number - 1] or wanted[number] - wanted[number - 1] <= _MAX_DECODE_AHEAD:
             groups[-1].append(wanted[number])
         else:
             groups.append([wanted[number]])
@@ -297,9 +302,9 @@ def _groups(index: Index, wanted: Sequence[int]) -> list[list[int]]:
 
 
 def _identical(one: av.VideoFrame, other: av.VideoFrame) -> bool:
-    """Whether two pictures have the same bytes, apart from the padding of their rows and from transparency.
+    """Return True if two pictures have the same bytes, apart from row padding and transparency.
 
-    Only libvpx decodes the transparency (``yuva420p``) that WebM carries beside the pictures.
+    Only libvpx decodes the transparency (``yuva420p``) that WebM carries alongside the pictures.
     """
     if one.format.name.replace("yuva", "yuv") != other.format.name.replace("yuva", "yuv"):
         return False
@@ -323,32 +328,32 @@ def decode_all(
     threads: int | None = None,
     only: Collection[int] | None = None,
 ) -> Iterator[av.VideoFrame | None]:
-    """Every picture of ``packets``, in presentation order; None stands where data is damaged.
+    """Yield every picture of ``packets`` in presentation order; None stands for damaged data.
 
-    After damage, pictures resume at the next keyframe, without those that lead it. ``first_pts``: pictures before it
-    are dropped too (they depend on what was before the seek). ``threads``: with one, none of the pictures before the
-    damage is lost; several notice it late, and what is inside the decoder then may depend on it. ``only``: the
-    timestamps of the pictures that are wanted; others may be left out, and it ends when these are through.
+    After damage, pictures resume at the next keyframe, without its leading pictures. ``first_pts``: pictures before it
+    are dropped too (they depend on data before the seek). ``threads``: with one, no picture before the damage is lost;
+    with several, the decoder notices late and its pending pictures may depend on the damage. ``only``: timestamps of
+    the wanted pictures; others may be left out, and iteration ends after the last of them.
     """
     codec = _decoder(stream, reading, threads)
     careful = threads == 1
     split = BitStreamFilterContext("vp9_superframe_split", stream) if codec.name == "libvpx-vp9" else None
     name = codec_name(codec)
-    skips = only is not None and name in _SKIPPING and not has_layers(name, stream.codec_context.extradata or b"")
+    skips = only is not None and name in _SKIPPABLE and not has_layers(name, stream.codec_context.extradata or b"")
     missing = set(only or ())
     floor, waiting = first_pts, False
     codec.skip_frame = "DEFAULT"
     while True:
         try:
             packet = next(packets, None)
-        except (av.error.FFmpegError, OSError):  # reading failed, which ends the file here
-            yield from (picture for picture in _drain(codec, careful) if not waiting and _from(picture, floor))
+        except (av.error.FFmpegError, OSError):  # a failed read ends the file here
+            yield from (picture for picture in _drain(codec, careful) if not waiting and _not_before(picture, floor))
             yield None
             return
         if packet is None:
             return
         if not packet.size and packet.dts is not None:
-            continue  # AVI's way to repeat a frame; the decoder would take it for the end
+            continue  # a repeated frame in AVI; the decoder would take it for the end
         if waiting:
             if not packet.is_keyframe or packet.is_corrupt or packet.pts is None:
                 continue
@@ -360,7 +365,9 @@ def decode_all(
         pictures: list[av.VideoFrame] = []
         if not broken:
             try:
-                pictures = [picture for part in _parts(packet, codec.name, split) for picture in codec.decode(part)]
+                pictures = [
+                    picture for part in _decoder_input(packet, codec.name, split) for picture in codec.decode(part)
+                ]
             except MemoryError:
                 raise
             except av.error.FFmpegError:
@@ -368,11 +375,11 @@ def decode_all(
         if broken:
             pictures = [p for p in _drain(codec, careful) if p.pts != packet.pts]
         for picture in pictures:
-            if picture.is_corrupt:  # what follows may depend on it
+            if picture.is_corrupt:  # later pictures may depend on it
                 broken = True
                 break
             advance()
-            if _from(picture, floor):
+            if _not_before(picture, floor):
                 yield picture
         if broken:
             waiting = True
@@ -380,12 +387,12 @@ def decode_all(
         elif missing:
             missing.discard(packet.pts)
             if not missing:
-                yield from (picture for picture in _drain(codec, True) if _from(picture, floor))
+                yield from (picture for picture in _drain(codec, True) if _not_before(picture, floor))
                 return
 
 
 def _decoder(stream: av.VideoStream, reading: DecodeMode, threads: int | None) -> av.VideoCodecContext:
-    """The codec context that decodes ``stream`` so, told to fail on damage rather than to conceal it."""
+    """Return the codec context for ``stream`` in this mode, set to fail on damage rather than to conceal it."""
     codec = stream.codec_context
     if reading.hardware and not accelerated(codec):
         raise NotDelivered(f"{codec.name} is not among what it decodes")
@@ -399,21 +406,21 @@ def _decoder(stream: av.VideoStream, reading: DecodeMode, threads: int | None) -
             codec.options = {**codec.options, "ec": reading.conceal}
         codec.thread_type = reading.threads
         threads = min(threads or max(2, os.cpu_count() or 1), _MAX_THREADS)
-        if reading.hardware or reading.decoder == "libvpx-vp9":  # with several it does not look where each tile ends
+        if reading.hardware or reading.decoder == "libvpx-vp9":  # with several it does not check where tiles end
             codec.thread_count = 1
-        elif reading.threads == "SLICE":  # a way to decode that one thread does not have; they share one frame
+        elif reading.threads == "SLICE":  # one thread has no slice mode; they share one frame
             codec.thread_count = max(2, threads)
         else:
             codec.thread_count = max(1, min(threads, _MAX_THREAD_PIXELS // pixels))
     return codec
 
 
-def _parts(
+def _decoder_input(
     packet: av.Packet[Stream], codec: str, split: BitStreamFilterContext | None
 ) -> list[av.Packet[Stream] | None]:
-    """What the decoder is given for ``packet``: no stuffing; each picture of a VP9 superframe, which ``split`` parts.
+    """Return the decoder's input for ``packet``: without stuffing, a VP9 superframe ``split`` into pictures.
 
-    libvpx looks where a picture's data end only if that is where the packet ends.
+    libvpx checks where a picture's data end only if the packet ends there.
     """
     if not packet.size:
         return [None]
@@ -429,13 +436,13 @@ def _parts(
     return [packet]
 
 
-def _from(picture: av.VideoFrame, floor: int | None) -> bool:
-    """Whether a picture is not before ``floor``."""
+def _not_before(picture: av.VideoFrame, floor: int | None) -> bool:
+    """Return True if a picture is not before ``floor``."""
     return floor is None or picture.pts is None or bool(picture.pts >= floor)
 
 
 def _drain(codec: av.VideoCodecContext, careful: bool) -> list[av.VideoFrame]:
-    """The pictures still inside the decoder, where they are known to be from before the damage."""
+    """Return the pictures still inside the decoder if they are known to precede the damage."""
     try:
         return list(codec.decode(None)) if careful else []
     except av.error.FFmpegError:

@@ -1,8 +1,8 @@
-"""Decodes with decord 0.6, of files of which it is exact, and checks what it can of the result.
+"""Decodes with decord 0.6, for files on which it is exact, and checks the result.
 
 decord returns wrong frames without an error, conceals damage, and takes its timestamps from packets rather than from
-what it decoded. So besides count, size and timestamps, each frame is compared with the one that PyAV decodes, which
-fails where data are damaged. decord turns pictures upright by itself.
+decoded frames. So besides count, size and timestamps, each frame is compared with PyAV's, which fails on damaged data.
+decord turns pictures upright by itself.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 __all__ = ["DecordDecoder", "distrust_reason", "is_available"]
 
-# Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
-# without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
+# Formats on which decord 0.6.0 gave exact frames in every trial, in any order of access. On others it returned wrong
+# frames without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
 _CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
 _CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
-# It holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
+# decord holds further pictures besides those it delivers: 4K clips take 1 GB more than with PyAV.
 _MAX_PIXELS = 1 << 22
 
-# Frames held twice at a time; a reader's own memory grows with its use, so it is closed as soon as all are out.
+# Frames held twice at a time. A reader's memory grows with use, so it is closed as soon as all are delivered.
 _BATCH = 8
 _MAX_THREADS = 8
 # Mean difference of 8-bit values between the two decoders' pictures: none in trials, while a picture one frame off
 # in a moving scene differs by more. Different swscale versions may round differently.
 _TOLERANCE = 2.0
-# Every so many rows and columns are compared.
+# Step between compared rows and columns.
 _STRIDE = 3
 
 
 def is_available() -> bool:
-    """Whether decord can be imported here."""
+    """Return True if decord can be imported."""
     return _import_decord() is not None
 
 
 def distrust_reason(index: Index) -> str | None:
-    """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
+    """Return the reason why decord 0.6.0 may return wrong frames of this file without an error; None if trusted."""
     if index.format not in _CONTAINERS:
         return f"decord is not exact in {index.container} files"
     if index.codec not in _CODECS:
@@ -63,7 +63,7 @@ def distrust_reason(index: Index) -> str | None:
 
 
 class DecordDecoder:
-    """The decord decoder; see ``base.Decoder``. Raises UsageError when made without decord installed."""
+    """The decord decoder; see ``base.FrameDecoder``. Raises UsageError if decord is not installed."""
 
     name = "decord"
 
@@ -74,8 +74,10 @@ class DecordDecoder:
         self._decord = found
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
-        """See ``base.Decoder``. Raises VideoError for a file of which it is not exact, and NotDelivered when it fails
-        or disagrees with the index or with PyAV; frames delivered before that must not be used.
+        """See ``base.FrameDecoder``.
+
+        Raises VideoError for a file on which it is not exact, and NotDelivered when it fails or disagrees with the
+        index or with PyAV; frames delivered before that must not be used.
         """
         if (why := distrust_reason(index)) is not None:
             raise VideoError(
@@ -94,15 +96,15 @@ class DecordDecoder:
             for first in range(0, len(wanted), _BATCH):
                 part = list(wanted[first : first + _BATCH])
                 for position, frame in zip(part, _batch(reader, index, part), strict=True):
-                    apart = np.abs(_sample(frame).astype(np.int16) - samples.pop(position))
-                    if apart.mean() > _TOLERANCE:
+                    difference = np.abs(_sample(frame).astype(np.int16) - samples.pop(position))
+                    if difference.mean() > _TOLERANCE:
                         raise NotDelivered("decord's frame is not PyAV's", position=position)
                     put(position, resized(frame, *size))
                     advance()
         except (NotDelivered, MemoryError):
             raise
         except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
-            raise NotDelivered(f"decord cannot decode it: {_short(error)}") from None
+            raise NotDelivered(f"decord cannot decode it: {_first_line(error)}") from None
         finally:
             del reader  # the last reference: frees the reader's buffers now, not when the model is running
 
@@ -118,7 +120,7 @@ def _check_index(reader: decord.VideoReader, index: Index, wanted: Sequence[int]
 
 
 def _batch(reader: decord.VideoReader, index: Index, part: list[int]) -> Frame:
-    """(n, height, width, 3): the frames at these positions."""
+    """Return the frames at these positions, (n, height, width, 3)."""
     batch = reader.get_batch(part)
     frames: Frame = np.asarray(batch.asnumpy() if hasattr(batch, "asnumpy") else batch, np.uint8)
     if frames.shape != (len(part), index.height, index.width, 3):
@@ -140,5 +142,5 @@ def _import_decord() -> ModuleType | None:
     return found
 
 
-def _short(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).split("\n")[0][-120:] or type(error).__name__

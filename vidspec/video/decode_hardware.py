@@ -1,7 +1,7 @@
-"""Decodes with PyAV on hardware: found, sought and matched as ``decode_av`` does, never in software.
+"""Decodes with PyAV on hardware, with the index, seeking and matching of ``decode_av``; never in software.
 
-FFmpeg reads the stream's headers and the hardware its pictures, and conceals what it cannot read: damage that shows in
-packets and headers is noticed as by ``decode_av``, damage within a picture's data is not.
+FFmpeg parses the stream's headers and the hardware decodes its pictures, concealing unreadable data: damage in packets
+and headers is detected as by ``decode_av``, damage within a picture's data is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vidspec.video.opening import accelerator
 
 __all__ = ["DEVICES", "HardwareDecoder", "refusal_reason"]
 
-#: Decoders by what users call them: FFmpeg's name, and what it stands for.
+#: FFmpeg's name and a description for each hardware decoder, by its user-facing name.
 DEVICES = {
     "nvdec": ("cuda", "NVIDIA decoder"),
     "vaapi": ("vaapi", "VA-API decoder"),
@@ -28,9 +28,10 @@ DEVICES = {
 
 
 def refusal_reason(name: str, gpu: int | None = None) -> str | None:
-    """Why the hardware decoder ``name`` of DEVICES cannot be used here; None where its driver answers.
+    """Return the reason why the hardware decoder ``name`` of DEVICES cannot be used; None if its driver answers.
 
-    NVIDIA's is asked of GPU number ``gpu``, and its library is loaded, which containers may lack beside the driver.
+    For NVIDIA, GPU number ``gpu`` is tried and the decoding library loaded, which containers may lack despite the
+    driver.
     """
     try:
         accelerator(_device(name, gpu)).create(av.Codec("h264", "r"))
@@ -42,14 +43,14 @@ def refusal_reason(name: str, gpu: int | None = None) -> str | None:
 
 
 def _device(name: str, gpu: int | None) -> str:
-    """FFmpeg's name of what decodes, with the GPU's number where one is meant."""
+    """Return FFmpeg's device name, with the GPU's number if given."""
     return DEVICES[name][0] if name != "nvdec" or gpu is None else f"{DEVICES[name][0]}:{gpu}"
 
 
 class HardwareDecoder(AvDecoder):
-    """The decoder ``name`` of DEVICES, on GPU number ``gpu`` if it is NVIDIA's; see ``base.Decoder``.
+    """The decoder ``name`` of DEVICES, on GPU number ``gpu`` for NVIDIA; see ``base.FrameDecoder``.
 
-    Raises UsageError when made where there is none.
+    Raises UsageError if the decoder is unavailable.
     """
 
     def __init__(self, name: str, gpu: int | None = None) -> None:
@@ -64,7 +65,7 @@ class HardwareDecoder(AvDecoder):
         return (DecodeMode(hardware=_device(self.name, self.gpu)),)
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
-        """As of ``AvDecoder``. Raises VideoError where a picture does not come: no other decoder is to stand in."""
+        """See ``AvDecoder.frames``. Raises VideoError if a picture is missing: no other decoder may stand in."""
         try:
             super().frames(index, wanted, size, put)
         except NotDelivered as failure:

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 __all__ = ["IMAGES", "ImageDecoder", "image_index", "is_image"]
 
-#: Suffixes; GIF is a video.
+#: Suffixes of image files; GIF counts as video.
 IMAGES = frozenset(("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff"))
-#: What Pillow may take a file for; others of its formats run programs or follow references.
+#: Formats that Pillow may open; some others run programs or follow references.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-#: Of these, where several pictures are an animation: a video, which FFmpeg reads if it can.
+#: Formats whose files may be animations, which FFmpeg reads as videos.
 _ANIMATED = ("PNG", "WEBP")
 _ORIENTATION = 0x0112
 #: EXIF's orientations as counter-clockwise quarter turns.
 _TURNS = {3: 180, 4: 180, 5: 90, 6: 270, 7: 270, 8: 90}
-#: How long FFmpeg shows an image file, in seconds.
-_SHOWN = Fraction(1, 25)
+#: Seconds for which FFmpeg shows an image file.
+_DURATION = Fraction(1, 25)
 
 
 def is_image(index: Index) -> bool:
-    """Whether an index is of :func:`image_index`."""
+    """Return True if the index was made by :func:`image_index`."""
     return index.format.startswith("image/")
 
 
 def image_index(path: str) -> Index | None:
-    """The index of an image file, from its header; None for what is a video by its suffix, or an animation.
+    """Return the index of an image file, from its header; None for a video's suffix or an animation.
 
     Args:
         path: of a regular file.
@@ -49,13 +49,13 @@ def image_index(path: str) -> Index | None:
     """
     if os.path.splitext(path)[1].lstrip(".").lower() not in IMAGES:
         return None
-    with _opened(path) as image:
+    with _open_image(path) as image:
         kind = image.format or ""
         if kind in _ANIMATED and getattr(image, "is_animated", False):
             return None
         orientation = image.getexif().get(_ORIENTATION, 1)
         if kind == "TIFF":
-            image = _upright(image)  # of which some versions of Pillow turn the size already, and some do not
+            image = _upright(image)  # some versions of Pillow turn the size on opening, some do not
         width, height = image.size if kind == "TIFF" or orientation < 5 else image.size[::-1]
     first = np.zeros(1, np.int64)
     return Index(
@@ -63,7 +63,7 @@ def image_index(path: str) -> Index | None:
         format=f"image/{'jpeg' if kind == 'MPO' else kind.lower()}",
         codec="mjpeg" if kind in ("JPEG", "MPO") else kind.lower(),
         stream=0,
-        time_base=_SHOWN,
+        time_base=_DURATION,
         pts=first,
         raw=first,
         key_pts=first,
@@ -72,31 +72,31 @@ def image_index(path: str) -> Index | None:
         width=width,
         height=height,
         turn=Orientation(_TURNS.get(orientation, 0)),
-        duration_s=float(_SHOWN),
+        duration_s=float(_DURATION),
         truncated=False,
         doubts=(),
     )
 
 
 class ImageDecoder:
-    """Delivers the one frame of an index of :func:`image_index`."""
+    """Delivers the single frame of an index of :func:`image_index`."""
 
     name = "pillow"
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
-        with _opened(index.path) as image:
+        with _open_image(index.path) as image:
             put(wanted[0], resized(np.asarray(_rgb(_upright(image)), np.uint8), *size))
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Image]:
-    """The image file, closed on leaving; what Pillow raises of its content meanwhile becomes a VideoError."""
+def _open_image(path: str) -> Iterator[Image]:
+    """Open the image file and close it on leaving; errors of Pillow about its content become a VideoError."""
     from PIL import Image, UnidentifiedImageError
 
     Image.init()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, of sizes and of metadata
+            warnings.simplefilter("ignore")  # Pillow's, about sizes and metadata
             with Image.open(path, formats=_FORMATS) as image:
                 yield image
     except Image.DecompressionBombError:
@@ -118,7 +118,7 @@ def _upright(image: Image) -> Image:
 
 
 def _rgb(image: Image) -> Image:
-    """Eight bits of each colour; what is transparent is white."""
+    """Return eight bits per colour; transparent pixels become white."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # grey of 16 bits

@@ -1,4 +1,4 @@
-"""Opens a video file with PyAV, or says in one error what is wrong with it. Reads no packet of the video."""
+"""Opens a video file with PyAV, or raises one error with the reason. Reads no packet of the video."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
     "video_streams",
 ]
 
-#: FFmpeg's names of the containers that are opened. None of them leads to another file; of what FFmpeg knows beside
-#: them, playlists (hls, concat, dash, imf, image2) do, and indexes (vobsub), and some (mlv) look for further parts. The
-#: last ones hold sound, so that the error can say so.
+#: FFmpeg's names of the containers that are opened. None of them refers to another file; of the others, playlists
+#: (hls, concat, dash, imf, image2) and indexes (vobsub) do, and some (mlv) look for further parts. The last ones hold
+#: sound only, so that the error can name it.
 FORMATS = (
     "mov,matroska,webm,avi,asf,asf_o,flv,live_flv,kux,mpegts,mpeg,mpegvideo,mxf,gxf,nut,nuv,ogg,rm,ivr,ivf,dv,wtv,pva,"
     "obu,av1,h261,h263,h264,hevc,vvc,m4v,vc1,vc1test,cavsvideo,avs2,avs3,dirac,mjpeg,mjpeg_2000,yuv4mpegpipe,"
@@ -40,13 +40,13 @@ FORMATS = (
 
 # An MP4 begins with one of these boxes; without "moov" FFmpeg cannot tell it from any other data.
 _MP4_BOXES = {b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide"}
-# How lists of other files begin.
+# First bytes of lists of other files.
 _LISTS = (b"#EXTM3U", b"ffconcat", b"# VobSub", b"[playlist]")
 _OTHER_HEADS = (b"\x1aE\xdf\xa3", b"RIFF", b"FLV\x01", b"GIF8", b"\x89PNG", b"\xff\xd8\xff", b"OggS")
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """The path, as it was named, of a regular file with something in it; so errors name it.
+    """Return the path, as given, of a non-empty regular file, so that errors name it.
 
     Raises VideoError: missing, folder, unreadable, unsupported (a device, pipe or socket: never opened, so that
     nothing can hang) or empty.
@@ -73,7 +73,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def accelerator(device: str) -> HWAccel:
-    """FFmpeg's hardware decoder of that name, asked to fail rather than to leave its work to software.
+    """Return FFmpeg's hardware decoder of that name, without software fallback.
 
     ``cuda:1`` is that of the second GPU.
     """
@@ -84,18 +84,18 @@ def accelerator(device: str) -> HWAccel:
 
 
 def accelerated(codec: av.CodecContext) -> bool:
-    """Whether a codec context decodes on hardware."""
+    """Return True if a codec context decodes on hardware."""
     return codec.is_hwaccel
 
 
 def codec_name(codec: av.CodecContext) -> str:
-    """FFmpeg's name of the codec, whichever decoder it is decoded by."""
+    """Return FFmpeg's name of the codec, independent of the decoder."""
     return str(getattr(codec.codec, "canonical_name", codec.name))
 
 
 @contextmanager
 def opened(path: str, hardware: str | None = None) -> Iterator[av.container.InputContainer]:
-    """The open container of ``path``, closed on leaving. ``hardware``: FFmpeg's name of what decodes its streams.
+    """Open the container of ``path`` and close it on leaving. ``hardware``: FFmpeg's name of a hardware decoder.
 
     Raises VideoError: unreadable, not_video, truncated, unsupported or decoder. Errors of the body pass through.
     """
@@ -113,7 +113,7 @@ def opened(path: str, hardware: str | None = None) -> Iterator[av.container.Inpu
 
 def _container(path: str, hardware: str | None) -> av.container.InputContainer:
     options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
-    file = os.path.abspath(path)  # which cannot be mistaken for a protocol ("concat:", "http:")
+    file = os.path.abspath(path)  # cannot be mistaken for a protocol ("concat:", "http:")
     if hardware is None:
         return av.open(file, mode="r", options=options, metadata_errors="replace")
     try:
@@ -125,8 +125,9 @@ def _container(path: str, hardware: str | None) -> av.container.InputContainer:
 
 
 def video_streams(container: av.container.InputContainer) -> list[av.VideoStream]:
-    """The container's video streams in the order of the ffmpeg command: those marked as default first, of these the
-    largest; without cover pictures; may be empty.
+    """Return the video streams without cover pictures, in the order of the ffmpeg command; may be empty.
+
+    Streams marked as default come first, the largest before the others.
     """
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
 
@@ -139,15 +140,15 @@ def video_streams(container: av.container.InputContainer) -> list[av.VideoStream
 
 
 def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterator[av.Packet[Stream]]:
-    """The packets of ``stream`` from here on, ending with an empty one that flushes the decoder.
+    """Yield the packets of ``stream`` from the current position, then an empty one that flushes the decoder.
 
-    Raises av.error.FFmpegError or OSError where reading fails.
+    Raises av.error.FFmpegError or OSError if reading fails.
     """
     try:
         for packet in container.demux(stream):
             advance()
             yield packet
-    except IndexError:  # PyAV, on damaged files: FFmpeg counts a stream that PyAV does not
+    except IndexError:  # PyAV, on damaged files: FFmpeg counts a stream that PyAV does not have
         raise OSError("its streams are damaged") from None
 
 

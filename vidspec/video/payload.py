@@ -1,9 +1,9 @@
-"""Tells from a compressed picture's bytes that some were overwritten: what no encoder writes. Decodes nothing.
+"""Detects overwritten bytes in compressed pictures: patterns that no encoder writes. Decodes nothing.
 
-Zeros and 0xFF are what failing storage leaves. H.264 and HEVC escape zeros, MPEG-4 has codes that never make as many.
-Entropy coding leaves no long runs of either elsewhere, with exceptions that are let pass here: padding behind a
-picture, filler units, MPEG-4's blocks that do not change (a set bit each), VP8's modes. tests/video/sound_kinds.py
-makes files in which such runs are longest.
+Failing storage leaves zeros and 0xFF. H.264 and HEVC escape zeros, and MPEG-4 has codes that never make as many.
+Entropy coding leaves no long runs of either elsewhere, with exceptions that are accepted here: padding after a
+picture, filler units, MPEG-4's unchanged blocks (a set bit each), VP8's modes. tests/video/sound_kinds.py
+makes files with the longest such runs.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["CODECS", "PictureInspector", "has_layers", "length_size", "without_s
 
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 
-# What no H.264 or HEVC unit holds: these bytes are escaped wherever they would occur.
-_NEVER = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
-# In sound files, 13 bytes of H.264 and HEVC and 7 of VP8 and VP9 are the longest run found.
+# Bytes that no H.264 or HEVC unit contains, as they are escaped wherever they would occur.
+_FORBIDDEN = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
+# In intact files, the longest run found is 13 bytes for H.264 and HEVC and 7 for VP8 and VP9.
 _RUN = 32
 _ONES, _ZEROS = b"\xff" * _RUN, bytes(_RUN)
-# Of a coded picture of MPEG-4 which refers to none: at most 15 zero bits come together, and no block is all ones.
+# In an MPEG-4 intra picture at most 15 zero bits follow each other, and no block is all ones.
 _INTRA_ONES = b"\xff" * 16
 
 
 @dataclass(frozen=True)
 class PictureInspector:
-    """How the packets of one stream are to be looked at.
+    """Checks the packets of one stream.
 
     ``codec``: by FFmpeg's name, of CODECS. ``pixels``: of a picture. ``length_size``: bytes of the length before each
-    unit of H.264 or HEVC; 0 where start codes part them.
+    unit of H.264 or HEVC; 0 if start codes separate them.
     """
 
     codec: str
@@ -38,7 +38,7 @@ class PictureInspector:
     length_size: int = 0
 
     def broken(self, packet: bytes) -> bool:
-        """Whether ``packet`` cannot be what an encoder wrote."""
+        """Return True if no encoder can have written ``packet``."""
         if self.codec in ("h264", "hevc"):
             return self._units_broken(packet)
         if self.codec == "mpeg4":
@@ -47,25 +47,25 @@ class PictureInspector:
         return _ONES in body or _ZEROS in body
 
     def starts_open(self, packet: bytes) -> bool:
-        """Return whether a keyframe is no IDR picture of H.264: what follows it may refer to pictures before it."""
+        """Return True if an H.264 keyframe is not an IDR picture: its followers may refer to pictures before it."""
         return self.codec == "h264" and all(unit and unit[0] & 31 != 5 for unit in self._units(packet))
 
     def _units(self, packet: bytes) -> Iterable[bytes]:
         return _units(packet, self.length_size) if self.length_size else packet.split(b"\0\0\1")[1:]
 
     def _units_broken(self, packet: bytes) -> bool:
-        """Whether units do not fill the packet, or those of pictures hold what none may hold."""
+        """Return True if units do not fill the packet, or a picture's unit contains forbidden bytes."""
         for unit in self._units(packet):
             if not unit or unit[0] & 0x80:
                 return True
             of_picture = unit[0] >> 1 < 32 if self.codec == "hevc" else unit[0] & 31 in (1, 5)
             # Some writers pad a unit's end with zeros.
-            if of_picture and (_NEVER.search(unit.rstrip(b"\0")) or self._ones(unit) in unit):
+            if of_picture and (_FORBIDDEN.search(unit.rstrip(b"\0")) or self._ones_limit(unit) in unit):
                 return True
         return False
 
-    def _ones(self, unit: bytes) -> bytes:
-        """More 0xFF than a unit of a picture holds: a block that stays as it is may be six set bits of H.264."""
+    def _ones_limit(self, unit: bytes) -> bytes:
+        """Return a run of 0xFF longer than a picture's unit holds: an unchanged block may be six set bits of H.264."""
         still = self.codec == "h264" and unit[0] & 31 == 1
         return b"\xff" * (_RUN + self.pixels * 6 // 2048) if still else _ONES
 
@@ -79,23 +79,23 @@ class PictureInspector:
 
 
 def length_size(codec: str, head: bytes) -> int:
-    """How many bytes state the length of each unit of an H.264 or HEVC packet; 0 where start codes part them.
+    """Return the bytes of the length before each unit of an H.264 or HEVC packet; 0 if start codes separate them.
 
-    ``head``: what a container keeps of the stream beside its packets.
+    ``head``: the codec's extradata in the container.
     """
     at = {"h264": 4, "hevc": 21}.get(codec)
     return (head[at] & 3) + 1 if at is not None and len(head) > at and head[0] == 1 else 0
 
 
 def has_layers(codec: str, head: bytes) -> bool:
-    """Whether pictures may be referred to that HEVC marks as not referred to within their temporal layer."""
+    """Return True for HEVC whose pictures marked as non-reference in their temporal layer may still be referred to."""
     return codec == "hevc" and not (len(head) > 21 and head[0] == 1 and head[21] >> 3 & 7 == 1)
 
 
 def without_stuffing(packet: bytes, codec: str) -> bytes:
-    """``packet`` without what only keeps a stream's rate, which decoders told to fail on damage refuse; may be empty.
+    """Return ``packet`` without rate stuffing, which strict decoders refuse; may be empty.
 
-    Zeros behind a picture of MPEG-1 or 2; packets of MPEG-4 that hold no picture.
+    Zeros after a picture of MPEG-1 or 2; packets of MPEG-4 without a picture.
     """
     if codec in ("mpeg1video", "mpeg2video") and packet.endswith(b"\0\0"):
         return packet.rstrip(b"\0")
@@ -105,13 +105,13 @@ def without_stuffing(packet: bytes, codec: str) -> bytes:
 
 
 def _modes_end(packet: bytes) -> int:
-    """Where in a packet of VP8 the modes of its blocks end and their coefficients begin."""
+    """Return the offset in a VP8 packet at which block modes end and coefficients begin."""
     head = int.from_bytes(packet[:3], "little")
     return (3 if head & 1 else 10) + (head >> 5)
 
 
 def _units(data: bytes, length_size: int) -> Iterator[bytes]:
-    """The units of a packet, each behind its length; an empty one where a length is none."""
+    """Yield the units of a packet, each preceded by its length; an empty one if a length is invalid."""
     at = 0
     while at < len(data):
         end = at + length_size + int.from_bytes(data[at : at + length_size], "big")

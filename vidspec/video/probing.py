@@ -1,7 +1,7 @@
 """Makes a file's Index from its packets. Delivers no frames.
 
-Reading packets is cheap (15,000 in 0.1 s, a few dozen bytes kept of each). Only where their timestamps cannot order
-the frames, as in AVI with B-frames or bare H.264, is the file decoded once to count them.
+Reading packets is cheap (15,000 in 0.1 s, a few dozen bytes kept of each). Only if their timestamps cannot order the
+frames, as in AVI with B-frames or raw H.264, is the file decoded once to count them.
 """
 
 from __future__ import annotations
@@ -31,44 +31,46 @@ from vidspec.video.payload import CODECS, PictureInspector, length_size
 
 __all__ = ["index_by_decoding", "probe", "too_large"]
 
-# Containers whose header says how much follows.
-_PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
+# Containers whose header states a length.
+_STATES_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 
-# Containers without a size or count that would show a loss of as many packets as their own counts go round by.
+# Containers without a size or count that would reveal the loss of a full cycle of their packet counters.
 _GAPS_MAY_BE_LOSS = {"mpegts", "mpeg"}
-_MOST_GAPS = 4
+_MAX_GAPS = 4
 
-# Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
-_MOST_PIXELS = 1 << 28
-# What decoding takes for each pixel of a picture: some coded ones that others refer to, and one or two in RGB.
+# Larger pictures are refused before decoding: 16384 x 16384 is the limit of today's codecs.
+_MAX_PIXELS = 1 << 28
+# Bytes per pixel while decoding: some reference pictures, and one or two in RGB.
 _PIXEL_BYTES = 12
-# decord makes room for as many frames as fit into the duration, and ends the process where memory is short.
+# decord allocates as many frames as fit into the duration, and kills the process if memory is short.
 _DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
-# Of animations, whose pictures are all made on the way to a later one however few bytes they have, so many pixels in
-# all: 4,000 pictures of 1080p, or some seconds of a core.
+# Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
+# they have: 4,000 pictures of 1080p, or some seconds of a core.
 _ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
-_MOST_ANIMATED_PIXELS = 1 << 33
+_MAX_ANIMATED_PIXELS = 1 << 33
 _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
 
 
 def probe(path: str | os.PathLike[str]) -> Index:
-    """The index of ``path``'s video stream, in one pass over its packets and one decoded picture; or of an image file.
+    """Return the index of ``path``'s video stream, or of an image file.
+
+    Takes one pass over the packets and one decoded picture.
 
     Raises VideoError: missing, folder, unreadable, empty, not_video, no_video_stream, truncated, unsupported or
-    no_frames; of an image file damaged or memory.
+    no_frames; for an image file damaged or memory.
     """
     name = checked_path(path)
     return image_index(name) or _probe(name, by_decoding=False)
 
 
 def index_by_decoding(path: str | os.PathLike[str]) -> Index:
-    """As ``probe``, but frames are counted by decoding the whole stream: for files whose packets are not its frames."""
+    """Like ``probe``, but count frames by decoding the whole stream: for files whose packets are not its frames."""
     return _probe(checked_path(path), by_decoding=True)
 
 
 def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
-    """The error of a file that memory does not suffice for."""
+    """Return the error for a file that does not fit into memory."""
     return VideoError(
         f"{os.fsdecode(path)}: {what} cannot be decoded in the memory there is",
         kind="memory",
@@ -78,7 +80,7 @@ def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
 
 @dataclass
 class _Packets:
-    """What one pass over the packets leaves: the frames that can be decoded, the keyframes, the irregularities."""
+    """Result of one pass over the packets: decodable frames, keyframes, irregularities."""
 
     pts: array[int] = field(default_factory=lambda: array("q"))
     all_pts: array[int] = field(default_factory=lambda: array("q"))
@@ -124,7 +126,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         or not len(pts)
         or bool((np.diff(key_pts) <= 0).any())
         or (container_format == "avi" and reorders)
-        or found.joined is not None  # seeking to a time may lead to the other stream
+        or found.joined is not None  # a seek to a time may land in the other stream
     )
     order: Literal["pts", "count"] = "count" if by_decoding or unordered else "pts"
     last_duration, packet_base = packets.last_duration, base
@@ -132,7 +134,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         base, pts, raw, damaged = _count_frames(path, packet_base, rate)
         truncated = truncated or damaged
         if base == packet_base and not damaged:
-            packets.lost_pts.extend(_without_picture(packets.pts, pts))
+            packets.lost_pts.extend(_hidden_packets(packets.pts, pts))
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
     origin, wrong = _damage(packets, found, pts, base if base == packet_base else None)
@@ -162,7 +164,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
 
 
 def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av.VideoStream, bool]:
-    """The first video stream, which can be decoded in the memory there is, and whether it is the only one."""
+    """Return the first video stream, checked to fit into memory, and True if it is the only one."""
     streams = video_streams(container)
     if not streams:
         what = "only sound" if container.streams.audio else "no video"
@@ -170,7 +172,7 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
     codec = streams[0].codec_context
     if codec is None:
         raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
-    if codec.width * codec.height > _MOST_PIXELS:
+    if codec.width * codec.height > _MAX_PIXELS:
         raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
     free = memory.available_memory()
     if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
@@ -179,21 +181,21 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
 
 
 def _check_animation(path: str, codec: str, count: int, size: tuple[int, int]) -> None:
-    """Refuse an animation that takes a process minutes, before a picture of it is decoded."""
+    """Refuse an animation that would take minutes, before decoding a picture."""
     width, height = size
-    if codec in _ANIMATIONS and count * width * height > _MOST_ANIMATED_PIXELS:
+    if codec in _ANIMATIONS and count * width * height > _MAX_ANIMATED_PIXELS:
         raise VideoError(
             f"{path}: is an animation of {count:,} pictures of {width}x{height}, "
-            f"more than {_MOST_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
+            f"more than {_MAX_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
             kind="unsupported",
             hint="ffmpeg -i IN OUT.mp4 makes a video of it",
         )
 
 
 def _read_packets(container: av.container.InputContainer, stream: av.VideoStream, joined: int | None) -> _Packets:
-    """One pass, up to the byte ``joined``. A frame counts when all is whole from the keyframe before it on."""
+    """Read all packets once, up to the byte ``joined``. A frame counts if all data since its keyframe is intact."""
     found = _Packets()
-    key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
+    key: int | None = None  # keyframe that the current packets depend on; None if they have none
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
     name = codec_name(stream.codec_context)
     pixels = stream.codec_context.width * stream.codec_context.height
@@ -202,7 +204,7 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
         if name in CODECS
         else None
     )
-    damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
+    damaged = False  # True if undecodable packets are due to damage, not to the stream's beginning
     try:
         for packet in packets_of(container, stream):
             if packet.dts is None and packet.pts is None and not packet.size:
@@ -212,7 +214,7 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
             found.seen += 1
             found.tail_damaged = packet.is_corrupt
             if not packet.size:
-                continue  # AVI's way to repeat a frame
+                continue  # a repeated frame in AVI
             if packet.pts is None:
                 found.no_timestamps += 1
                 continue
@@ -246,8 +248,8 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
     return found
 
 
-def _without_picture(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
-    """Packets (their times) that gave no picture though neighbours gave none either: codecs hide single ones."""
+def _hidden_packets(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
+    """Return the times of packets without a picture next to other such packets; codecs hide single ones."""
     times = np.unique(np.frombuffer(packets, np.int64))
     bare = ~np.isin(times, pictures)
     near = np.zeros_like(bare)
@@ -257,11 +259,11 @@ def _without_picture(packets: array[int], pictures: NDArray[np.int64]) -> list[i
 
 
 def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
-    """Positions before and behind the longest gaps in time."""
+    """Return the positions before and after the longest gaps in time."""
     gaps = np.diff(pts)
     if not len(gaps):
         return ()
-    longest = np.argsort(-gaps, kind="stable")[:_MOST_GAPS]
+    longest = np.argsort(-gaps, kind="stable")[:_MAX_GAPS]
     found = longest[gaps[longest] > 1.5 * np.median(gaps)]
     return tuple(int(position) for position in np.unique([found, found + 1]))
 
@@ -269,7 +271,7 @@ def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
 def _damage(
     packets: _Packets, found: damage.DamageReport, pts: NDArray[np.int64], base: Fraction | None
 ) -> tuple[int, tuple[ClipDamage, ...]]:
-    """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
+    """Return the time of the first frame, lost or not, and the damage. ``base``: None if packets have no time."""
     if base is None:
         if found.joined is not None:
             what = "another stream is joined to it: its clock restarts"
@@ -279,10 +281,10 @@ def _damage(
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
     lost = np.frombuffer(packets.lost_pts, np.int64)
     if found.joined is not None:
-        lost = lost[lost <= pts[-1]]  # FFmpeg takes what follows for a loss, and the last packets for changed
+        lost = lost[lost <= pts[-1]]  # FFmpeg reports the joined stream as a loss, and the last packets as changed
     first_shown = int(positions[np.flatnonzero(times == pts[0])[0]]) if (times == pts[0]).any() else 0
     if any(spot.at is not None and spot.at < first_shown for spot in found.spots):
-        lost = np.append(lost, times[times < pts[0]])  # not a stream that begins amid a group of pictures
+        lost = np.append(lost, times[times < pts[0]])  # not a stream that begins within a group of pictures
     origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
     seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
     damages = damage.damages(found, positions, *seconds)
@@ -300,22 +302,22 @@ def _ends_early(
     base: Fraction,
     found: damage.DamageReport,
 ) -> bool:
-    """Whether the header promises clearly more than the packets hold: a download or recording cut short.
+    """Return True if the header promises clearly more than the packets hold: a download or recording cut short.
 
-    Only of containers whose header states it; elsewhere FFmpeg's durations are estimates from the bit rate.
+    Only for containers whose header states it; in others FFmpeg estimates durations from the bit rate.
     """
-    if found.ends_early or packets.last_pts is None or container.format.name not in _PROMISING:
+    if found.ends_early or packets.last_pts is None or container.format.name not in _STATES_LENGTH:
         return bool(found.ends_early)
     if container.format.name == "avi":
-        return False  # it was counted, with the empty packets that FFmpeg leaves out
-    # A count kept settles it: edit lists and sound make durations ambiguous.
+        return False  # already counted, including the empty packets that FFmpeg leaves out
+    # A matching count decides: edit lists and sound make durations ambiguous.
     if stream.frames and packets.seen >= stream.frames:
         return False
     promises = []
     if stream.duration is not None:
         promises.append(float(((stream.start_time or 0) + stream.duration) * base))
     clock = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", "").strip("\0 "))
-    if clock:  # Matroska's statistics of one stream, which careless tools copy from a longer file
+    if clock:  # Matroska's per-stream statistics, which some tools copy from a longer file
         promises.append(int(clock[1]) * 3600 + int(clock[2]) * 60 + float(clock[3]))
     if container.duration is not None and (promises or len(container.streams) == 1):
         promises.append(((container.start_time or 0) + container.duration) / 1_000_000)
@@ -325,24 +327,24 @@ def _ends_early(
 
 
 def _first_picture(path: str, truncated: bool) -> tuple[int, int, Orientation]:
-    """Decodes one picture for what only a frame tells: its size and which way is up."""
+    """Decode one picture; return its upright size and its orientation."""
     with opened(path) as container:
         stream = video_streams(container)[0]
         packets = islice(packets_of(container, stream), _FIRST_PICTURE_PACKETS)
         for picture in decode_all(stream, packets, threads=1):
-            if picture is not None:  # the stream may begin in the middle of something
+            if picture is not None:  # the stream may begin with undecodable pictures
                 turn = _turn_of(picture)
                 return (*turn.size(picture.width, picture.height), turn)
     raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if truncated else "no_frames")
 
 
 def _turn_of(picture: av.VideoFrame) -> Orientation:
-    """The turn of a decoded picture's display matrix; angles are taken to the nearest quarter."""
+    """Return the orientation from a picture's display matrix; angles are rounded to quarter turns."""
     sides = cast("Iterable[SideData]", picture.side_data)
     matrix = next((bytes(one) for one in sides if one.type.name == "DISPLAYMATRIX"), None)
     if matrix is None:
         return Orientation()
-    # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, what is left is
+    # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, the remainder is
     # a rotation.
     a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(float)
     mirrored = bool(a * d - b * c < 0)
@@ -356,7 +358,7 @@ def _turn_of(picture: av.VideoFrame) -> Orientation:
 def _count_frames(
     path: str, base: Fraction, rate: Fraction | None
 ) -> tuple[Fraction, NDArray[np.int64], NDArray[np.int64], bool]:
-    """Decodes everything: (time base, pts (N,), raw pts in output order (N,), whether it ended in an error)."""
+    """Decode everything; return (time base, pts (N,), raw pts in output order (N,), True if it ended in an error)."""
     raw = array("q")
     damaged = False
     with opened(path) as container:
@@ -377,7 +379,7 @@ def _count_frames(
 
 
 def _doubts(packets: _Packets, order: str, first: int, alone: bool, room: float) -> tuple[str, ...]:
-    """What made decord 0.6.0 return wrong frames in trials, or would hide it if it did, or ended the process.
+    """Return the conditions under which decord 0.6.0 returned or could return wrong frames, or ended the process.
 
     ``room``: frames that fit into the duration at the nominal rate.
     """

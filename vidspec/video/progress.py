@@ -1,4 +1,4 @@
-"""Counts the packets and frames that this process has read, so that one that watches it can tell slow from hanging."""
+"""Counts the packets and frames that this process has read, so that a watching process can tell slow from hanging."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _steps = 0
 
 
 def advance() -> None:
-    """Note that something was read or decoded; may be called by any thread."""
+    """Count one step of reading or decoding; may be called by any thread."""
     global _steps
-    _steps += 1  # of two threads one may be lost: that it changes is what counts
+    _steps += 1  # a concurrent step may be lost: only the change counts
 
 
 def steps() -> int:

@@ -1,7 +1,6 @@
-"""Reads the wanted frames of a video file: the index first, then the frames, each decoded once.
+"""Reads selected frames of a video file: the index first, then the frames, each decoded once.
 
-Which frames is decided in ``sample``; how they are decoded, in ``decode_av``, ``decode_decord`` and
-``decode_hardware``.
+``sample`` selects the frames; ``decode_av``, ``decode_decord`` and ``decode_hardware`` decode them.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ __all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "CheckFrameCount", "read", "read_a
 DECODERS = ("auto", "decord", "av", *DEVICES)
 SEEKS = ("exact", "keyframes")
 
-#: Frames that a model is to look at are held in so much: 64 of 1080p fit as they are, larger ones are scaled down.
+#: Bytes for the frames of a clip: 64 of 1080p fit unscaled, larger ones are scaled down.
 MOST_BYTES = 400 << 20
-# ... but no further than to so many pixels, as long as there is memory: models look at about as many.
-_LEAST_PIXELS = 336 * 336
-# More than any model looks at (512 frames of 1080p are 3 GB); beyond it a mistyped rate would exhaust the machine.
-_MOST_BYTES = 8 << 30
+# ... but not below this many pixels, about what models use, as long as there is memory.
+_MIN_PIXELS = 336 * 336
+# More than any model uses (512 frames of 1080p are 3 GB); without a limit a mistyped rate would exhaust the machine.
+_MAX_BYTES = 8 << 30
 
 _DAMAGED_HINT = "--allow-damaged captions what is there; or leave the damage out by --start and --end"
 
 CheckFrameCount: TypeAlias = Callable[[int, int, int], None]
-"""Is told, before anything is decoded, how many frames of what height and width there will be; raises to refuse."""
+"""Called before decoding with the number of frames, their height and their width; raises to refuse."""
 
 
 def read(
@@ -64,31 +63,31 @@ def read(
     admit: Callable[[int], None] | None = None,
     allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None,
 ) -> Clip:
-    """Reads exact frames of the video at ``path``, upright, with their timestamps; an image file has one.
+    """Read exact, upright frames of the video at ``path`` with their timestamps; an image file has one.
 
-    ``frames``: so many, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose timestamps
-    lie in [start, end]; all n if there are no more. 32 when neither it nor ``fps`` is given.
-    ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; the same frame again if it still is.
-    ``start``, ``end``: seconds since the first frame of the stream; the whole of it by default.
-    ``max_pixels``: frames larger than this (height x width) are scaled down to it, aspect kept, antialiased.
+    ``frames``: number of frames, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose
+    timestamps lie in [start, end]; all n if there are no more. 32 if neither it nor ``fps`` is given.
+    ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; repeated while it stays on screen.
+    ``start``, ``end``: seconds since the first frame of the stream; by default the whole stream.
+    ``max_pixels``: larger frames (height x width) are scaled down to it, aspect kept, antialiased.
     ``decoder``: ``av`` (PyAV), ``decord``, ``nvdec``, ``vaapi`` or ``videotoolbox`` (PyAV on hardware), or ``auto``:
-    the cheapest that is exact and knows damage, which is PyAV in software for every file.
-    ``seek``: ``keyframes`` takes instead of each of these frames the keyframe nearest to it in time, each once unless
-    ``fps`` is given, and decodes no other; where a file's timestamps do not order its frames, it is as ``exact``.
-    ``allow_damaged``: of a file with damage, the frames that are whole, in their places in time, by PyAV; the clip's
-    ``facts.damage`` says what is wrong.
-    ``sound``: also what is heard from the first frame to the end of the part that is asked for, of so many seconds at
-    most. A file without is silent; damage to it counts as damage to frames does, but is only found on the way.
-    ``gpu``: number of the one that ``nvdec`` decodes on; the first by default.
-    ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
-    than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
+    the cheapest that is exact and detects damage, which is PyAV in software for every file.
+    ``seek``: ``keyframes`` replaces each frame by the keyframe nearest in time, each once unless ``fps`` is given, and
+    decodes no other; if a file's timestamps do not order its frames, it acts as ``exact``.
+    ``allow_damaged``: read the intact frames of a damaged file, in their places in time, by PyAV; the clip's
+    ``facts.damage`` lists the damage.
+    ``sound``: also read this many seconds of audio at most, from the first frame to the end of the selected part. A
+    file without audio is silent; damage to it counts like damage to frames, but is only found on the way.
+    ``gpu``: number of the GPU that ``nvdec`` decodes on; the first by default.
+    ``most_bytes``: frames that would take more are scaled down as by ``max_pixels``, but to no fewer pixels than 336 x
+    336; full-size pictures held during scaling count. By default nothing is scaled for it.
     ``check``: see ``CheckFrameCount``.
-    ``admit``: is told how many pixels a picture has, before the wanted ones are decoded; may wait until memory is free.
-    ``allocate``: gives the array (N, H, W, 3) that frames are put into; the clip's own unless damage costs some.
+    ``admit``: called with the pixels of a picture before the wanted ones are decoded; may wait until memory is free.
+    ``allocate``: returns the array (N, H, W, 3) that frames are written to; it is the clip's own unless damage costs
+    some.
 
-    Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
-    exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
-    leave the damage out.
+    Raises UsageError for invalid arguments, and VideoError for a file that does not give these frames exactly; a frame
+    is never replaced by another. A damaged file can be read if ``start`` and ``end`` exclude the damage.
     """
     wanted = _FrameSelection(
         frames,
@@ -117,7 +116,7 @@ def read_at(
     decoder: str = "auto",
     allow_damaged: bool = False,
 ) -> Clip:
-    """Reads the frames on screen at ``times``, such as some of another clip's ``timestamps``.
+    """Read the frames on screen at ``times``, such as some of another clip's ``timestamps``.
 
     ``times``: seconds since the first frame of the stream, increasing, at least one. For the rest see :func:`read`.
     """
@@ -174,28 +173,28 @@ class _FrameSelection:
 
 
 def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
-    """The clip; by counting frames where the packets of an undamaged file turn out not to be its frames."""
+    """Read the clip; count frames by decoding if the packets of an undamaged file turn out not to be its frames."""
     decoder = _decoder(wanted)
     try:
         index = probe(path)
         if is_image(index):
             decoder = ImageDecoder()
         try:
-            return _decoded(decoder, index, wanted)
+            return _decode_clip(decoder, index, wanted)
         except NotDelivered as failure:
             if index.order == "count" or failure.damaged or wanted.decoder == "decord":
-                raise _undeliverable(index, failure) from None
+                raise _undelivered_error(index, failure) from None
         index = index_by_decoding(path)
         try:
-            return _decoded(AvDecoder(allow_damaged=wanted.allow_damaged), index, wanted)
+            return _decode_clip(AvDecoder(allow_damaged=wanted.allow_damaged), index, wanted)
         except NotDelivered as failure:
-            raise _undeliverable(index, failure) from None
+            raise _undelivered_error(index, failure) from None
     except MemoryError:
         raise too_large(path, "its frames") from None
 
 
 def _decoder(wanted: _FrameSelection) -> FrameDecoder:
-    """The decoder that is asked for; UsageError if there is none here."""
+    """Return the requested decoder; UsageError if it is unavailable."""
     if wanted.allow_damaged or wanted.decoder in ("auto", "av"):
         return AvDecoder(allow_damaged=wanted.allow_damaged)
     return DecordDecoder() if wanted.decoder == "decord" else HardwareDecoder(wanted.decoder, wanted.gpu)
@@ -212,11 +211,11 @@ def _with_sound(index: Index, clip: Clip, wanted: _FrameSelection) -> Clip:
 
 
 def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
-    """Which frames of ``index`` are wanted: increasing, repeated only by ``fps`` and ``times``."""
+    """Return the positions of the wanted frames in ``index``: increasing, repeated only by ``fps`` and ``times``."""
     if wanted.times:
-        _refuse_damaged(index, wanted, wanted.times[0], wanted.times[-1])
-        _check(index, len(wanted.times), wanted)
-        # Half a microsecond forgives what became of a timestamp on its way through a record.
+        _require_undamaged(index, wanted, wanted.times[0], wanted.times[-1])
+        _check_count(index, len(wanted.times), wanted)
+        # Half a microsecond of tolerance for timestamps rounded in a record.
         found = np.searchsorted(index.times, np.asarray(wanted.times) + 5e-7, side="right") - 1
         return np.clip(found, 0, len(index) - 1).astype(np.int64)
     start, end = wanted.start, wanted.end
@@ -228,18 +227,18 @@ def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
             kind="truncated",
             hint=f"set end to {usable:g} or less to use that part" if usable > (start or 0.0) else None,
         )
-    _refuse_damaged(index, wanted, start, end)
+    _require_undamaged(index, wanted, start, end)
     slack = min(float(index.time_base) / 2, 0.0005)
     if wanted.fps is not None:
         count = sample.ticks(wanted.fps, index.duration_s, start, end, slack=slack)
         if not count and not start:
             count = 1  # a single picture of no duration
-        _check(index, count, wanted)
+        _check_count(index, count, wanted)
         positions = sample.shown_at(index.times, wanted.fps, start, count, slack=slack)
     else:
         low, high = sample.within(index.times, index.duration_s, start, end, slack=slack)
         count = min(high - low, wanted.frames or sample.DEFAULT_FRAMES)
-        _check(index, count, wanted)
+        _check_count(index, count, wanted)
         positions = low + sample.uniform(high - low, count) if count else np.zeros(0, np.int64)
     if not len(positions):
         raise VideoError(
@@ -251,7 +250,7 @@ def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
     return positions
 
 
-def _refuse_damaged(index: Index, wanted: _FrameSelection, start: float | None, end: float | None) -> None:
+def _require_undamaged(index: Index, wanted: _FrameSelection, start: float | None, end: float | None) -> None:
     found = [damage for damage in index.damage if damage.affects(start, end)]
     if not found or wanted.allow_damaged:
         return
@@ -262,22 +261,22 @@ def _refuse_damaged(index: Index, wanted: _FrameSelection, start: float | None, 
 
 
 def _size(index: Index, count: int, wanted: _FrameSelection) -> tuple[int, int]:
-    """(width, height) of the frames that are held."""
+    """Return the (width, height) of the frames to hold."""
     most = [] if wanted.max_pixels is None else [wanted.max_pixels]
     if wanted.most_bytes is not None and count:
-        # Of the picture that is being scaled two copies exist, as it was decoded and upright.
+        # Two full-size copies exist of the picture being scaled: as decoded, and upright.
         room = max(wanted.most_bytes // 4, wanted.most_bytes - 2 * 3 * index.width * index.height)
-        most.append(max(_LEAST_PIXELS, room // (3 * count)))
+        most.append(max(_MIN_PIXELS, room // (3 * count)))
     return fitted(index.width, index.height, min(most, default=None))
 
 
-def _check(index: Index, count: int, wanted: _FrameSelection) -> None:
-    """Whether so many frames are too many, before so much as a list of them is made."""
+def _check_count(index: Index, count: int, wanted: _FrameSelection) -> None:
+    """Refuse too many frames, before even a list of them is made."""
     width, height = _size(index, count, wanted)
     if wanted.check is not None and count:
         wanted.check(count, height, width)
     free = memory.available_memory()
-    most = _MOST_BYTES if free is None else min(_MOST_BYTES, free // 2)
+    most = _MAX_BYTES if free is None else min(_MAX_BYTES, free // 2)
     if count * width * height * 3 > most:
         raise UsageError(
             f"{index.path}: {count} frames of {width}x{height} take {count * width * height * 3 / 2**30:.1f} GiB, "
@@ -286,8 +285,8 @@ def _check(index: Index, count: int, wanted: _FrameSelection) -> None:
         )
 
 
-def _decoded(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Clip:
-    """The wanted frames, each decoded once and put in its places as it comes."""
+def _decode_clip(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Clip:
+    """Return the wanted frames, each decoded once and written to its places as it arrives."""
     positions = _positions(index, wanted)
     width, height = size = _size(index, len(positions), wanted)
     if wanted.admit is not None:
@@ -327,7 +326,7 @@ def _decoded(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Cl
 
 
 def _damage(index: Index, undelivered: NDArray[np.float64]) -> tuple[str, ...]:
-    """All that is wrong with the file, a line each: its end, what its index tells, frames that are not whole."""
+    """Return all damage of the file, one line each: its end, known damage of the index, undecodable frames."""
     lines = [damage.what for damage in index.damage]
     if index.truncated:
         lines.append(f"the end is missing: only the first {format_seconds(index.duration_s)} can be read")
@@ -337,7 +336,7 @@ def _damage(index: Index, undelivered: NDArray[np.float64]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _undeliverable(index: Index, failure: NotDelivered) -> VideoError:
+def _undelivered_error(index: Index, failure: NotDelivered) -> VideoError:
     where = "" if failure.position is None else f" at {format_seconds(float(index.times[failure.position]))}"
     if failure.damaged:
         return VideoError(

@@ -1,7 +1,6 @@
-"""Makes frames of decoded pictures: upright, RGB, and smaller where that is wanted; aspect kept, antialiased.
+"""Makes upright RGB frames of decoded pictures, scaled down if wanted; aspect kept, antialiased.
 
-Pictures are scaled as they were coded and become RGB then, so that nothing of a source's size is made of them. Never
-enlarges.
+Pictures are scaled as coded and converted to RGB afterwards, so that no full-size copy is made. Never enlarges.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from vidspec.video.base import Frame, Index
 
 __all__ = ["fitted", "resized", "upright"]
 
-#: What hardware gives with two colours in one plane, by the format that software gives: the same samples, and of these
-#: swscale makes the same RGB.
+#: Planar format for each hardware format with two colours in one plane: the same samples, from which swscale makes the
+#: same RGB as from software decoding.
 _PLANAR = {"nv12": "yuv420p", "p010le": "yuv420p10le"}
 
 
 def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
-    """The largest (width, height) of the same aspect with width * height <= max_pixels (>= 1); at least 1 x 1."""
+    """Return the largest (width, height) of the same aspect with at most max_pixels (>= 1); at least 1 x 1."""
     if max_pixels is None or width * height <= max_pixels:
         return width, height
     scale = math.sqrt(max_pixels / (width * height))
     new_width, new_height = max(1, int(width * scale)), max(1, int(height * scale))
-    # Where one side was held at a whole pixel, the other can still be too long.
+    # If one side was held at one pixel, the other can still be too long.
     new_width = max(1, min(new_width, max_pixels // new_height))
     return new_width, max(1, min(new_height, max_pixels // new_width))
 
 
 def upright(picture: av.VideoFrame, index: Index, size: tuple[int, int]) -> Frame:
-    """A decoded picture as RGB of ``size`` (width, height), at most the index's; streams may change theirs on the way.
+    """Return a decoded picture as RGB of ``size`` (width, height), at most the index's; a stream's size may change.
 
-    Smaller, each plane is scaled by itself, with swscale's bicubic filter widened for reduction: colours differ from
-    those of a picture that is RGB first by what lies beyond black or white before, and by rounding.
+    If smaller, each plane is scaled by itself, with swscale's bicubic filter widened for reduction: colours differ from
+    scaling in RGB by values beyond black or white, and by rounding.
     """
     if (planar := _PLANAR.get(picture.format.name)) is not None:
         picture = picture.reformat(format=planar)
@@ -56,11 +55,11 @@ def _rgb(picture: av.VideoFrame) -> Frame:
 
 
 def resized(frame: Frame, width: int, height: int) -> Frame:
-    """``frame`` (H, W, 3) scaled to (height, width, 3) by swscale's bicubic filter, widened for reduction."""
+    """Return ``frame`` (H, W, 3) scaled to (height, width, 3) by swscale's bicubic filter, widened for reduction."""
     if frame.shape[:2] == (height, width):
         return frame
     small = np.empty((height, width, 3), np.uint8)
-    # A colour at a time: as RGB, swscale would halve the resolution of colour, and all at once take thrice the memory.
+    # One channel at a time: as RGB, swscale would halve the colour resolution; all at once take three times the memory.
     for channel in range(3):
         plane = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[..., channel]), format="gray")
         small[..., channel] = plane.reformat(width=width, height=height, interpolation="BICUBIC").to_ndarray()

@@ -1,7 +1,7 @@
-"""Chooses which frames of a video to take, by pure arithmetic on timestamps; decodes nothing, knows no file.
+"""Selects frames of a video by arithmetic on timestamps. Pure; decodes nothing, knows no file.
 
-All times are float64 seconds since the first frame of the stream, increasing. ``slack`` (seconds) forgives the
-rounding of timestamps to the container's clock, so that frame 2 of 30 fps, stored as 67 ms, counts as shown at 2/30 s.
+All times are float64 seconds since the first frame of the stream, increasing. ``slack`` (seconds) is the tolerance for
+timestamps rounded to the container's clock, so that frame 2 of 30 fps, stored as 67 ms, counts as shown at 2/30 s.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DEFAULT_FRAMES = 32
 
 
 def uniform(count: int, frames: int) -> NDArray[np.int64]:
-    """``frames`` positions spread evenly over ``count`` frames, first and last included.
+    """Return ``frames`` positions spread evenly over ``count`` frames, first and last included.
 
-    ``linspace(0, count - 1, frames)`` rounded half to even, as Qwen-VL's own loader does. When ``frames`` is not
-    less than ``count`` each frame is taken once. One frame of several is the first.
+    ``linspace(0, count - 1, frames)`` rounded half to even, as Qwen-VL's own loader does. If ``frames`` is at least
+    ``count``, each frame is taken once. A single frame of several is the first.
     """
     if count < 1 or frames < 1:
         raise ValueError(f"need at least one frame of at least one, not {frames} of {count}")
@@ -30,8 +30,10 @@ def uniform(count: int, frames: int) -> NDArray[np.int64]:
 
 
 def first_of_steps(times: Sequence[float], steps: int) -> Sequence[float]:
-    """When each of a model's temporal steps begins: a step of the Qwen models is two frames (of an odd number the last
-    one alone). Empty where so many frames do not make so many steps."""
+    """Return the start of each temporal step; empty if the frames do not make that many steps.
+
+    A step of the Qwen models is two frames (the last one alone for an odd number).
+    """
     begins = times[:: -(-len(times) // max(1, steps)) or 1]
     return begins if len(begins) == steps else ()
 
@@ -39,10 +41,10 @@ def first_of_steps(times: Sequence[float], steps: int) -> Sequence[float]:
 def within(
     times: NDArray[np.float64], duration: float, start: float | None, end: float | None, *, slack: float = 0.0
 ) -> tuple[int, int]:
-    """The half-open range of positions whose timestamps lie in [start, end].
+    """Return the half-open range of positions whose timestamps lie in [start, end].
 
-    Where none does, but a frame is on screen then (a long-held frame), it is that frame. Empty (equal bounds) where
-    nothing is shown, which is so from ``duration`` on.
+    If none does but a frame is on screen then (a long-held frame), the range is that frame. Empty (equal bounds) if
+    nothing is shown, as from ``duration`` on.
     """
     first = 0.0 if start is None else start
     last = float("inf") if end is None else end
@@ -56,7 +58,7 @@ def within(
 
 
 def ticks(fps: float, duration: float, start: float | None, end: float | None, *, slack: float = 0.0) -> int:
-    """How many ticks ``start + k / fps`` lie in [start, end) and before ``duration``."""
+    """Return the number of ticks ``start + k / fps`` in [start, end) and before ``duration``."""
     first = 0.0 if start is None else start
     last = duration if end is None else min(end, duration)
     if last <= first:
@@ -68,9 +70,9 @@ def ticks(fps: float, duration: float, start: float | None, end: float | None, *
 def shown_at(
     times: NDArray[np.float64], fps: float, start: float | None, count: int, *, slack: float = 0.0
 ) -> NDArray[np.int64]:
-    """The position of the frame on screen at each of ``count`` ticks ``start + k / fps``.
+    """Return the position of the frame on screen at each of ``count`` ticks ``start + k / fps``.
 
-    That is the last frame whose timestamp is not later. A frame that is on screen at several ticks occurs for each.
+    That is the last frame whose timestamp is not later. A frame on screen at several ticks is repeated.
     """
     moments = (0.0 if start is None else start) + np.arange(count, dtype=np.float64) / fps
     positions = np.searchsorted(times, moments + slack, side="right") - 1
@@ -78,9 +80,9 @@ def shown_at(
 
 
 def nearest(times: NDArray[np.float64], among: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each of ``positions`` (increasing) the nearest in time of the positions ``among``, the earlier of two.
+    """Return, for each of ``positions`` (increasing), the nearest in time of ``among``; ties go to the earlier.
 
-    Of those between the first and the last position, if there are any: what lies outside of a part is not shown.
+    Prefers those between the first and the last position: frames outside the selected part are not shown.
     """
     inside = among[(among >= positions[0]) & (among <= positions[-1])]
     found = inside if len(inside) else among

@@ -1,6 +1,6 @@
-"""Decodes what is heard during a part of a video, with PyAV: mono, 16 kHz, in step with the frames.
+"""Decodes the audio of a part of a video with PyAV: mono, 16 kHz, aligned with the frames.
 
-FFmpeg's decoders refuse a damaged packet or make something of it; only the former is noticed.
+FFmpeg's decoders either refuse a damaged packet or decode it to something; only the former is detected.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from vidspec.video.opening import opened, packets_of
 
 __all__ = ["RATE", "read_sound"]
 
-#: Samples of a second.
+#: Samples per second.
 RATE = 16_000
-#: Seconds between a frame's timestamp and the end of the frame before from which on it counts as elsewhere in time.
+#: Gap in seconds between an audio frame's timestamp and the end of the previous frame that counts as a jump in time.
 _SLACK = 0.05
-#: Seconds that are decoded ahead of the part, for codecs whose frames lean on those before.
-_AHEAD = 1.0
+#: Seconds decoded ahead of the part, for codecs whose frames depend on earlier ones.
+_PREROLL_S = 1.0
 
 
 def read_sound(
     index: Index, start: float, end: float, *, allow_damaged: bool = False
 ) -> tuple[NDArray[np.float32] | None, str | None]:
-    """The sound of a file's best audio stream between two times; silence where it has a gap.
+    """Return the audio of a file's best audio stream between two times; silence in gaps.
 
-    A file that is cut off ends there. A stream may begin with frames that lean on what is not there.
+    The audio of a truncated file ends there. A stream may begin with frames that depend on missing ones.
 
     Args:
         index: of the file's frames.
@@ -39,16 +39,15 @@ def read_sound(
         allow_damaged: leave out what cannot be decoded.
 
     Returns:
-        (S,) float32 from ``start`` to ``end``, or to where the stream ends before; None without a sample there. And
-        what is wrong with it.
+        (S,) float32 from ``start`` to ``end``, or to the earlier end of the stream, None without a sample there; and a
+        description of the damage, or None.
 
     Raises:
-        VideoError: it cannot be decoded: of kind ``damaged`` unless damage is allowed, ``unsupported`` without a
-            decoder for it.
+        VideoError: it cannot be decoded: kind ``damaged`` unless damage is allowed, ``unsupported`` without a decoder.
     """
     if end <= start:
         return None, None
-    found = _read(index, start, end, seek=True) if start > _AHEAD else None
+    found = _read(index, start, end, seek=True) if start > _PREROLL_S else None
     track, lost = found or _read(index, start, end) or (None, [])
     if track is None or not lost or index.truncated:
         return None if track is None else track.samples, None
@@ -64,7 +63,7 @@ def read_sound(
 
 
 def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tuple[_Track, list[float]] | None:
-    """What was decoded, and the times of what could not; None without a stream, or where seeking led too far."""
+    """Return the decoded samples and the times of lost frames; None without a stream, or if the seek overshot."""
     origin = float(index.first * index.time_base)
     with opened(index.path) as container:
         stream: Any = container.streams.best("audio")
@@ -78,7 +77,7 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
             )
         if seek:
             try:
-                container.seek(int((origin + start - _AHEAD) / stream.time_base), stream=stream)
+                container.seek(int((origin + start - _PREROLL_S) / stream.time_base), stream=stream)
             except (av.error.FFmpegError, OSError):
                 return None
         track, began = _Track(start, end), False
@@ -100,12 +99,12 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
 
 
 def _frames(container: Any, stream: Any) -> Iterator[tuple[float | None, Any]]:
-    """Time (on the file's clock) and frame, in their order; None for a frame that cannot be decoded."""
+    """Yield time (on the file's clock) and frame, in order; None for a frame that cannot be decoded."""
     packets, time = packets_of(container, stream), None
     while True:
         try:
             packet = next(packets, None)
-        except (av.error.FFmpegError, OSError):  # reading failed, which ends the file here
+        except (av.error.FFmpegError, OSError):  # a failed read ends the file here
             yield time, None
             return
         if packet is None:
@@ -129,23 +128,23 @@ def _frames(container: Any, stream: Any) -> Iterator[tuple[float | None, Any]]:
 
 
 class _Track:
-    """Samples from one time to another, placed by the timestamps of the frames that they come in."""
+    """Samples of a time range, placed by the timestamps of their frames."""
 
     def __init__(self, start: float, end: float) -> None:
         self._start, self._next = start, start
-        self._into = np.zeros(round((end - start) * RATE), np.float32)
+        self._samples = np.zeros(round((end - start) * RATE), np.float32)
         self._at = self._filled = 0
         self._kind: tuple[str, str, int] | None = None
         self._resampler: Any = None
 
     @property
     def samples(self) -> NDArray[np.float32] | None:
-        """What there is, to the last sample that was there."""
+        """Samples up to the last one decoded."""
         self._flush()
-        return self._into[: self._filled].copy() if self._filled else None
+        return self._samples[: self._filled].copy() if self._filled else None
 
     def add(self, time: float | None, frame: Any) -> None:
-        """A frame that begins at ``time``, None for the end of the one before."""
+        """Add a frame that begins at ``time``, None for the end of the previous one."""
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         elsewhere = time is not None and abs(time - self._next) > _SLACK
         if kind != self._kind or elsewhere:
@@ -155,18 +154,18 @@ class _Track:
             self._kind, self._resampler = kind, av.AudioResampler("fltp", frame.layout, RATE)
         self._next += frame.samples / frame.sample_rate
         frame.pts = None  # only its samples count
-        self._put(frame)
+        self._append(frame)
 
     def _flush(self) -> None:
         if self._resampler is not None:
-            self._put(None)
+            self._append(None)
         self._resampler = self._kind = None
 
-    def _put(self, frame: Any) -> None:
+    def _append(self, frame: Any) -> None:
         for made in self._resampler.resample(frame):
-            samples = made.to_ndarray().mean(0)  # and not FFmpeg's sum, which is louder than the channels
-            low, high = max(0, self._at), min(len(self._into), self._at + len(samples))
+            samples = made.to_ndarray().mean(0)  # FFmpeg's own downmix sums, which is louder than the channels
+            low, high = max(0, self._at), min(len(self._samples), self._at + len(samples))
             if high > low:
-                self._into[low:high] = samples[low - self._at : high - self._at]
+                self._samples[low:high] = samples[low - self._at : high - self._at]
                 self._filled = max(self._filled, high)
             self._at += len(samples)

@@ -114,7 +114,7 @@ def test_a_long_clip_says_how_many_frames_are_left_out(tmp_path, monkeypatch):
 def test_frames_that_are_gone_leave_a_page_that_says_so(tmp_path, monkeypatch, times):
     record = told(path="gone.mp4", video={"timestamps": times})
     page, errors = written(tmp_path, clip(record=record))
-    assert "The frames: there is no file gone.mp4 here." in page and not errors
+    assert "The frames: gone.mp4 does not exist." in page and not errors
 
     def broken(*_, **__):
         raise VideoError("it cannot be decoded")
@@ -123,7 +123,7 @@ def test_frames_that_are_gone_leave_a_page_that_says_so(tmp_path, monkeypatch, t
     page, errors = written(tmp_path, clip(record=told(video={"timestamps": times})))
     assert "The frames: it cannot be decoded." in page and [str(one) for one in errors] == ["it cannot be decoded"]
     changed = {**told(), "job": {"size": 1, "mtime_ns": 2}}
-    assert "The frames: the file is another one since." in written(tmp_path, clip(record=changed))[0]
+    assert "The frames: the file has changed since." in written(tmp_path, clip(record=changed))[0]
 
 
 @pytest.mark.parametrize("demo", [True, False])

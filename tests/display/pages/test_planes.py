@@ -10,7 +10,7 @@ AR, FAST, SLOW = MEASURED
 
 def test_a_picture_is_drawn_where_methods_differ():
     (shown,) = planes(MEASURED, "ar")  # plain decoding drafts nothing: no share of what was kept
-    assert shown.title == "Speed and what the draft was shown" and "decoding over ar" in shown.meaning
+    assert shown.title == "Speed and visual tokens" and "decoding speed over ar" in shown.meaning
     assert [point.about for point in shown.points] == ["fast = quick: 2.50x, 10%", "slow: 0.50x, 100%"]
     assert not planes([AR, replace(SLOW, kept=0.1), FAST], "ar")
 

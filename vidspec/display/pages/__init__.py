@@ -1,11 +1,11 @@
-"""Pages to look at a run with: one HTML file each that loads nothing else.
+"""HTML pages about a run: one self-contained file each.
 
 clip       the figures of one clip
-pictures   its frames, and which of their places the draft saw
-timeline   which worker did what and when, from a trace
-folder     many clips: a table, and how lengths and speeds are spread
-report     the page of a run, while it runs or of the records that it left
-bench      the page of what ``vidspec bench`` measured
-words      definitions, and how figures are written
+pictures   its frames, with an overlay on the places the draft did not see
+timeline   work of each worker over time, from a trace
+folder     many clips: a table, and distributions of lengths and speeds
+report     the page of a run, written by the run itself or from its records
+bench      the page of a ``vidspec bench`` result
+words      definitions and number formats
 page       the template engine; it knows no clips
 """

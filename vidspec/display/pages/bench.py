@@ -1,4 +1,4 @@
-"""The page of what ``vidspec bench`` measured: a table that sorts, speed-ups as bars, speed against other figures."""
+"""The page of a ``vidspec bench`` result: a sortable table, speed-ups as bars, speed against other figures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from vidspec.files import write_whole
 
 __all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "MeasuredMethod", "PlanePoint", "SpeedPlane", "planes", "write_bench"]
 
-#: Where the axes of a picture of 640 x 340 end, as its template draws them.
+#: Ends of the axes in a picture of 640 x 340, as its template draws them.
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 626.0, 14.0, 300.0
-#: What the three bar charts show, by the attribute of a row: a median, the least and the greatest.
+#: Title and meaning of the three bar charts, by the row's attribute, which holds (median, minimum, maximum).
 CHARTS = {
     "decode": ("Decoding", "tokens a second after the first"),
-    "end_to_end": ("End to end", "the whole time of a clip, of texts of equal length"),
+    "end_to_end": ("End to end", "the total time of a clip, at equal text length"),
     "first_time": ("Time to first token", "the time until the first token, shorter is better"),
 }
 
 
 class MeasuredMethod(Protocol):
-    """A row of a bench: one method; the template reads further figures of :class:`vidspec.bench.interleaved.Row`."""
+    """A row of a bench: one method. The template reads further figures of :class:`vidspec.bench.rows.BenchRow`."""
 
     @property
     def names(self) -> str: ...
@@ -44,7 +44,7 @@ class MeasuredMethod(Protocol):
 
 @dataclass(frozen=True)
 class PlanePoint:
-    """A method in a picture; ``best`` are those that no other beats in both figures."""
+    """A method in a picture; ``best`` if no other method beats it in both figures."""
 
     x: float
     y: float
@@ -55,8 +55,10 @@ class PlanePoint:
 
 @dataclass(frozen=True)
 class SpeedPlane:
-    """Decoding speed against another figure; ``frontier`` joins the best points, ``across`` and ``up`` are places on
-    the axes with their labels."""
+    """Decoding speed against another figure.
+
+    ``frontier`` joins the best points; ``across`` and ``up`` are ticks, each a position with its label.
+    """
 
     title: str
     meaning: str
@@ -67,19 +69,19 @@ class SpeedPlane:
 
 
 def planes(rows: Sequence[MeasuredMethod], baseline: str) -> list[SpeedPlane]:
-    """Speed against the share of the target's own tokens, where a method changes the text, and against what was kept.
+    """Return pictures of decoding speed against the share of the target's own tokens, and against kept visual tokens.
 
-    There is a picture where the figure differs between methods.
+    A picture is drawn only if its figure differs between methods.
     """
     found = []
     for title, meaning, value, more in (
-        ("Speed and text", "tokens that the target itself would have written", _own, True),
-        ("Speed and what the draft was shown", "visual tokens kept", lambda row: row.kept, False),
+        ("Speed and text", "tokens that the target itself would have written", _own_token_share, True),
+        ("Speed and visual tokens", "visual tokens that the draft saw", lambda row: row.kept, False),
     ):
         known = [(row, figure) for row in rows if (figure := value(row)) is not None]
         if len({figure for _, figure in known}) > 1:
-            meaning = f"upward: {meaning}; to the right: decoding over {baseline}"
-            found.append(_plane(title, meaning, known, more))
+            meaning = f"vertical: {meaning}; horizontal: decoding speed over {baseline}"
+            found.append(_speed_plane(title, meaning, known, more))
     return found
 
 
@@ -97,12 +99,12 @@ def write_bench(
 
     Args:
         file: replaced whole.
-        rows: one for each method.
-        baseline: the name of what speed-ups are over.
-        command: the command line that measured this.
-        machine: facts about where it ran.
-        demo: whether the built-in models were measured.
-        left: by name why there is nothing of it.
+        rows: one per method.
+        baseline: the name of the method that speed-ups are relative to.
+        command: the command line that produced the result.
+        machine: facts about the machine.
+        demo: the built-in models were measured.
+        left: reasons for missing methods, by name.
 
     Raises:
         OutputError: it cannot be written.
@@ -123,14 +125,14 @@ def write_bench(
     write_whole(file, content)
 
 
-def _own(row: MeasuredMethod) -> float | None:
-    """The share of a text's tokens that the target would have written; None where it is not known."""
+def _own_token_share(row: MeasuredMethod) -> float | None:
+    """Return the share of a text's tokens that the target would have written; None if unknown."""
     if row.accepted_by_target is not None:
         return row.accepted_by_target
     return 1.0 if row.equal is None or row.equal == row.clips else None
 
 
-def _plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float]], more: bool) -> SpeedPlane:
+def _speed_plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float]], more: bool) -> SpeedPlane:
     fastest = 1.1 * max(row.decode[0] for row, _ in known)
     least, most = min(figure for _, figure in known), max(figure for _, figure in known)
     low, high = max(0.0, least - 0.15 * (most - least)), most + 0.15 * (most - least)
@@ -165,7 +167,7 @@ def _plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float
 def _ticks(
     low: float, high: float, place: Callable[[float], float], label: Callable[[float], str]
 ) -> tuple[tuple[float, str], ...]:
-    """Round figures, three to six of them."""
+    """Return three to six ticks at round figures."""
     steps = (factor * 10.0**power for power in range(-4, 5) for factor in (1, 2, 5))
     step = next(one for one in steps if high - low < 6 * one)
     ends = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

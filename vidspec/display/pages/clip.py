@@ -1,4 +1,4 @@
-"""The figures of a page about one clip: tokens and who wrote them, rounds, counters, speeds. Draws nothing."""
+"""The figures of a page about one clip: tokens and their origins, rounds, counters, speeds. Draws nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vidspec.events.trace import Span
 
 __all__ = ["ClipPage", "PageToken", "SpeedFigure", "VerifiedWindow"]
 
-#: What is shown of a token that adds nothing to the text.
+#: Symbol for a token that adds nothing to the text.
 _SILENT = "∎"
 
 
 @dataclass(frozen=True)
 class PageToken:
-    """A piece of the caption; ``origin`` is empty where it was not recorded, ``about`` lists what is known of it."""
+    """A piece of the caption; ``origin`` is empty if it was not recorded, ``about`` lists the known facts."""
 
     text: str
     origin: str
@@ -33,8 +33,10 @@ class PageToken:
 
 @dataclass(frozen=True)
 class VerifiedWindow:
-    """One verification: so many tokens were drafted and accepted, and the target added ``own``. ``drafted`` and
-    ``own`` are None where only accepted lengths were recorded."""
+    """Token counts of one verification: ``drafted``, ``accepted``, and the target's ``own``.
+
+    ``drafted`` and ``own`` are None if only accepted lengths were recorded.
+    """
 
     number: int
     accepted: int
@@ -44,7 +46,7 @@ class VerifiedWindow:
 
 @dataclass(frozen=True)
 class SpeedFigure:
-    """A time of this run and of plain decoding, in seconds, and how many times as fast this run was."""
+    """Seconds of this run and of plain decoding, and the speed-up."""
 
     name: str
     meaning: str
@@ -58,11 +60,11 @@ class ClipPage:
     """One clip, captioned or failed.
 
     Attributes:
-        record: as :data:`~vidspec.display.pages.page.RecordMapping` says.
-        seen, rounds: of a run that was watched, what the draft was shown and what each pass brought.
+        record: see :data:`~vidspec.display.pages.page.RecordMapping`.
+        seen, rounds: the prefill event and the rounds of an observed run.
         spans: the trace, if there is one.
-        pictures: its frames, or ``unseen``, why there are none.
-        number: which of a page's clips it is, from 1.
+        pictures: its frames; ``unseen`` is the reason if there are none.
+        number: its number on a page of several clips, from 1.
     """
 
     record: RecordMapping
@@ -75,18 +77,18 @@ class ClipPage:
 
     @property
     def name(self) -> str:
-        """The path, which part of the file it is, and the prompt of a clip with several."""
+        """The path, the part of the file, and the prompt if the clip has several."""
         path, prompt = one_line(self.record["path"]), self.section("question").get("prompt")
-        name = path if self._part is None else f"{path}, {words.span(*self._part)}"
+        name = path if self._time_range is None else f"{path}, {words.span(*self._time_range)}"
         return f"{name}: {one_line(prompt)}" if prompt else name
 
     def section(self, name: str) -> RecordMapping:
-        """A part of the record; empty where it has none."""
+        """Return a section of the record; empty if it has none."""
         return self.record.get(name) or {}
 
     @property
-    def _part(self) -> tuple[float, float] | None:
-        """Its beginning and end in seconds, by its frames where the record has neither; None for the whole file."""
+    def _time_range(self) -> tuple[float, float] | None:
+        """Start and end in seconds, from its frames if the record has neither; None for the whole file."""
         job, video = {**self.record, **self.section("job")}, self.section("video")
         start, end, duration = job.get("start"), job.get("end"), video.get("duration_s")
         if start is not None or end is not None:
@@ -117,17 +119,22 @@ class ClipPage:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was drafted."""
+        """True if nothing was drafted."""
         return not self.section("counters").get("drafted")
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """How the clip was captioned."""
+        """Facts about the run that captioned the clip."""
         record, models, video = self.record, self.section("models"), self.section("video")
         size = f"{video['width']} x {video['height']}" if video.get("width") else None
         length = f"{video['duration_s']:.1f} s" if video.get("duration_s") is not None else None
         schedule = self.section("schedule")
-        ended = {"eos": "by itself", "length": "at the longest length", "loop": "in a loop", "stop": "at a stop string"}
+        ended = {
+            "eos": "at an end token",
+            "length": "at the token limit",
+            "loop": "in a repetition",
+            "stop": "at a stop string",
+        }
         found = [
             ("profile", record.get("profile")),
             ("target", models.get("target")),
@@ -147,25 +154,25 @@ class ClipPage:
 
     @property
     def _contexts(self) -> str:
-        """Of an ensemble, the mean weight of each context."""
+        """Mean weight of each context of an ensemble."""
         weights = self.section("ensemble").get("weights") or {}
         return ", ".join(f"{name} {fmean(row):.0%}" for name, row in weights.items() if row)
 
     @property
     def signals(self) -> list[str]:
-        """What the slider over the frames goes by; empty where nothing was observed or there are no frames."""
+        """Signals that the slider over the frames can rank by; empty if none were observed or there are no frames."""
         drawn = self.seen is not None and any(one.levels for one in self.pictures)
         return [words.signal(name) for name, _ in self.seen.signals] if self.seen and drawn else []
 
     @property
     def equal_length(self) -> int | None:
-        """The tokens of plain decoding, at which the speed-up end to end is, where it wrote more or fewer."""
+        """Length in tokens of the end-to-end comparison, if plain decoding wrote more or fewer tokens than this run."""
         tokens: int | None = (self.section("speed").get("baseline") or {}).get("tokens")
         return None if tokens == len(self.record["token_ids"]) else tokens
 
     @cached_property
     def tokens(self) -> list[PageToken]:
-        """The caption piece by piece; empty where pieces were not recorded."""
+        """Pieces of the caption; empty if they were not recorded."""
         return list(self._tokens())
 
     def _tokens(self) -> Iterator[PageToken]:
@@ -176,7 +183,7 @@ class ClipPage:
                 place += 1
                 facts = [f"token {place}", f"{origin}: {words.ORIGINS[origin]}"]
                 if number == 0:
-                    facts.append("given by the target's prefill")
+                    facts.append("from the target's prefill")
                 elif one.drafted:
                     facts.append(f"round {number}: {one.drafted} drafted, {one.accepted} accepted")
                 else:
@@ -184,23 +191,25 @@ class ClipPage:
                 others = [f"“{one_line(other.text) or _SILENT}”" for other in one.rejected if other.at == at]
                 facts += [f"the draft proposed {', '.join(others)} here"] if others else []
                 if one.probabilities:
-                    facts.append(f"the target gave it a probability of {one.probabilities[at]:.3g}")
+                    facts.append(f"target probability {one.probabilities[at]:.3g}")
                 facts.append(f"{words.time(one.elapsed)} after the prefill")
                 facts += [f"window {one.gamma}"] if one.gamma else []
                 if (loose := loosened.get(at)) is not None:
-                    facts.append(f"let pass by {loose.by}, the target wanted {self._wanted(place - 1, loose.wanted)}")
+                    facts.append(
+                        f"accepted by {loose.by}, the target's choice was {self._choice(place - 1, loose.wanted)}"
+                    )
                     facts += [f"visual relevance {loose.relevance:.3f}"] if loose.relevance is not None else []
                     facts += [f"entropy {loose.entropy:.2f} nats"] if loose.entropy is not None else []
                 yield PageToken(escape_text(text) or _SILENT, origin, number, "; ".join(facts))
 
-    def _wanted(self, at: int, token: int) -> str:
+    def _choice(self, at: int, token: int) -> str:
         known = self.section("loose").get("tokens") or ()
         text = next((one["wanted_text"] for one in known if one["at"] == at), None)
         return f"token {token}" if text is None else f"“{one_line(text)}”"
 
     @property
     def origins(self) -> dict[str, int]:
-        """How many tokens each wrote, in the order of the definitions; by the counters where tokens are unknown."""
+        """Token count by origin, in the order of the definitions; from the counters if tokens were not recorded."""
         if self.tokens:
             counts = {origin: sum(one.origin == origin for one in self.tokens) for origin in words.ORIGINS}
         elif self.measured:
@@ -229,7 +238,7 @@ class ClipPage:
 
     @property
     def tallest(self) -> int:
-        """The highest number of tokens in a window, drafted and the target's own, which is full height."""
+        """Most tokens in a window, drafted plus the target's own; the full height of the chart."""
         return max(((one.drafted or one.accepted) + (one.own or 0) for one in self.windows), default=1) or 1
 
     @property
@@ -242,7 +251,7 @@ class ClipPage:
 
     @property
     def counters(self) -> list[tuple[str, str, str]]:
-        """Name, value and definition of what was counted, then of the lengths that are derived from it."""
+        """Name, value and definition of each counter, then of the lengths derived from them."""
         counted, lengths = self.section("counters"), self.section("lengths")
         rows = [
             (name, words.number(counted[name]), meaning) for name, meaning in words.COUNTERS.items() if name in counted
@@ -257,11 +266,11 @@ class ClipPage:
     def speeds(self) -> list[SpeedFigure]:
         timings, baseline = self.section("timings"), self.section("speed").get("baseline") or {}
         plain = baseline.get("timings") or {}
-        equal = "; the speed-up at equal length" if self.equal_length else ""
+        equal = "; the speed-up is at equal length" if self.equal_length else ""
         names = (
-            ("time_to_first_token", "time to first token", "from the beginning of work on the clip to the first token"),
+            ("time_to_first_token", "time to first token", "from the start of work on the clip to the first token"),
             ("decode", "decoding", "from the first token to the last"),
-            ("end_to_end", "end to end", f"from the beginning of work on the clip to the last token{equal}"),
+            ("end_to_end", "end to end", f"from the start of work on the clip to the last token{equal}"),
         )
         return [
             SpeedFigure(name, meaning, timings[key], plain.get(key), baseline.get(key))
@@ -271,13 +280,13 @@ class ClipPage:
 
     @property
     def read_before(self) -> float | None:
-        """Seconds that reading the frames took before the trace began, in another process; None if it is in there."""
+        """Seconds spent reading frames before the trace began, in another process; None if the trace includes it."""
         seconds: float | None = self.section("timings").get("decode_video")
         return None if any(span.kind == "decode_video" for span in self.spans) else seconds
 
     @property
     def slowest(self) -> float:
-        """The longest of the times in :attr:`speeds`, which fills a bar."""
+        """The longest of the times in :attr:`speeds`; the full width of a bar."""
         return max((time or 0.0 for one in self.speeds for time in (one.method, one.plain)), default=0.0) or 1.0
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Many clips as a table, and how their lengths and speeds are spread; keeps what a page can show, and draws nothing."""
+"""Many clips as a table, with distributions of their lengths and speeds. Bounded memory; draws nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from vidspec.escaping import one_line
 
 __all__ = ["MAX_ROWS", "FolderPage", "FolderRow", "Histogram"]
 
-#: Of the clips that failed, and of the others, so many stand in the table.
+#: Most rows in the table for failed clips, and for captioned ones.
 MAX_ROWS = 2000
-#: So many of the clips have a picture in the table.
+#: Most clips with a picture in the table.
 MAX_PICTURES = 200
 _STEPS = 24
 
 
 @dataclass(frozen=True)
 class FolderRow:
-    """A clip in the table; ``words`` are its caption, or why there is none."""
+    """A clip in the table; ``words`` is its caption or its error."""
 
     number: int
     name: str
@@ -40,7 +40,7 @@ class FolderRow:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many clips lie in each of equal steps from ``low`` to ``high``."""
+    """Number of clips in each of equal steps from ``low`` to ``high``."""
 
     name: str
     clips: int
@@ -56,12 +56,12 @@ class Histogram:
 
 @dataclass
 class FolderPage:
-    """Clips as they come, in any order.
+    """Clips of a run, added in any order.
 
     Attributes:
-        clips, failed, demo: how many there were.
-        pictured: of the first captioned clips by number, what their thumbnails are made from.
-        rows: those of the table; beyond :data:`MAX_ROWS` of a kind clips are counted and have no row.
+        clips, failed, demo: counts.
+        pictured: records for the thumbnails of the first captioned clips, by number.
+        rows: rows of the table; clips beyond :data:`MAX_ROWS` of a kind are only counted.
     """
 
     clips: int = 0
@@ -72,7 +72,7 @@ class FolderPage:
     _values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _SPREADS})
 
     def add(self, record: RecordMapping) -> int:
-        """Take in a clip; its number, from 1."""
+        """Add a clip; return its number, from 1."""
         self.clips += 1
         failed = record.get("error") is not None
         self.failed += failed
@@ -81,7 +81,7 @@ class FolderPage:
             self.rows.append(_row(self.clips, record))
         if not failed and len(self.pictured) < MAX_PICTURES:
             kept = {key: record.get(key) for key in ("path", "job")}
-            self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle(record)}}
+            self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle_timestamp(record)}}
         for name, (value, _) in _SPREADS.items():
             if not failed and (found := value(record)) is not None:
                 self._values[name].append(found)
@@ -94,26 +94,28 @@ class FolderPage:
 
     @property
     def left_out(self) -> str:
-        """How many clips have no row; empty for none."""
+        """Sentence that counts the clips without a row; empty if there are none."""
         count = self.clips - len(self.rows)
         return f"{words.number(count)} further clips are counted above and have no row here." if count else ""
 
     @property
     def summary(self) -> str:
-        """How many clips there are, and how many failed."""
+        """Sentence that counts the clips and the failures."""
         done = self.clips - self.failed
         counts = f"{words.number(done)} captioned, {words.number(self.failed)} failed"
         return f"{words.number(self.clips)} records, one for each clip or part of one: {counts}."
 
     @property
     def compared(self) -> bool:
-        """Whether plain decoding was measured for any of them."""
+        """True if plain decoding was measured for any clip."""
         return any(row.faster is not None for row in self.rows)
 
     @property
     def spreads(self) -> list[Histogram]:
-        """Of each measured value that clips have; none where there are fewer than three."""
-        return [_spread(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3]
+        """Histogram of each measured value that at least three clips have."""
+        return [
+            _histogram(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3
+        ]
 
 
 def _row(number: int, record: RecordMapping) -> FolderRow:
@@ -136,25 +138,25 @@ def _row(number: int, record: RecordMapping) -> FolderRow:
     )
 
 
-def _middle(record: RecordMapping) -> tuple[float, ...]:
+def _middle_timestamp(record: RecordMapping) -> tuple[float, ...]:
     times = (record.get("video") or {}).get("timestamps") or ()
     return tuple(times[len(times) // 2 :][:1])
 
 
-def _under(key: str, name: str) -> Callable[[RecordMapping], float | None]:
+def _record_getter(key: str, name: str) -> Callable[[RecordMapping], float | None]:
     return lambda record: (record.get(key) or {}).get(name)
 
 
 _SPREADS: Mapping[str, tuple[Callable[[RecordMapping], float | None], Callable[[float], str]]] = {
     "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
-    "tokens/s while decoding": (_under("speed", "tokens_per_s"), words.number),
-    "time end to end": (_under("timings", "end_to_end"), words.time),
-    "tau": (_under("lengths", "tau"), words.number),
-    "tokens per target pass": (_under("lengths", "tokens_per_target_pass"), words.number),
+    "tokens/s while decoding": (_record_getter("speed", "tokens_per_s"), words.number),
+    "time end to end": (_record_getter("timings", "end_to_end"), words.time),
+    "tau": (_record_getter("lengths", "tau"), words.number),
+    "tokens per target pass": (_record_getter("lengths", "tokens_per_target_pass"), words.number),
 }
 
 
-def _spread(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Histogram:
+def _histogram(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Histogram:
     low, high = min(values), max(values)
     counts = [0] * (_STEPS if high > low else 1)
     for value in values:

@@ -1,4 +1,4 @@
-"""Renders templates into pages that load nothing, and says where none can be written; knows no clips."""
+"""Renders templates into self-contained pages and checks output files. Knows no clips."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordMapping", "check_page", "render_page"]
 
-#: A clip's record as ``--format json`` has it; of ``--format jsonl``, without what was measured.
+#: A clip's record as ``--format json`` writes it; from ``--format jsonl``, without measurements.
 RecordMapping: TypeAlias = Mapping[str, Any]
 
-#: What every page of ours has in its head.
+#: Marker in the head of every page that vidspec writes.
 PAGE = FileKind("page of vidspec", rb'<meta name="generator" content="vidspec ')
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> None:
-    """Find out before any work that a page cannot be written.
+    """Check that a page can be written, before any work.
 
     Raises:
         UsageError: naming ``option``.
@@ -38,7 +38,7 @@ def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> N
 
 
 def render_page(template: str, **content: object) -> str:
-    """A whole page. Texts in ``content`` are escaped."""
+    """Return a complete page. Texts in ``content`` are escaped."""
     return _environment().get_template(template).render(version=__version__, words=words, **content)
 
 

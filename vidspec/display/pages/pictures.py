@@ -1,4 +1,4 @@
-"""The frames of a clip, read again and made small, and over each a veil on the places that the draft did not see."""
+"""Frames of a clip, read again and scaled down, each with an overlay on the places the draft did not see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "draw_frames", "draw_thumbnail"]
 
-#: Of a clip's frames, so many are drawn at most, spread evenly.
+#: Most frames drawn per clip, spread evenly.
 MAX_FRAMES = 64
 _PIXELS, _THUMBNAIL = 320 * 320, 128 * 128
 _QUALITY = 78
@@ -28,11 +28,11 @@ _QUALITY = 78
 
 @dataclass(frozen=True)
 class Picture:
-    """A frame as a page has it; the pictures are ``data:`` addresses.
+    """A frame on a page; images are ``data:`` URLs.
 
-    ``kept`` of the frame's ``tokens`` were shown to the draft, ``veil`` covers the others; None where that is not
-    known. ``view`` names one of several rasters of tokens over the same frame, of so many ``sides``, rows and columns;
-    ``levels`` has of each signal its ranks in it, in base64.
+    ``kept`` of the frame's ``tokens`` were shown to the draft and ``veil`` covers the others; None if unknown. ``view``
+    names one of several rasters of tokens over the same frame and ``sides`` its rows and columns. ``levels`` holds its
+    ranks for each signal, in base64.
     """
 
     seconds: float
@@ -50,7 +50,7 @@ class Picture:
         return self.kept / self.tokens if self.kept is not None and self.tokens else None
 
 
-#: :func:`draw_frames` of a record and of what the draft saw.
+#: :func:`draw_frames`, given a record and the prefill event.
 DrawFrames: TypeAlias = Callable[[RecordMapping, Prefilled | None], list[Picture]]
 
 
@@ -62,12 +62,12 @@ def draw_frames(
     decoder: str = "auto",
     allow_damaged: bool = False,
 ) -> list[Picture]:
-    """The frames that the models saw, of a temporal step of two frames the first.
+    """Return the frames that the models saw; of a temporal step of two frames, the first.
 
     Args:
         record: of the clip; its file is read again.
-        seen: what the draft saw, where it was watched; without it a frame has at most its number of kept tokens.
-        budget: bytes that all pictures together take on the page; they become smaller for it.
+        seen: the prefill event of an observed run; without it a frame has at most its number of kept tokens.
+        budget: bytes of all pictures together; they are scaled down to fit.
         decoder, allow_damaged: as the clip was read.
 
     Raises:
@@ -88,7 +88,7 @@ def draw_frames(
     chosen = uniform(len(times), MAX_FRAMES).tolist()
     moments = [times[index] for index in chosen]
     clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
-    images = _within(budget, list(clip.frames))
+    images = _fit_budget(budget, list(clip.frames))
     height, width = clip.frames[0].shape[:2]
     if grid is None or seen is None:
         counts = [per_frame[index] if per_frame else None for index in chosen]
@@ -101,12 +101,12 @@ def draw_frames(
     cells, found = cells_of(seen), []
     for (at, index), layer in product(enumerate(chosen), cells.layers):
         one = Picture(moments[at], images[at], width / height, sides=(layer.rows, layer.columns))
-        if seen.kept_per_frame:  # a draft that is shown no tokens at all has nothing veiled
+        if seen.kept_per_frame:  # no overlay for a draft without visual tokens
             shown = cells.of(index, layer)
             side = min(32, max(6, 256 // layer.columns))  # pixels of a token, so that the line around it is about one
             over = veil(shown, side * layer.columns, side * layer.rows)
             one = replace(
-                one, veil=None if over is None else _address(over, "png"), kept=int(shown.sum()), tokens=shown.size
+                one, veil=None if over is None else _data_url(over, "png"), kept=int(shown.sum()), tokens=shown.size
             )
         if len(cells.layers) > 1:
             one = replace(one, view=f"view of {layer.rows} x {layer.columns}")
@@ -116,7 +116,7 @@ def draw_frames(
 
 
 def draw_thumbnail(record: RecordMapping) -> str:
-    """The frame in the middle of a clip, small.
+    """Return the middle frame of a clip as a small picture.
 
     Raises:
         VidspecError: it cannot be read.
@@ -128,8 +128,8 @@ def draw_thumbnail(record: RecordMapping) -> str:
     return _jpeg(clip.frames[0], 1.0)
 
 
-def _within(budget: int, frames: Sequence[NDArray[np.uint8]]) -> list[str]:
-    """Each frame as an address; all of them smaller until they fit."""
+def _fit_budget(budget: int, frames: Sequence[NDArray[np.uint8]]) -> list[str]:
+    """Return each frame as a ``data:`` URL, all scaled down until they fit ``budget`` bytes."""
     scale = 1.0
     while True:
         images = [_jpeg(frame, scale) for frame in frames]
@@ -145,10 +145,10 @@ def _jpeg(frame: NDArray[np.uint8], scale: float) -> str:
     if scale < 1:
         size = (max(16, round(image.width * scale)), max(16, round(image.height * scale)))
         image = image.resize(size, Image.Resampling.LANCZOS)
-    return _address(image, "jpeg", quality=_QUALITY)
+    return _data_url(image, "jpeg", quality=_QUALITY)
 
 
-def _address(image: Image.Image, kind: str, **options: int) -> str:
+def _data_url(image: Image.Image, kind: str, **options: int) -> str:
     buffer = BytesIO()
     image.save(buffer, kind, optimize=True, **options)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""The page of a run: of one clip, or of many with the first of them in full. Reads their frames again."""
+"""The page of a run: of one clip, or of many with the first ones in full. Reads their frames again."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from vidspec.files import read_whole, write_whole
 
 __all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_compared", "write_finished"]
 
-#: Of many clips so many are shown in full.
+#: Most clips shown in full on a page of many.
 IN_FULL = 24
-#: Bytes of pictures of a page of one clip, and of each clip in full where there are several.
+#: Bytes of pictures on a page of one clip, and per clip on a page of several.
 _ALONE, _AMONG = 2_000_000, 250_000
-#: Bytes of a trace; a clip's has some kilobytes.
+#: Most bytes of a trace; a clip's has some kilobytes.
 MAX_TRACE_BYTES = 1 << 30
 
 
@@ -51,13 +51,13 @@ def write(
     Args:
         file: replaced whole.
         folder: all clips.
-        clips: those shown in full; if there is but one clip the page is about it.
+        clips: those shown in full; if the folder has a single clip, the page is about it.
         title: of a page of many.
-        frames: whether frames are read again and drawn, which takes a while.
+        frames: read the frames again and draw them, which takes a while.
         decoder, allow_damaged: as clips were read.
 
     Returns:
-        Why frames could not be read again; the page says so and is written all the same.
+        Errors of reading frames again; the page is written all the same and mentions them.
 
     Raises:
         OutputError: it cannot be written.
@@ -69,7 +69,7 @@ def write(
         )
         whole = [_with_pictures(clip, draw, errors) for clip in clips]
     else:
-        whole = [replace(clip, unseen="the run was interrupted, and they were not read again") for clip in clips]
+        whole = [replace(clip, unseen="not read again, as the run was interrupted") for clip in clips]
     demo = words.demo(folder.demo, folder.clips - folder.failed)
     if folder.clips == 1 and whole:
         content = render_page("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
@@ -89,7 +89,7 @@ def write(
 def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError]) -> ClipPage:
     if clip.error is not None:
         return clip
-    if (changed := _changed(clip.record)) is not None:
+    if (changed := _change_reason(clip.record)) is not None:
         return replace(clip, unseen=changed)
     try:
         return replace(clip, pictures=draw(clip.record, clip.seen))
@@ -99,40 +99,40 @@ def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError])
 
 
 def _thumbnails(folder: FolderPage) -> dict[int, str]:
-    """By number; a clip whose frame cannot be had goes without."""
+    """Return thumbnails by clip number, without clips whose frame cannot be read."""
     found: dict[int, str] = {}
     for number, record in folder.pictured.items():
-        if _changed(record) is None:
+        if _change_reason(record) is None:
             with suppress(VidspecError):
                 found[number] = draw_thumbnail(record)
     return found
 
 
-def _changed(record: RecordMapping) -> str | None:
-    """Why the file is not the one that was captioned; None as far as its record knows."""
+def _change_reason(record: RecordMapping) -> str | None:
+    """Return a message if the file changed since it was captioned; None if not, as far as the record knows."""
     job, file = record.get("job") or {}, Path(record["path"])
     try:
         status = file.stat()
     except OSError:
-        return f"there is no file {one_line(record['path'])} here"
+        return f"{one_line(record['path'])} does not exist"
     known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
-    return None if known == (status.st_size, status.st_mtime_ns) else "the file is another one since"
+    return None if known == (status.st_size, status.st_mtime_ns) else "the file has changed since"
 
 
 class ReportFile(ClipStates):
     """One page for all clips of a run.
 
-    The first clips are kept with their events, to be shown in full; of the others only what stands in the table.
+    The first clips keep their events, to be shown in full; the others keep only their row of the table.
 
     Args:
         file: the page.
-        profile: how clips are captioned.
+        profile: the acceleration profile.
 
     Attributes:
-        interrupted: whether the run was; then frames are not read again, which takes a while.
+        interrupted: the run was interrupted; frames are then not read again, as that takes a while.
         folder: all clips.
         clips: those to be shown in full.
-        errors: why frames could not be drawn; the captions are not touched by it.
+        errors: errors of drawing frames; captions are not affected.
     """
 
     def __init__(self, file: Path, profile: Profile) -> None:
@@ -157,7 +157,7 @@ class ReportFile(ClipStates):
             self.clips.append(ClipPage(record, state.prefilled, state.rounds, spans, number=place))
 
     def write(self) -> None:
-        """Write the page; nothing where no clip ended.
+        """Write the page, unless no clip has ended.
 
         Raises:
             OutputError: it cannot be written.
@@ -177,7 +177,7 @@ class ReportFile(ClipStates):
 
 
 def read_trace(file: Path) -> dict[str, list[list[Span]]]:
-    """What ``--trace`` wrote, by path.
+    """Read a file of ``--trace``; return spans by path.
 
     Raises:
         UsageError: it cannot be read, or is something else.
@@ -192,16 +192,16 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
 def write_finished(
     file: Path, records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
 ) -> list[VidspecError]:
-    """Write the page of ``records``; returns why frames could not be drawn.
+    """Write the page of ``records``; return errors of drawing frames.
 
-    A trace belongs to a record where there are as many traces of its path as records.
+    Traces are matched to records in order if a path has as many traces as records.
 
     Raises:
-        UsageError: a record is not as vidspec writes them.
+        UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    with _of_vidspec():
-        folder, clips = _collected(records, traces)
+    with _checking_records():
+        folder, clips = _collect_clips(records, traces)
         damaged = any((record.get("video") or {}).get("damage") for record in records)
         return write(file, folder, clips, title, allow_damaged=damaged)
 
@@ -209,13 +209,13 @@ def write_finished(
 def write_compared(
     file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
 ) -> Sequence[CaptionPair]:
-    """Write the page of two runs side by side; returns their clips, and writes nothing where they share none.
+    """Write the page of two runs side by side and return their clips; write nothing if they share none.
 
     Raises:
-        UsageError: a record is not as vidspec writes them.
+        UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    with _of_vidspec():
+    with _checking_records():
         found = pair_captions(left, right)
         if not any(one.left and one.right for one in found):
             return ()
@@ -224,8 +224,8 @@ def write_compared(
 
 
 @contextmanager
-def _of_vidspec() -> Iterator[None]:
-    """Records that are not as vidspec writes them are an error of one line."""
+def _checking_records() -> Iterator[None]:
+    """Turn errors from malformed records into a one-line usage error."""
     from jinja2 import UndefinedError
 
     try:
@@ -237,10 +237,10 @@ def _of_vidspec() -> Iterator[None]:
         ) from error
 
 
-def _collected(
+def _collect_clips(
     records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
 ) -> tuple[FolderPage, list[ClipPage]]:
-    """All records, and the first of them with their traces."""
+    """Return all records, and the first of them with their traces."""
     folder = FolderPage()
     clips: list[ClipPage] = []
     captioned = Counter(record["path"] for record in records if record.get("error") is None)

@@ -1,4 +1,4 @@
-"""Two runs clip by clip, with the words in which their captions differ; writes the page, captions nothing."""
+"""Compares two runs clip by clip and marks the words in which captions differ. Writes the page; captions nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vidspec.files import write_whole
 
 __all__ = ["CaptionPair", "differences", "pair_captions", "write_comparison"]
 
-#: A stretch of a text, and whether the other text lacks it.
+#: A piece of a text, and True if the other text lacks it.
 DiffPiece = tuple[str, bool]
 
 
 def differences(left: str, right: str) -> tuple[list[DiffPiece], list[DiffPiece]]:
-    """Two texts as stretches of words and blanks, with those marked that the other one does not have there."""
+    """Split two texts into pieces of words and blanks, marking those that the other text lacks there."""
     texts = [re.findall(r"\w+\s*|[^\w\s]\s*|\s+", text) for text in (left, right)]
-    a, b = ([word.strip() for word in text] for text in texts)  # words with their blanks, which do not count
+    a, b = ([word.strip() for word in text] for text in texts)  # words keep their blanks, which are not compared
     found: tuple[list[DiffPiece], list[DiffPiece]] = ([], [])
     for kind, *ends in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         for side, text, start, end in zip(found, texts, ends[::2], ends[1::2], strict=True):
@@ -35,7 +35,7 @@ def differences(left: str, right: str) -> tuple[list[DiffPiece], list[DiffPiece]
 
 @dataclass(frozen=True)
 class CaptionPair:
-    """What two runs made of one clip and prompt; None where one of them did not have it."""
+    """Captions of two runs for one clip and prompt; None if a run did not have it."""
 
     left: ClipPage | None
     right: ClipPage | None
@@ -43,14 +43,14 @@ class CaptionPair:
 
     @property
     def one(self) -> ClipPage:
-        """Either, for what both share."""
+        """Either clip, for what both share."""
         clip = self.left or self.right
         assert clip is not None
         return clip
 
     @property
     def sides(self) -> list[tuple[ClipPage | None, list[DiffPiece]]]:
-        """Both, each with its caption in pieces."""
+        """Both clips, each with its caption in pieces."""
         texts = [clip.caption if clip is not None else "" for clip in (self.left, self.right)]
         both = all(clip is not None and clip.error is None for clip in (self.left, self.right))
         pieces = differences(*texts) if both else [[(text, False)] for text in texts]
@@ -58,7 +58,7 @@ class CaptionPair:
 
     @property
     def state(self) -> str:
-        """How the two compare, in a word."""
+        """Result of the comparison."""
         if self.left is None or self.right is None:
             return "in one run"
         if self.left.error is not None or self.right.error is not None:
@@ -67,9 +67,9 @@ class CaptionPair:
 
 
 def pair_captions(left: Sequence[RecordMapping], right: Sequence[RecordMapping]) -> list[CaptionPair]:
-    """The records of two runs by path, part and prompt, in the order of the first run, then those of the second alone.
+    """Match the records of two runs by path, part and prompt; those of the first run first, then the rest.
 
-    Of several records of a run for one prompt the last counts.
+    If a run has several records for one prompt, the last counts.
     """
     sides = [{_key(record): ClipPage(record) for record in records} for records in (left, right)]
     return [CaptionPair(sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]

@@ -1,4 +1,4 @@
-"""Who worked when: spans of a trace as bars in a lane for each worker. Pure; draws nothing itself."""
+"""Spans of a trace as bars, one lane per worker. Pure; draws nothing itself."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vidspec.events.trace import Span, Trace
 
 __all__ = ["Timeline", "TimelineBar", "TimelineLane", "from_chrome", "timeline"]
 
-#: What is shorter than this share of the whole is not drawn.
+#: Spans shorter than this share of the whole are not drawn.
 _MIN_SHARE = 1 / 8000
 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """A piece of work; ``left`` and ``width`` are percent of the whole, ``group`` is its colour."""
+    """A span; ``left`` and ``width`` are percent of the whole, ``group`` is its colour."""
 
     group: str
     left: float
@@ -28,7 +28,7 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class TimelineLane:
-    """A worker's bars, and its seconds by kind: each counts once, for the innermost piece of work."""
+    """A worker's bars, and its seconds by kind, counted for the innermost span."""
 
     worker: str
     bars: tuple[TimelineBar, ...]
@@ -44,8 +44,11 @@ class TimelineLane:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Lanes over ``seconds``; ``ticks`` are places (percent) with their label, ``decoding`` is where that began
-    (percent), and ``undrawn`` counts pieces too short to be seen, which are in the lanes' seconds all the same."""
+    """Lanes over ``seconds``.
+
+    ``ticks`` are positions (percent) with labels, ``decoding`` is the start of decoding (percent), and ``undrawn``
+    counts spans too short to draw, which the lanes' seconds include.
+    """
 
     seconds: float
     lanes: tuple[TimelineLane, ...]
@@ -55,14 +58,14 @@ class Timeline:
 
     @property
     def groups(self) -> list[str]:
-        """The colours that occur."""
+        """Colours that occur."""
         drawn = {bar.group for lane in self.lanes for bar in lane.bars}
         order = list(dict.fromkeys([*(group for group, _ in words.KINDS.values()), "wasted"]))
         return [group for group in order if group in drawn]
 
 
 def timeline(spans: Sequence[Span]) -> Timeline | None:
-    """The timeline of one clip; None where nothing was timed."""
+    """Return the timeline of one clip; None if nothing was timed."""
     end = max((span.end for span in spans), default=0.0)
     if end <= 0:
         return None
@@ -78,10 +81,10 @@ def timeline(spans: Sequence[Span]) -> Timeline | None:
 
 
 def from_chrome(trace: RecordMapping) -> dict[str, list[list[Span]]]:
-    """The spans in a file of ``--trace``, by path; a clip of several parts has a list for each, in their order.
+    """Return the spans in a file of ``--trace`` by path; a clip of several parts has one list per part, in order.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
     """
     try:
         events = [event for event in trace["traceEvents"] if isinstance(event, Mapping)]
@@ -120,7 +123,7 @@ def _bar(span: Span, end: float) -> TimelineBar:
 
 
 def _ticks(end: float) -> tuple[tuple[float, str], ...]:
-    """Round times, about eight of them."""
+    """Return about eight ticks at round times."""
     rough = end / 8
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)

@@ -1,4 +1,4 @@
-"""What the names on a page mean, and how its figures are written. Pure."""
+"""Definitions of the names on a page, and number formats. Pure."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ __all__ = [
     "time",
 ]
 
-#: The note on figures that were measured with the built-in models.
+#: Note on figures measured with the built-in models.
 MEASURED = (
     "Measured with vidspec's built-in models, which are tiny and know drawn shapes only: the figures compare methods "
     "on these models, and say nothing about real models or real video."
 )
 
-#: Who wrote a token.
+#: Meaning of each token origin.
 ORIGINS: Mapping[str, str] = {
     "draft": "proposed by the draft, accepted by the target",
     "correction": "the target's own, where a proposal was rejected",
-    "bonus": "the target's own, added behind a window that was accepted whole",
-    "loose": "proposed by the draft, let pass by a lossy rule although the target wanted another",
+    "bonus": "the target's own, added after a window that was accepted whole",
+    "loose": "proposed by the draft, accepted by a lossy rule although the target would have chosen another",
     "target": "the target alone: the first token, and all of plain decoding",
 }
 
 COUNTERS: Mapping[str, str] = {
     "visual_tokens": "tokens that stand for the video in the target's prompt",
-    "visual_tokens_kept": "how many of these the draft was shown",
-    "audio_tokens": "tokens that stand for the sound; target and draft hear all of it",
+    "visual_tokens_kept": "how many of them the draft saw",
+    "audio_tokens": "tokens that stand for the audio; target and draft read all of them",
     "state_bytes": "peak bytes of the states of recurrent blocks, of target and draft",
     "emitted": "tokens of the caption, the one that ends it included",
-    "target_forwards": "passes of the target after it had read its prompt; each verifies a window or writes one token",
-    "draft_forwards": "passes of the draft while it proposed; reading its prompt is not counted",
-    "drafted": "tokens that the draft proposed and whose fate was decided",
-    "accepted": "proposed tokens that stand in the caption",
-    "loose": "accepted tokens that a lossy rule let pass although the target would have chosen another",
+    "target_forwards": "passes of the target after its prefill; each verifies a window or writes one token",
+    "draft_forwards": "passes of the draft that proposed tokens; its prefill is not counted",
+    "drafted": "draft tokens that were accepted or rejected",
+    "accepted": "draft tokens in the caption",
+    "loose": "tokens accepted by a lossy rule although the target would have chosen another",
     "corrections": "tokens that the target wrote where it rejected a proposal",
-    "bonus": "tokens that the target added behind a window that it accepted whole",
+    "bonus": "tokens that the target added after a window that it accepted whole",
 }
 
 LENGTHS: Mapping[str, str] = {
@@ -58,27 +58,27 @@ LENGTHS: Mapping[str, str] = {
     "acceptance_rate": "accepted tokens as a share of the drafted ones",
 }
 
-#: Kinds of work in a trace: which colour they share, and what is done.
+#: Kinds of work in a trace: colour group and meaning.
 KINDS: Mapping[str, tuple[str, str]] = {
     "decode_video": ("reading", "reading frames out of the file"),
-    "preprocess": ("reading", "making the model's input of them"),
+    "preprocess": ("reading", "preparing the model's input"),
     "vision": ("vision", "the vision encoder"),
-    "caption": ("vision", "captioning a frame for a draft that is shown a text"),
+    "caption": ("vision", "captioning a frame for a draft that reads a text"),
     "target_prefill": ("prefill", "the target reads its prompt"),
     "draft_prefill": ("prefill", "the draft reads its prompt"),
-    "signals": ("prune", "measuring what pruning goes by"),
-    "prune": ("prune", "choosing what the draft sees"),
+    "signals": ("prune", "computing the signals for pruning"),
+    "prune": ("prune", "choosing the visual tokens for the draft"),
     "draft": ("draft", "the draft proposes"),
     "verify": ("verify", "a pass of the target"),
     "accept": ("other", "comparing proposals with the target's choice"),
-    "rollback": ("other", "forgetting what was rejected"),
+    "rollback": ("other", "dropping rejected tokens from the cache"),
     "collect": ("other", "Python's garbage collection"),
-    "wait": ("wait", "waiting for the other"),
+    "wait": ("wait", "waiting for the other model"),
 }
 
 
 def demo(of: int, captions: int) -> str:
-    """The note on a page of which ``of`` captions are by the built-in models; empty for none."""
+    """Return a note if ``of`` of the captions are by the built-in models; empty if none are."""
     if not of:
         return ""
     whose = (
@@ -91,32 +91,32 @@ def demo(of: int, captions: int) -> str:
 
 
 def signal(name: str) -> str:
-    """What a pruning signal is."""
+    """Describe a pruning signal."""
     block = name.partition("@")[2]
     return f"the target's attention in block {block}" if block else "the target's attention in all blocks"
 
 
 def number(value: float | int | None) -> str:
-    """``12,345`` or ``3.14``; a dash for None."""
+    """Format as ``12,345`` or ``3.14``; a dash for None."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def share(value: float | None) -> str:
-    """``42%``, with a decimal below 10%."""
+    """Format as ``42%``, with a decimal below 10%."""
     if value is None:
         return "-"
     return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"
 
 
 def ratio(value: float | None) -> str:
-    """``2.05x``"""
+    """Format as ``2.05x``."""
     return "-" if value is None else f"{value:.2f}x"
 
 
 def time(seconds: float | None) -> str:
-    """``71 ms``, ``2.89 s`` or as :func:`~vidspec.events.tally.format_duration` has it."""
+    """Format as ``71 ms``, ``2.89 s`` or by :func:`~vidspec.events.tally.format_duration`."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -125,7 +125,7 @@ def time(seconds: float | None) -> str:
 
 
 def span(start: float, end: float) -> str:
-    """A part of a video, ``0:05 to 1:10``."""
+    """Format a part of a video, ``0:05 to 1:10``."""
     return f"{_clock(start)} to {_clock(end)}"
 
 

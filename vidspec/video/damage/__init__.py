@@ -1,12 +1,12 @@
-"""Finds what is missing or changed in a file by the redundancy its container has. Decodes nothing, opens no stream.
+"""Finds missing or changed data in a file from its container's redundancy. Decodes nothing, opens no stream.
 
 Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, MP4 states sizes, counts and
-durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything: bytes
-changed inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
+durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything:
+changes inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
 always.
 
-Each known container is one function in a file of its own: bytes and the video stream's number in, ``DamageReport``
-out. ``spans`` tells what that means in time.
+Each known container is one function in its own file: bytes and the video stream's number in, ``DamageReport`` out.
+``spans`` converts that to times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXAMINERS: dict[str, Callable[[mmap.mmap, int], DamageReport]] = {
 
 
 def examine(path: str, container: str, stream_id: int) -> DamageReport:
-    """What is wrong with the file at ``path``, of FFmpeg's format ``container``; nothing for those not known here.
+    """Return the damage of the file at ``path`` in FFmpeg's format ``container``; none for unknown formats.
 
     ``stream_id``: the video stream's number in the container (a transport stream's PID, an AVI's or FLV's index).
     """
@@ -43,5 +43,5 @@ def examine(path: str, container: str, stream_id: int) -> DamageReport:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return by(data, stream_id)
-        except (IndexError, ValueError, OverflowError, RecursionError):  # sizes and counts that cannot be
+        except (IndexError, ValueError, OverflowError, RecursionError):  # impossible sizes and counts
             return DamageReport((DamageSpot(None, "its index is broken"),))

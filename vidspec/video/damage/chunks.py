@@ -1,4 +1,4 @@
-"""What is wrong with an AVI or FLV file: chunks of stated sizes follow each other."""
+"""Examines AVI and FLV files: chunks of stated sizes follow each other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from vidspec.video.progress import advance
 
 __all__ = ["avi", "flv"]
 
-# What stands for a size that was to be filled in at the end, which a writer to a pipe cannot.
+# Placeholders of sizes that are filled in at the end, which a writer to a pipe cannot do.
 _UNFILLED = (0, 0xFFFFFFFF)
 
 
 def avi(data: mmap.mmap, stream: int) -> DamageReport:
-    """Chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
+    """Find chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
     spots: list[DamageSpot] = []
     seen = 0
     ours = b"%02d" % stream
-    ends_early = streamed = False  # streamed: its writer could not go back to fill in sizes and counts
+    ends_early = streamed = False  # streamed: the writer could not fill in sizes and counts
     promised = 0
     index: list[tuple[bytes, int]] = []
     walked: list[tuple[bytes, int]] = []
@@ -61,7 +61,7 @@ def avi(data: mmap.mmap, stream: int) -> DamageReport:
             at = stop + (size & 1)
 
     walk(0, len(data), False)
-    # An index that lists other chunks throughout is one kept in its own way; one that does here and there is damaged.
+    # An index that differs throughout follows another convention; one that differs here and there is damaged.
     listed = [chunk for chunk in walked if chunk[0][:2] != b"ix" and chunk[0] != b"JUNK"][: len(index)]
     wrong = sum(one != other for one, other in zip(listed, index, strict=False))
     if 0 < wrong <= len(index) // 10:
@@ -70,7 +70,7 @@ def avi(data: mmap.mmap, stream: int) -> DamageReport:
 
 
 def flv(data: mmap.mmap, _: int) -> DamageReport:
-    """Tags whose size is not repeated behind them."""
+    """Find tags whose size is not repeated after them."""
     at = int.from_bytes(data[5:9], "big") + 4
     while at + 11 <= len(data):
         advance()

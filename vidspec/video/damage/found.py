@@ -1,4 +1,4 @@
-"""What an examined container tells: places where something is wrong."""
+"""Results of examining a container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["DamageReport", "DamageSpot"]
 
 
 class DamageSpot(NamedTuple):
-    """Something wrong: ``what``, and the byte ``at`` which it was noticed (None: the file's index, not a place)."""
+    """One defect: ``what`` it is, and the byte ``at`` which it was noticed (None: in the file's index)."""
 
     at: int | None
     what: str
@@ -17,11 +17,11 @@ class DamageSpot(NamedTuple):
 
 @dataclass
 class DamageReport:
-    """What examining a container found.
+    """Result of examining a container.
 
     ``spots``: in the file's order. ``hints``: signs that bytes are missing, though none of the video's own; with a gap
-    in time they are damage. ``ends_early``: whether the last part of the file is cut off; None where it does not say.
-    ``joined``: the byte from which on another stream, with a clock of its own, follows the first.
+    in time they are damage. ``ends_early``: the end of the file is cut off; None if unknown. ``joined``: the byte at
+    which another stream, with its own clock, follows the first.
     """
 
     spots: tuple[DamageSpot, ...] = ()

@@ -1,4 +1,4 @@
-"""What is wrong with a Matroska or WebM file: elements of stated sizes are nested, some with CRCs."""
+"""Examines Matroska and WebM files: elements of stated sizes are nested, some with CRCs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCKS = {0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF, _CRC, _VOID}
 
 
 def _element(data: mmap.mmap, at: int, end: int) -> tuple[int, int, int | None] | None:
-    """(id, where its content begins, size or None if unknown) of the EBML element at ``at``; None if it is none."""
+    """Return (id, start of the content, size or None if unknown) of the EBML element at ``at``; None if it is none."""
     if at >= end or not data[at] or data[at] < 0x10:
         return None
     id_bytes = 9 - data[at].bit_length()
@@ -33,7 +33,7 @@ def _element(data: mmap.mmap, at: int, end: int) -> tuple[int, int, int | None] 
 
 
 def matroska(data: mmap.mmap, _: int) -> DamageReport:
-    """Elements that do not follow each other as their sizes say, or whose CRC is not that of their content."""
+    """Find elements that contradict the stated sizes or CRCs."""
     spots: list[DamageSpot] = []
     end = len(data)
     head = _element(data, 0, end)
@@ -50,7 +50,7 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
         found = _element(data, at, stop)
         if found is None or found[0] not in _TOP:
             if found is not None and found[0] in (_EBML, _SEGMENT):
-                break  # another segment behind this one
+                break  # another segment follows
             spots.append(DamageSpot(at, "bytes are missing or changed"))
             again = data.find(_CLUSTER.to_bytes(4, "big"), at + 1)
             if again < 0:
@@ -59,7 +59,7 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
             continue
         name, content, size = found
         if size is None:
-            at, whole = _blocks(data, content, stop, open_ended=True)
+            at, whole = _cluster_end(data, content, stop, open_ended=True)
             if not whole and at < stop:
                 spots.append(DamageSpot(at, "bytes are missing or changed"))
                 at += 1
@@ -77,14 +77,14 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
             with memoryview(data) as view, view[content + 6 : content + size] as inner:
                 if zlib.crc32(inner) != stated:
                     spots.append(DamageSpot(at, "bytes are missing or changed"))
-        elif name == _CLUSTER and not _blocks(data, content, content + size, open_ended=False)[1]:
+        elif name == _CLUSTER and not _cluster_end(data, content, content + size, open_ended=False)[1]:
             spots.append(DamageSpot(at, "bytes are missing or changed"))
         at = content + size
     return DamageReport(tuple(spots), (), ends_early)
 
 
-def _blocks(data: mmap.mmap, at: int, end: int, *, open_ended: bool) -> tuple[int, bool]:
-    """(where the children of a cluster end, whether all are whole); open ended: up to the next element of its level."""
+def _cluster_end(data: mmap.mmap, at: int, end: int, *, open_ended: bool) -> tuple[int, bool]:
+    """Return (end of a cluster's children, True if all are intact); open ended: up to the next element of its level."""
     while at < end:
         advance()
         found = _element(data, at, end)

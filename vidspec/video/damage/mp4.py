@@ -1,4 +1,4 @@
-"""What is wrong with an MP4 or QuickTime file: its index states sizes, counts and durations several times over."""
+"""Examines MP4 and QuickTime files: their index states sizes, counts and durations several times over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Box(NamedTuple):
 
 
 def mp4(data: mmap.mmap, _: int) -> DamageReport:
-    """Boxes that do not fill their parents, tables that disagree, samples outside of the media data."""
+    """Find boxes that do not fill their parents, tables that disagree, samples outside of the media data."""
     top, whole = _boxes(data, 0, len(data))
     ends_early = bool(top) and top[-1].end > len(data)
     broken: list[DamageSpot] = [] if whole or ends_early else [DamageSpot(None, "its boxes are broken")]
@@ -40,7 +40,7 @@ def mp4(data: mmap.mmap, _: int) -> DamageReport:
     for track in (box for box in tracks if box.kind == b"trak"):
         parts: dict[bytes, _Box] = {}
         whole = _collect(data, track, parts) and whole
-        what = None if fragmented else _tables(data, parts, movie, media, extents)
+        what = None if fragmented else _table_defect(data, parts, movie, media, extents)
         if what:
             broken.append(DamageSpot(None, what))
     if not whole:
@@ -52,7 +52,7 @@ def mp4(data: mmap.mmap, _: int) -> DamageReport:
 
 
 def _boxes(data: mmap.mmap, at: int, end: int) -> tuple[list[_Box], bool]:
-    """The boxes between ``at`` and ``end``, and whether they fill it exactly."""
+    """Return the boxes between ``at`` and ``end``, and True if they fill it exactly."""
     found: list[_Box] = []
     while at + 8 <= end:
         size, kind, body = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], at + 8
@@ -70,7 +70,7 @@ def _boxes(data: mmap.mmap, at: int, end: int) -> tuple[list[_Box], bool]:
 
 
 def _collect(data: mmap.mmap, parent: _Box, into: dict[bytes, _Box]) -> bool:
-    """Fills ``into`` with the boxes inside ``parent``, at any depth; whether they fill it."""
+    """Fill ``into`` with the boxes inside ``parent``, at any depth; return True if they fill it."""
     boxes, whole = _boxes(data, parent.at, parent.end)
     for box in boxes:
         into.setdefault(box.kind, box)
@@ -80,7 +80,7 @@ def _collect(data: mmap.mmap, parent: _Box, into: dict[bytes, _Box]) -> bool:
 
 
 def _table(data: mmap.mmap, box: _Box, columns: int, *, skip: int = 4, width: int = 4) -> NDArray[np.int64]:
-    """The rows of a table box: a count of 32 bits behind ``skip`` bytes, then rows of ``columns`` numbers."""
+    """Return the rows of a table box: a 32-bit count after ``skip`` bytes, then rows of ``columns`` numbers."""
     first = box.at + skip + 4
     rows = int.from_bytes(data[first - 4 : first], "big")
     if first + rows * columns * width > box.end:
@@ -89,13 +89,13 @@ def _table(data: mmap.mmap, box: _Box, columns: int, *, skip: int = 4, width: in
     return numbers.astype(np.int64).reshape(-1, columns)
 
 
-def _clock(data: mmap.mmap, box: _Box, *, long_skip: int = 16, skip: int = 8) -> int:
-    """Where behind a header box's version the fields after its two dates begin."""
+def _after_dates(data: mmap.mmap, box: _Box, *, long_skip: int = 16, skip: int = 8) -> int:
+    """Return the offset of the fields that follow the two dates of a header box."""
     return box.at + 4 + (long_skip if data[box.at] else skip)
 
 
 def _duration(data: mmap.mmap, at: int, version: int) -> int | None:
-    """A duration of 32 or 64 bits; None where all its bits say that it is not known, or it is none."""
+    """Return a duration of 32 or 64 bits; None if it is zero or all ones (unknown)."""
     size = 8 if version else 4
     value = int.from_bytes(data[at : at + size], "big")
     return None if value in (0, (1 << 8 * size) - 1) else value
@@ -105,18 +105,18 @@ def _movie_scale(data: mmap.mmap, boxes: Sequence[_Box]) -> int:
     header = next((box for box in boxes if box.kind == b"mvhd"), None)
     if header is None:
         raise ValueError("no mvhd")
-    at = _clock(data, header)
+    at = _after_dates(data, header)
     return int.from_bytes(data[at : at + 4], "big")
 
 
-def _tables(
+def _table_defect(
     data: mmap.mmap,
     parts: dict[bytes, _Box],
     movie_scale: int,
     media: Sequence[tuple[int, int]],
     extents: list[tuple[int, int]],
 ) -> str | None:
-    """What one track's sample tables contradict, or None; adds where its chunks lie to ``extents``."""
+    """Return the contradiction in one track's sample tables, or None; add the ranges of its chunks to ``extents``."""
     sizes_box = parts.get(b"stsz")
     chunks_box = parts.get(b"stco") or parts.get(b"co64")
     if not {b"stts", b"stsc", b"mdhd", b"hdlr"} <= parts.keys() or sizes_box is None or chunks_box is None:
@@ -151,10 +151,10 @@ def _tables(
                if not any(low <= start and stop <= high for low, high in media)]  # fmt: skip
     if outside:
         return "its index points outside of its data"
-    return _sync_table(data, parts, count) or _lengths(data, parts, times, count, movie_scale)
+    return _sync_defect(data, parts, count) or _duration_defect(data, parts, times, count, movie_scale)
 
 
-def _sync_table(data: mmap.mmap, parts: dict[bytes, _Box], count: int) -> str | None:
+def _sync_defect(data: mmap.mmap, parts: dict[bytes, _Box], count: int) -> str | None:
     if b"stss" in parts:
         keys = _table(data, parts[b"stss"], 1)[:, 0]
         if len(keys) and (keys[0] < 1 or keys[-1] > count or (np.diff(keys) <= 0).any()):
@@ -164,11 +164,11 @@ def _sync_table(data: mmap.mmap, parts: dict[bytes, _Box], count: int) -> str | 
     return None
 
 
-def _lengths(
+def _duration_defect(
     data: mmap.mmap, parts: dict[bytes, _Box], times: NDArray[np.int64], count: int, movie_scale: int
 ) -> str | None:
-    """Whether frames' durations, the track's and its edits' agree, within two frames or a tenth of a second."""
-    at = _clock(data, parts[b"mdhd"])
+    """Return the contradiction between durations of frames, track and edits (over two frames or 0.1 s), or None."""
+    at = _after_dates(data, parts[b"mdhd"])
     scale = int.from_bytes(data[at : at + 4], "big")
     if not scale or not movie_scale:
         return "its clock is broken"
@@ -191,7 +191,7 @@ def _lengths(
     if (begins[shown] / scale + rows[shown, 0] / movie_scale > total / scale + slack + 1 / movie_scale).any():
         return "its edit list shows more than it has"
     header = parts[b"tkhd"]
-    track = _duration(data, _clock(data, header) + 8, data[header.at])
+    track = _duration(data, _after_dates(data, header) + 8, data[header.at])
     if track is not None and abs(int(rows[:, 0].sum()) - track) / movie_scale > slack + 1.0:
         return "its edit list is not as long as it says"
     return None

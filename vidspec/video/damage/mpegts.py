@@ -1,4 +1,4 @@
-"""What is wrong with an MPEG transport stream: its packets are numbered, each stream's by itself."""
+"""Examines MPEG transport streams: the packets of each PID are numbered."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["transport_stream"]
 
 _NULL_PID = 0x1FFF
 _CLOCK_ROUND = 1 << 33
-# Without what some writers put before or behind each.
+# Bytes of a packet, without what some writers put before or after each.
 _PACKET = 188
 _STRETCH = 4096
-# More places than this are not told apart.
+# Damage beyond this many places is not searched for.
 _ENOUGH = 1000
 
 
 def transport_stream(data: mmap.mmap, pid: int) -> DamageReport:
-    """Packets that are not where they must be, are marked as faulty, or break their PID's count of 16."""
+    """Find packets that are misplaced, marked as faulty, or break their PID's 4-bit counter."""
     size, first = _packet_size(data)
     if not size:
         return DamageReport()
     expected = first
     spots: list[DamageSpot] = []
     hints: list[int] = []
-    pictures: list[int] = []  # where packets are in which one of the video's begins
-    last: dict[int, tuple[int, int]] = {}  # of each PID's last packet: its count, and where it is
-    for start, count in _aligned(data, size, first):
+    pictures: list[int] = []  # offsets of packets in which a picture of the video begins
+    last: dict[int, tuple[int, int]] = {}  # counter and offset of each PID's last packet
+    for start, count in _synced_runs(data, size, first):
         if start != expected:
             spots.append(DamageSpot(start, "bytes are missing or changed"))
         if len(spots) > _ENOUGH:
@@ -69,16 +69,16 @@ def transport_stream(data: mmap.mmap, pid: int) -> DamageReport:
         del rows
     whole = (len(data) - first) % size in (0, _PACKET)
     spots.sort(key=lambda spot: spot.at or 0)
-    joined = _joined(data, [spot.at or 0 for spot in spots], pictures)
+    joined = _clock_restart(data, [spot.at or 0 for spot in spots], pictures)
     if joined is not None:
         spots = [spot for spot in spots if (spot.at or 0) < joined]
     return DamageReport(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
 
 
-def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
-    """The first of ``breaks`` behind which the pictures' clock begins anew, earlier than it was; None if there is none.
+def _clock_restart(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
+    """Return the first of ``breaks`` after which the pictures' clock restarts earlier; None if there is none.
 
-    ``pictures``: where packets are in which one begins. Several must agree: a changed byte makes another time of one.
+    ``pictures``: offsets of packets in which one begins. Several must agree, as a changed byte changes a single time.
     """
     for at in breaks:
         number = bisect_left(pictures, at)
@@ -92,7 +92,7 @@ def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> 
 
 
 def _decoding_time(data: mmap.mmap, at: int) -> float:
-    """When the picture that begins in the packet at ``at`` is decoded, in 1/90000 s; NaN where it does not say."""
+    """Return the decoding time of the picture that begins in the packet at ``at``, in 1/90000 s; NaN if not stated."""
     body = at + 4 + (1 + data[at + 4] if data[at + 3] & 0x20 else 0)
     if data[body : body + 3] != b"\0\0\1" or not data[body + 7] & 0x80:
         return math.nan
@@ -101,7 +101,7 @@ def _decoding_time(data: mmap.mmap, at: int) -> float:
 
 
 def _packet_size(data: mmap.mmap) -> tuple[int, int]:
-    """(bytes a packet, where the first begins), by the sync bytes of five in a row; (0, 0) if there are none."""
+    """Return (bytes per packet, offset of the first) from the sync bytes of five in a row; (0, 0) if there are none."""
     for size in (188, 192, 204):
         for first in range(min(4 * size, len(data))):
             if all(first + n * size >= len(data) or data[first + n * size] == 0x47 for n in range(5)):
@@ -109,8 +109,8 @@ def _packet_size(data: mmap.mmap) -> tuple[int, int]:
     return 0, 0
 
 
-def _aligned(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
-    """(start, packets) of each stretch in which every packet begins with the sync byte; long ones in parts."""
+def _synced_runs(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, packets) of each run of packets that begin with the sync byte; long runs in parts."""
     at = first
     while at + _PACKET <= len(data):
         most = min((len(data) - at - _PACKET) // size + 1, _STRETCH)

@@ -1,4 +1,4 @@
-"""Where in time the places lie at which a file is damaged, and how many frames that costs."""
+"""Converts damaged places of a file to times and counts the frames they cost."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def damages(
     lost: NDArray[np.float64],
     shown: NDArray[np.float64],
 ) -> tuple[ClipDamage, ...]:
-    """Where in time a file's damage lies, merged, with how many frames it costs.
+    """Return the times of a file's damage, merged, with the number of frames it costs.
 
-    ``positions``, ``times`` (P,): where each packet begins and when it is shown (seconds). ``lost`` (L,): the times of
-    packets that cannot be decoded for it. ``shown`` (N,): the times of the frames that can be.
+    ``positions``, ``times`` (P,): offset and presentation time (seconds) of each packet. ``lost`` (L,): times of
+    packets that cannot be decoded because of it. ``shown`` (N,): times of the frames that can be.
     """
     whole = [ClipDamage(spot.what) for spot in found.spots if spot.at is None]
     usual = float(np.median(np.diff(shown))) if len(shown) > 1 else 0.0
@@ -51,11 +51,11 @@ def damages(
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
             merged.append((start, end))
-    return (*(ClipDamage(_lost(start, end, shown, usual), start, end) for start, end in merged), *whole)
+    return (*(ClipDamage(_describe_loss(start, end, shown, usual), start, end) for start, end in merged), *whole)
 
 
-def _lost(start: float, end: float, shown: NDArray[np.float64], usual: float) -> str:
-    """What is lost between two times, where frames are ``usual`` seconds apart, besides those ``shown`` (N,)."""
+def _describe_loss(start: float, end: float, shown: NDArray[np.float64], usual: float) -> str:
+    """Describe the loss between two times, with frames ``usual`` seconds apart, apart from those ``shown`` (N,)."""
     present = int(((shown > start + usual / 2) & (shown < end - usual / 2)).sum())
     missing = max(round((end - start) / usual) - 1 - present, 0) if usual > 0 else 0
     frames = "1 frame is" if missing == 1 else f"{missing} frames are"

@@ -1,5 +1,5 @@
 "use strict";
-// Tokens: one stop of the tab key, arrows inside; hover and focus tell what is known.
+// Tokens: one stop of the tab key, arrows inside; hover and focus show the known facts.
 for (const caption of document.querySelectorAll(".caption[data-tokens]")) {
   const tokens = [...caption.querySelectorAll(".t")];
   const about = document.getElementById(caption.dataset.tokens);
@@ -23,14 +23,14 @@ for (const caption of document.querySelectorAll(".caption[data-tokens]")) {
     go(tokens[to]);
   });
 }
-// Frames: a button each makes it large.
+// Frames: a button toggles the size of each.
 for (const button of document.querySelectorAll(".frames button")) {
   button.addEventListener("click", () => {
     const large = button.closest("figure").classList.toggle("large");
     button.setAttribute("aria-pressed", String(large));
   });
 }
-// Signals: a slider covers all places but so many percent that rank highest; the box shows what the draft saw again.
+// Signals: a slider covers all places but the highest-ranked percent; the checkbox returns to the tokens that the draft saw.
 for (const box of document.querySelectorAll(".sift")) {
   const range = box.querySelector("input"), signal = box.querySelector("select"), told = box.querySelector("output");
   const veil = document.getElementById(box.dataset.veil);
@@ -70,7 +70,7 @@ for (const box of document.querySelectorAll(".timeline")) {
     to(Math.max(4, 1 / Math.max(1 - begun, 0.02)), begun);
   });
 }
-// Tables: a button in each head sorts, a field searches, a box shows failures alone.
+// Tables: a button in each head sorts, a field searches, a checkbox shows failures only.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
   const value = (row, at) => row.cells[at].dataset.v ?? row.cells[at].textContent.trim();

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
+from vidspec.deprecation import old_names
 from vidspec.events.events import LooseToken
 
 if TYPE_CHECKING:
@@ -94,3 +95,7 @@ def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> Accept
     if visual_states is None:
         raise ValueError("this rule needs the visual states of the prompt")
     return rule.for_clip(visual_states)
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(__name__, {"Acceptance": "AcceptanceRule", "Grounded": "GroundedRule"})

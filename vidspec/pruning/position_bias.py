@@ -21,8 +21,6 @@ __all__ = [
 class SharePair:
     """The share of kept tokens in a region, and that of all tokens, which an unbiased choice would keep; in [0, 1]."""
 
-@ vidspec/pruning/random.py
-
     kept: float
     all: float
 

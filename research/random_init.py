@@ -1,4 +1,4 @@
-"""Models of a given size with random weights, for times that do not depend on weights; they have no tokenizer."""
+"""Models of a given config with random weights and no tokenizer, for times that do not depend on weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["random_model"]
 
 
 class _NoTokenizer:
-    """Stands where an adapter keeps its tokenizer; every id is a token, and no text can be read."""
+    """Placeholder for an adapter's tokenizer: every id is a token, and no text can be encoded."""
 
     eos_token_id = 0
 
@@ -33,7 +33,7 @@ class _NoTokenizer:
 
 
 def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
-    """A model of a config's size, made on its device.
+    """Create a model of a config's size on its device.
 
     Args:
         config: ``config.json``, or a folder that holds one; no weights are read.

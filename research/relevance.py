@@ -2,7 +2,7 @@
 
 ``python -m research.relevance --pair embedded --clips 40`` prints how well the relevance of a token (LVSpec Eq. 8)
 tells words that state facts of the drawn world from the others, next to its place in the caption, and how many tokens
-that LVSpec lets pass were facts. It measures no speed.
+accepted by LVSpec were facts. It measures no speed.
 """
 
 from __future__ import annotations

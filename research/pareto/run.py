@@ -41,14 +41,14 @@ class Pareto:
         contenders: labels, or ``draft`` for the draft model's own plain decoding; the first is the baseline.
         clips: video files; held-out clips if empty.
         source: the models.
-        count: of held-out clips.
-        clips_dir: where they are kept; a folder that goes when all is done if None.
-        timed: so many of the first clips are timed.
-        repeats: of each of those.
-        threads: of torch on a CPU; as it chooses if None.
-        only: ``times`` or ``quality`` for one part alone.
-        json: where records go, one by one.
-        overwrite: begin that file anew.
+        count: number of held-out clips.
+        clips_dir: their folder; a temporary one if None.
+        timed: number of clips to time, the first ones.
+        repeats: of each timed clip.
+        threads: torch threads on a CPU; torch's default if None.
+        only: ``times`` or ``quality`` to measure one part.
+        json: file of the records, written one by one.
+        overwrite: start that file again.
     """
 
     contenders: Sequence[str]

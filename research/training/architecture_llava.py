@@ -1,4 +1,4 @@
-"""The LLaVA-OneVision family as the training stages need it: whole frames of 96 pixels, 16 visual tokens a frame."""
+"""LLaVA-OneVision family for the training stages: whole frames of 96 pixels, 16 visual tokens per frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IMAGE = 96
 
 
 class LlavaSeer(torch.nn.Module):
-    """A SigLIP tower and a LLaVA projector, as LlavaOnevisionModel holds them."""
+    """A SigLIP tower and a LLaVA projector, as in LlavaOnevisionModel."""
 
     def __init__(self, config: Any):
         super().__init__()
@@ -68,7 +68,7 @@ class LlavaArchitecture(Architecture):
         return build_tokenizer()
 
     def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
-        """Earlier answers stand behind ``assistant \\n``, the last one behind ``assistant\\n``."""
+        """Render a dialogue: earlier answers follow ``assistant \\n``, the last one ``assistant\\n``."""
         before, pieces = "<|im_start|>user ", list[str]()
         for number, (prompt, answer) in enumerate(turns):
             begin = "<|im_start|>user " if number else ""

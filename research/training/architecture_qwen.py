@@ -1,4 +1,4 @@
-"""The Qwen2.5-VL family as the training stages need it: dynamic resolution, two frames a step, M-RoPE."""
+"""Qwen2.5-VL family for the training stages: dynamic resolution, two frames per step, M-RoPE."""
 
 from __future__ import annotations
 

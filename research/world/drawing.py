@@ -1,4 +1,4 @@
-"""Turn a scene into pixels, and into the dense labels the vision towers are trained on. NumPy only."""
+"""Rendering of scenes to pixels, and to the dense labels for training the vision towers. NumPy only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Writes drawn scenes as mp4 clips with their ground truth.
+"""Drawn scenes as mp4 clips with their ground truth.
 
-``python -m research.world.samples`` makes the clips that come with the package anew.
+``python -m research.world.samples`` draws the package's sample clips again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHIPPED = (
 
 @dataclass(frozen=True)
 class Sample:
-    """What a clip will show: a scene over so many frames, and one right way to word it."""
+    """A clip to draw: a scene, its number of frames, and one right caption."""
 
     seed: int
     scene: Scene
@@ -105,7 +105,7 @@ def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
 
 
 def _write(out: Path, drawn: dict[str, Sample]) -> list[Path]:
-    """Write the clips, then ``truth.json``, which so stands for a complete set."""
+    """Write the clips, then ``truth.json``, which marks a complete set."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, sample in drawn.items():

@@ -1,4 +1,4 @@
-"""Score a caption against a scene or its facts: facts stated against facts true. Text in, numbers out; no model here.
+"""Scores of captions against a scene: facts stated against true facts. No models.
 
 A scene has the facts: number of objects, background colour, pattern, and for every object its colour, shape, size,
 place at the start, motion, state at the end, and on which side of the next one it begins. Stated objects are matched to
@@ -30,7 +30,7 @@ _BACKDROP = re.compile(rf"\b{_any(PATTERNS)} {_any(BACKGROUNDS)} background\b")
 _COUNT = re.compile(rf"\b{_any(COUNTS)} objects?\b")
 _STATE = re.compile(rf"\bthe {_COLOUR} {_SHAPE} is (?:at the {_PLACE}|(gone))")
 _SIDE = re.compile(rf"\bthe {_COLOUR} {_SHAPE} begins to the (left|right) of the", re.IGNORECASE)
-#: What says that an object moves so.
+#: Wordings of each motion.
 MOTIONS = {
     "still": re.compile(r"stays in the same spot|does not move at any time"),
     "right": re.compile(r"moves to the right|travels right"),

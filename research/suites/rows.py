@@ -71,8 +71,8 @@ _SELF_SPECVLM = (
 )
 
 #: Left out, since their rows do not differ by profile: SpecVLM 3 (the decoding step) and 6 (layers); LVSpec 4
-#: (benchmarks), 6 (another signal of relevance) and 7 (the quality of Table 1's methods); ParallelVLM 4 (attention kernels);
-#: TABED 4 to 9 (captioners, models, training); LVSpec Fig. 9 (sizes of the draft).
+#: (benchmarks), 6 (another signal of relevance) and 7 (the quality of Table 1's methods); ParallelVLM 4 (attention
+#: kernels); TABED 4 to 9 (captioners, models, training); LVSpec Fig. 9 (sizes of the draft).
 TABLES: dict[str, Suite] = {
     "specvlm-1": Suite("SpecVLM Table 1", _SPECVLM, _SELF_SPECVLM, "specvlm-1", "VideoDetailedCaption"),
     "specvlm-2": Suite("SpecVLM Table 2", _SPECVLM, _SELF_SPECVLM),  # Qwen2.5-VL, where Table 1 is LLaVA-OneVision

@@ -151,7 +151,7 @@ class TrainedHead(torch.nn.Module):
         self.decoder = Eagle3Decoder(head_config(dict(self.settings)), self.tensors)
 
     def forward(self, text: Text, depth: int) -> list[torch.Tensor]:
-        """Return logits over its vocabulary (n - k, ids), by depth k, of the tokens after the caption's first, second, ...
+        """Return logits over its vocabulary (n - k, ids), by depth k, for the caption's tokens after the first.
 
         At depth 0 all states are the target's; at depth k those of the last k pairs are the head's own.
         """

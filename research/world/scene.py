@@ -97,7 +97,7 @@ class Thing:
 
     @property
     def end_place(self) -> str | None:
-        """Where it is in the last frame; None when it has vanished."""
+        """Place in the last frame; None if it has vanished."""
         return None if self.motion == "vanishes" else PLACES[self.end]
 
     def visible(self, t: float) -> bool:

@@ -80,7 +80,7 @@ class LooseRule(ABC):
         measured = self.measure(draft, passed, rng) if draft.tokens else []
         best: Verdict | None = None
         for path in branches(draft):
-            verdict = self._judged(draft, path, choices, measured)
+            verdict = self._verify_branch(draft, path, choices, measured)
             if best is None or verdict.accepted > best.accepted:
                 best = verdict
         return best or Verdict((), choices[0])
@@ -93,7 +93,7 @@ class LooseRule(ABC):
     def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
         """Return the mismatches to accept by index, with reasons; end and protected tokens are excluded later."""
 
-    def _judged(
+    def _verify_branch(
         self, draft: Draft, path: tuple[int, ...], choices: Sequence[int], measured: Sequence[float]
     ) -> Verdict:
         branch = WindowBranch(
@@ -101,14 +101,14 @@ class LooseRule(ABC):
             (choices[0], *(choices[node + 1] for node in path)),
             tuple(measured[node] for node in path),
         )
-        pardoned = self.accepted_mismatches(branch)
+        accepted = self.accepted_mismatches(branch)
         loosened: list[LooseToken] = []
         for i, (token, wanted) in enumerate(zip(branch.tokens, branch.wanted, strict=False)):
             if token == wanted:
                 continue
-            if i not in pardoned or token in self.strict or wanted in self.strict:
+            if i not in accepted or token in self.strict or wanted in self.strict:
                 return Verdict(path[:i], wanted, tuple(loosened))
-            loosened.append(pardoned[i])
+            loosened.append(accepted[i])
         return Verdict(path, branch.wanted[-1], tuple(loosened))
 
 

@@ -39,7 +39,7 @@ def allot_windows(
     """
     clips = len(betas)
     order = sorted(range(clips), key=lambda i: -betas[i])
-    sums = _sums([betas[i] for i in order], highest)
+    sums = _beta_sums([betas[i] for i in order], highest)
     best: list[int] = []  # clips in the first, second, ... draft pass
     fastest = clips / verify(clips)
     ends = [x - clips for x in verify.kinks]
@@ -61,11 +61,11 @@ def allot_windows(
     for _ in range(8):
         found = []
         for price in verify.prices:
-            passes = _worth(sums, [guess * (seconds + price * n) for n, seconds in enumerate(draft)])
+            passes = _profitable_clips(sums, [guess * (seconds + price * n) for n, seconds in enumerate(draft)])
             found.append((reached(passes), passes))
         at = max(range(len(found)), key=lambda k: found[k][0])
         for (_, wider), (_, narrower) in pairwise(found[max(0, at - 1) : at + 2]):
-            for passes in _between(sums, narrower, wider, ends):
+            for passes in _interpolated_windows(sums, narrower, wider, ends):
                 reached(passes)
         if fastest - guess <= 0.01 * guess:
             break
@@ -76,7 +76,7 @@ def allot_windows(
     return gammas, fastest
 
 
-def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
+def _profitable_clips(sums: list[list[float]], costs: list[float]) -> list[int]:
     """Return the most profitable number of clips in each draft pass; 0 in all passes after the first with 0."""
     costs[0] = 0.0
     passes = []
@@ -89,7 +89,9 @@ def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
     return passes
 
 
-def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]) -> list[list[int]]:
+def _interpolated_windows(
+    sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]
+) -> list[list[int]]:
     """Return windows between ``passes`` and ``wider`` with about the given drafted rows, rounded both ways."""
     least, most = sum(passes), sum(wider)
     ends = sorted({end for x in rows if least < x < most for end in (math.floor(x), math.ceil(x))} - {least, most})
@@ -106,7 +108,7 @@ def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows:
     return made
 
 
-def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
+def _beta_sums(betas: Sequence[float], highest: int) -> list[list[float]]:
     """Return, for each g from 1 and each n, the sum of beta^g over the first n clips."""
     powers = list(betas)
     sums = []

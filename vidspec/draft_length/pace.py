@@ -141,20 +141,20 @@ class WindowController:
         self._windows: list[DraftWindow] = []
         self._seen = AcceptanceEstimate(PRIOR, PRIOR_TOKENS)
         self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
-        self._told = False
+        self._learned = False
         self._rounds = 0
         self._answers = 0
         self._due: int | None = None  # round of the next trial, if any clip rests
-        self._vain = 0  # failed trials in a row
-        self._asleep = False  # all clips rest until the next trial, or until one joins or leaves
-        self._load, self._loaded = 0, 0  # batch size, and the round since which it is about that
+        self._failed_trials = 0  # failed trials in a row
+        self._all_resting = False  # all clips rest until the next trial, or until one joins or leaves
+        self._load, self._load_since = 0, 0  # batch size, and the round since which it is about that
         self._looks = 0
         self._rate = 0.0
         self._tokens = self._seconds = 0.0
-        self._priced: tuple[int, int] | None = None  # clips and round at which the prices below were computed
+        self._prices_at: tuple[int, int] | None = None  # clips and round at which the prices below were computed
         self._rows_cost: list[float] = []
         self._pass_cost: float | None = None
-        self._news = self._heard = self._changed = False
+        self._measured = self._heard = self._changed = False
         self.trees = TreeController(self)
 
     def window(self, start: int = 5) -> DraftWindow:
@@ -167,7 +167,7 @@ class WindowController:
             raise ValueError(f"the window must satisfy 1 <= start <= highest, not {start}, {self.highest}")
         made = DraftWindow(self, start, AcceptanceEstimate(self._seen.beta, min(INHERITED, self._seen.tokens)))
         self._windows.append(made)
-        self._news = self._changed = True
+        self._measured = self._changed = True
         return made
 
     def add_pass(
@@ -185,10 +185,10 @@ class WindowController:
         self._seconds += seconds * passes
         if lane == "target":
             self._tokens, self._seconds = self.fade * self._tokens, self.fade * self._seconds
-            if self._asleep and rows == sequences and not self._is_due(HEARD):
+            if self._all_resting and rows == sequences and not self._is_due(HEARD):
                 return
             self._verify.add(sequences, rows, seconds)
-            self._news = self._heard = True
+            self._measured = self._heard = True
         else:
             (self._grow if grows else self._draft).add(sequences, rows, seconds)
 
@@ -210,12 +210,12 @@ class WindowController:
         self._seen = AcceptanceEstimate(beta, weight)
         for window in self._windows:
             window._seen = AcceptanceEstimate(beta, weight)
-        self._told = self._news = True
+        self._learned = self._measured = True
 
     def _close(self, window: DraftWindow) -> None:
         if window in self._windows:
             self._windows.remove(window)
-            self._news = self._changed = True
+            self._measured = self._changed = True
 
     def row_prices(self, rows: int) -> list[float]:
         """Return the cost of 0, 1, ... ``rows`` drafted rows of each clip, in tokens all clips would emit meanwhile.
@@ -224,10 +224,10 @@ class WindowController:
         """
         if not self._verify or not self._tokens:
             return []
-        self._price_anew()
+        self._reset_prices()
         if len(self._rows_cost) <= rows:
             clips, verify = self.clips, self._verify.by_rows(self.clips)
-            rate, plain = self._at_least / clips, verify(clips)
+            rate, plain = self._rate_floor / clips, verify(clips)
             self._rows_cost = [rate * (verify(clips * (drafted + 1)) - plain) for drafted in range(rows + 1)]
         return self._rows_cost
 
@@ -235,16 +235,16 @@ class WindowController:
         """Return the cost of ``passes`` of the draft model for each clip, in tokens; 0 until it is known."""
         if not self._draft or not self._tokens:
             return 0.0
-        self._price_anew()
+        self._reset_prices()
         if self._pass_cost is None:
-            self._pass_cost = self._draft.by_clips()(self.clips) * self._at_least / self.clips
+            self._pass_cost = self._draft.by_clips()(self.clips) * self._rate_floor / self.clips
         return passes * self._pass_cost
 
-    def _price_anew(self) -> None:
+    def _reset_prices(self) -> None:
         """Drop outdated prices. They are cached: computing them per clip and round takes longer than a draft."""
         now = self.clips, self._rounds if self._rounds < PRICED else self._rounds // PRICED
-        if self._priced != now:
-            self._priced, self._rows_cost, self._pass_cost = now, [], None
+        if self._prices_at != now:
+            self._prices_at, self._rows_cost, self._pass_cost = now, [], None
 
     def prices_of_levels(self, rows: int, own: float = 0.0) -> list[float]:
         """Return the cost of a pass that grows trees for each clip, in tokens, with 0, 1, ... ``rows`` rows of each.
@@ -257,11 +257,11 @@ class WindowController:
         if not times or not self._tokens:
             return [0.0] * (rows + 1)
         clips, seconds = self.clips, times.by_rows(self.clips)
-        return [0.0, *(self._at_least * (seconds(clips * count) / clips + own) for count in range(1, rows + 1))]
+        return [0.0, *(self._rate_floor * (seconds(clips * count) / clips + own) for count in range(1, rows + 1))]
 
     @property
-    def _at_least(self) -> float:
-        """Return the tokens per second of all clips; needs at least one round."""
+    def _rate_floor(self) -> float:
+        """Tokens per second of all clips, recent or overall, the higher; needs at least one round."""
         return max(self._rate, self._tokens / self._seconds)
 
     @property
@@ -285,14 +285,14 @@ class WindowController:
         if self._answers >= len(self._windows):  # one of each clip is a round
             self._answers = 0
             self._rounds += 1
-            self._news |= not self._heard  # else this pass's windows are chosen already
+            self._measured |= not self._heard  # else this pass's windows are chosen already
             self._heard = False
 
     def _settle(self) -> None:
-        if not self._news or not self._windows:
+        if not self._measured or not self._windows:
             return
-        self._news = False
-        if self._asleep and not self._changed and not self._is_due():
+        self._measured = False
+        if self._all_resting and not self._changed and not self._is_due():
             return
         windows = self._windows
         if not self._verify:
@@ -314,11 +314,11 @@ class WindowController:
             if rate <= now * needed:
                 chosen, rate = present, now
         if 4 * abs(clips - self._load) > self._load:  # earlier trials were of another load
-            self._load, self._loaded, self._due, self._vain = clips, self._rounds, None, 0
+            self._load, self._load_since, self._due, self._failed_trials = clips, self._rounds, None, 0
         self._changed, self._rate = False, rate
         for window, gamma in zip(windows, chosen, strict=True):
             window._chosen = window._next = gamma
-        if self._rounds < 3 and not self._told and any(chosen):
+        if self._rounds < 3 and not self._learned and any(chosen):
             for window in windows:
                 doublings = self._rounds if window.beta > PRIOR else self._rounds // 2
                 wide = window.start << doublings
@@ -326,7 +326,7 @@ class WindowController:
         else:
             self._try(betas, chosen, draft, verify)
         rests = not any(window._chosen or window._next for window in windows)
-        self._asleep = rests and self._rounds >= self._loaded + HEARD
+        self._all_resting = rests and self._rounds >= self._load_since + HEARD
 
     def _is_due(self, ahead: int = 0) -> bool:
         """Return True if the next trial is at most ``ahead`` rounds away."""
@@ -336,16 +336,19 @@ class WindowController:
         """Set windows for one trial round: a resting draft's, or ones with few measurements."""
         clips = len(chosen)
         if 0 not in chosen:
-            self._due, self._vain = None, 0
+            self._due, self._failed_trials = None, 0
         elif self._due is None:
             self._due = self._rounds + REST
         tried = None
         if self._is_due():
-            trial = min(TRIAL[self._vain % len(TRIAL)], self.highest)
+            trial = min(TRIAL[self._failed_trials % len(TRIAL)], self.highest)
             tried = [gamma or trial for gamma in chosen]
-            self._vain += 1
-            loss = self._loss(betas, tried, draft, verify) + self._catching_up()
-            rest = max(REST << min(self._vain, DOUBLINGS), self._rounds_for(loss, round_seconds(chosen, draft, verify)))
+            self._failed_trials += 1
+            loss = self._loss(betas, tried, draft, verify) + self._catch_up_seconds()
+            rest = max(
+                REST << min(self._failed_trials, DOUBLINGS),
+                self._rounds_for(loss, round_seconds(chosen, draft, verify)),
+            )
             self._due = self._rounds + 1 + rest
         elif any(chosen) and self._rounds >= self._looks:
             # Among windows never measured the widest comes first: only it shows the cost of more rows.
@@ -363,7 +366,7 @@ class WindowController:
         """Return the seconds that a round with ``tried`` loses to the chosen windows."""
         return round_seconds(tried, draft, verify) * (1 - tokens_per_second(betas, tried, draft, verify) / self._rate)
 
-    def _catching_up(self) -> float:
+    def _catch_up_seconds(self) -> float:
         """Return the seconds in which the draft reads the tokens emitted while it rested."""
         idle = sum(window._idle for window in self._windows)
         if not idle or not self._draft:

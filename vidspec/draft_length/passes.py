@@ -115,7 +115,7 @@ class PassTimes:
             return
         self._heard += 1
         if self._plane is not None:
-            was, self._slow = self._slow, seconds > SPIKE * self._of(clips, rows)
+            was, self._slow = self._slow, seconds > SPIKE * self._plane_seconds(clips, rows)
             if self._slow and not was:
                 return
         key = clips, rows // max(1, clips // 2)
@@ -145,40 +145,40 @@ class PassTimes:
         base, row, clip = self._fit()
         base += clip * clips
         near = (w for w in self._widths.values() if 8 * abs(w.clips - clips) <= clips)
-        return self._bent([(w.rows * clips / w.clips, w) for w in near], base, row)
+        return self._corrected_curve([(w.rows * clips / w.clips, w) for w in near], base, row)
 
     def by_clips(self) -> TimeCurve:
         """Return seconds by clips, with one row each."""
         base, row, clip = self._fit()
         single = (w for w in self._widths.values() if 4 * (w.rows - w.clips) <= w.clips)
-        return self._bent([(w.clips, w) for w in single], base, row + clip)
+        return self._corrected_curve([(w.clips, w) for w in single], base, row + clip)
 
     # A width counts by its ratio to the plane, which its neighbours share.
-    def _bent(self, near: list[tuple[float, _WidthTimes]], base: float, slope: float) -> TimeCurve:
+    def _corrected_curve(self, near: list[tuple[float, _WidthTimes]], base: float, slope: float) -> TimeCurve:
         points: dict[float, tuple[float, float, float]] = {}
         for x, width in near:
             weight = width.weight(self._heard)
-            ratio = width.seconds / self._of(width.clips, width.rows)
+            ratio = width.seconds / self._plane_seconds(width.clips, width.rows)
             if weight < 3:
                 ratio = min(1.5, max(0.67, ratio))
             if x not in points or weight > points[x][2]:
                 points[x] = x, (base + slope * x) * ratio ** (weight / (weight + 0.5)), weight
         return TimeCurve(list(points.values()) or [(1, base + slope, 1.0)], slope)
 
-    def _of(self, clips: float, rows: float) -> float:
+    def _plane_seconds(self, clips: float, rows: float) -> float:
         base, row, clip = self._plane or (0.0, 0.0, 0.0)
         return base + row * rows + clip * clips
 
     def _fit(self) -> tuple[float, float, float]:
         if self._plane is None:
-            self._plane = self._solved()  # outliers show against a first plane only
+            self._plane = self._solve_plane()  # outliers show against a first plane only
             self._fitted = -1
         if self._fitted < 0:
-            self._plane = self._solved()
+            self._plane = self._solve_plane()
             self._fitted = self._heard
         return self._plane
 
-    def _solved(self) -> tuple[float, float, float]:
+    def _solve_plane(self) -> tuple[float, float, float]:
         now, found = self._heard, list(self._widths.values())
         typical = median_low(width.seconds for width in found)
         by_row, by_clip = (typical * ROW_OFF / TIME_OFF) ** -2, (typical * CLIP_OFF / TIME_OFF) ** -2
@@ -189,7 +189,7 @@ class PassTimes:
         for width in found:
             t, r, c = width.seconds, width.rows, width.clips
             width.fitted = t
-            off = abs(1 - self._of(c, r) / t) if self._plane is not None else 0.0
+            off = abs(1 - self._plane_seconds(c, r) / t) if self._plane is not None else 0.0
             w = width.weight(now) / (t * t) * min(1.0, 2 * TIME_OFF / off if off else 1.0)
             bb += w
             br += w * r

@@ -181,7 +181,7 @@ class GrowingTree:
         return gains
 
 
-class _Standing:
+class _TreeGain:
     """Recent gain of trees over chains at one batch size."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class TreeController:
     def __init__(self, pace: WindowController) -> None:
         self.pace = pace
         self.calibration = DraftCalibration()
-        self._standings: dict[int, _Standing] = {}
+        self._tree_gains: dict[int, _TreeGain] = {}
         self._own = 0.0
 
     def add_host_time(self, seconds: float) -> None:
@@ -217,15 +217,15 @@ class TreeController:
     @property
     def tried(self) -> bool:
         """True if any clip's drafter grows trees."""
-        return bool(self._standings)
+        return bool(self._tree_gains)
 
     @property
-    def _standing(self) -> _Standing:
-        return self._standings.setdefault(self.pace.clips.bit_length(), _Standing())
+    def _tree_gain(self) -> _TreeGain:
+        return self._tree_gains.setdefault(self.pace.clips.bit_length(), _TreeGain())
 
     def rest(self) -> bool:
         """Return True if the next window is a chain, whatever rows cost."""
-        standing = self._standing
+        standing = self._tree_gain
         return not standing.trees and self.pace.rounds < standing.due
 
     def budget(self, window: DraftWindow, gamma: int) -> TreeBudget:
@@ -233,7 +233,7 @@ class TreeController:
 
         A width of 1 means a chain, whose length the pace chooses.
         """
-        now, standing = self.pace.rounds, self._standing
+        now, standing = self.pace.rounds, self._tree_gain
         wide = self.affordable(gamma)
         if wide.width == 1:
             if now >= standing.due:
@@ -285,4 +285,4 @@ class TreeController:
         """
         gain = (growth.expected if gamma else accepted) - growth.cost
         chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
-        self._standing.add(gain - chain)
+        self._tree_gain.add(gain - chain)

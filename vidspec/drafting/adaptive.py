@@ -52,7 +52,7 @@ class AdaptiveDrafter(TreeDrafter):
     def propose(self, gamma: int) -> Steps[Draft]:
         self._growth, self._draft = None, Draft((), ())
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
-            yield from self._grown(budget)
+            yield from self._grow(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
             tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
             self.forwards += length
@@ -63,7 +63,7 @@ class AdaptiveDrafter(TreeDrafter):
             self.declined += gamma > 0
         return self._draft
 
-    def _grown(self, budget: TreeBudget) -> Steps[None]:
+    def _grow(self, budget: TreeBudget) -> Steps[None]:
         growth = self._growth = self.trees.growth(self.window, budget)
         self._tokens, self._entry = [], {}
         read: list[int] = []
@@ -88,10 +88,10 @@ class AdaptiveDrafter(TreeDrafter):
         if self._growth is None:
             self.window.update(len(self._draft.tokens), len(path))
         else:
-            self._judged(self._growth, [self._kept[node] for node in path], token)
+            self._record_verdict(self._growth, [self._kept[node] for node in path], token)
         super().commit(path, token)
 
-    def _judged(self, growth: GrowingTree, path: Sequence[int], token: int) -> None:
+    def _record_verdict(self, growth: GrowingTree, path: Sequence[int], token: int) -> None:
         """Update calibration and the tree's gain; ``path`` are the accepted nodes, in the order of growth."""
         self.trees.add_tree(growth, self._chain, len(path))
         reached = (-1, *path)

@@ -51,7 +51,7 @@ class EnsembleChain(ChainWindows):
             passed = yield Forward(self.engine, rows, "draft")
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
-            self._seen(each)
+            self._store_distributions(each)
             if place == 0:
                 weights = self._weights()
             mixed = mix_distributions(weights, each[-1])
@@ -67,7 +67,7 @@ class EnsembleChain(ChainWindows):
         draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
         return replace(draft, weights=weights)
 
-    def _seen(self, each: torch.Tensor) -> None:
+    def _store_distributions(self, each: torch.Tensor) -> None:
         """Store the distributions (n, m, V) after the n tokens just read."""
 
     def _weights(self) -> tuple[float, ...]:
@@ -108,7 +108,7 @@ class AdaptiveEnsembleChain(EnsembleChain):
         self._labels += labels[len(self._rows) :]  # after a window accepted whole
         self._rows = []
 
-    def _seen(self, each: torch.Tensor) -> None:
+    def _store_distributions(self, each: torch.Tensor) -> None:
         *late, row = each
         if late:  # a bonus, verified before any context read that far
             for (p, emitted), q in zip(self._labels, late, strict=True):

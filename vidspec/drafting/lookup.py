@@ -163,11 +163,11 @@ class LookupDrafter(FreeDrafter):
             return NOTHING
         most = min(gamma, LONGEST) if self._nodes is None else self._nodes
         prices = self._prices.row_prices(most) if self._prices is not None else []
-        grown = self._grown(found, min(gamma, LONGEST), most, prices)
+        grown = self._grow(found, min(gamma, LONGEST), most, prices)
         self.declined += not grown.tokens
         return grown
 
-    def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> LookupProposal:
+    def _grow(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> LookupProposal:
         """Return continuations of ``matches``, the best first: as many as are worth their rows.
 
         Args:

@@ -168,7 +168,7 @@ class TextMemory:
         if file is not None:
             known = file.read()[-2 * self._half :]
             for half in (known[: -self._half], known[-self._half :]):
-                self._put(half)
+                self._append(half)
 
     def __len__(self) -> int:
         return sum(map(len, self.texts))
@@ -182,7 +182,7 @@ class TextMemory:
         """Add a text, or its end if it is longer than half the capacity."""
         text = array("i", [BREAK, *token_ids][-self._half :])
         with self._lock:
-            self._put(text)
+            self._append(text)
             if self.file is not None:
                 self._unsaved += text
                 if time.monotonic() - self._saved >= EVERY:
@@ -205,7 +205,7 @@ class TextMemory:
             if self._unsaved:
                 self._save()
 
-    def _put(self, text: array[int]) -> None:
+    def _append(self, text: array[int]) -> None:
         if len(self.texts[0]) + len(text) > self._half:
             self.texts = [IndexedText(self._half, *self._lengths), self.texts[0]]
         self.texts[0].add(text)

@@ -24,7 +24,7 @@ class UniformPruner(Pruner):
         frame = signals.visual.frame[parts.free]
         sizes = frame.bincount(minlength=signals.visual.frames)
         shares = sizes.new_tensor(_shares(sizes.tolist(), parts.wanted))
-        return parts.kept(parts.free[_chosen(frame, sizes, shares)])
+        return parts.kept(parts.free[_keep_mask(frame, sizes, shares)])
 
 
 def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
@@ -44,7 +44,7 @@ def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
     return shares
 
 
-def _chosen(frame: torch.Tensor, sizes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def _keep_mask(frame: torch.Tensor, sizes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Return the (n,) mask of tokens to keep: ``evenly_spaced`` in each frame, for all frames at once.
 
     A token of rank r among its frame's N is kept if one of the positions ``(2 j + 1) N // (2 K)`` equals r;

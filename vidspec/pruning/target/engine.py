@@ -159,12 +159,12 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
             attention = None
             choice = method.choose(BlockSignals(prefix, visual, hidden, *look.seen), stages[index + 1])
             if len(choice.kept) < len(visual):
-                hidden, visual, stays = _dropped(hidden, visual, choice)
+                hidden, visual, stays = _apply_choice(hidden, visual, choice)
                 rows = rows[stays.to(rows.device)]
         return hidden, counts
 
 
-def _dropped(
+def _apply_choice(
     hidden: torch.Tensor, visual: VisualTokens, choice: KeptTokens
 ) -> tuple[torch.Tensor, VisualTokens, torch.Tensor]:
     """Apply a choice: return the remaining (rows, hidden) states, visual tokens, and row indices (sorted)."""
@@ -174,8 +174,8 @@ def _dropped(
     if into is not None:
         at = visual.index.to(hidden.device)
         hidden = hidden.clone()
-        hidden[at] = _means(hidden[at], into)
-        deepstack = tuple(_means(level, into) for level in deepstack)
+        hidden[at] = _merge_states(hidden[at], into)
+        deepstack = tuple(_merge_states(level, into) for level in deepstack)
     stays = torch.ones(len(hidden), dtype=torch.bool, device=place)
     stays[visual.index] = False
     stays[visual.index[kept]] = True
@@ -193,7 +193,7 @@ def _dropped(
     return hidden[rows.to(hidden.device)], left, rows
 
 
-def _means(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+def _merge_states(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
     """Return (n, d) states with each merge target replaced by the mean of its tokens, computed in float32."""
     into = into.to(states.device)
     taking_part = (into >= 0).nonzero()[:, 0]

@@ -112,7 +112,7 @@ class SparseVLMPruner(StagedPruner):
             text = text[rating.to(text.device)]
         scores = reading.attention(text) if len(text) else reading.last_attention()
         wanted = places(reading, share)
-        again, centres = self._recycled(len(visual), wanted)
+        again, centres = self._recycle_counts(len(visual), wanted)
         kept = best(scores, visual, wanted - centres)
         if not centres:
             return KeptTokens(kept)
@@ -126,7 +126,7 @@ class SparseVLMPruner(StagedPruner):
         into[again_at] = centre
         return KeptTokens(torch.cat([kept, centre.unique()]).sort().values, into)
 
-    def _recycled(self, tokens: int, wanted: int) -> tuple[int, int]:
+    def _recycle_counts(self, tokens: int, wanted: int) -> tuple[int, int]:
         """Return how many dropped tokens are clustered, and into how many of the ``wanted`` kept ones."""
         dropped = tokens - wanted
         if not dropped or not self.recycle:

@@ -51,7 +51,7 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
         raise ModelError(f"{config}: no config.json there", hint="name a config.json, or a folder that holds one")
     try:
         read = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
-    except Exception as error:  # whatever a config makes the library raise, the config is at fault
+    except Exception as error:  # any error that the library raises here is the config's fault
         raise load_error(str(file), error) from error
     check_kernels(str(config), str(file))
     family = str(read.model_type)

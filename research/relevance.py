@@ -48,7 +48,7 @@ _JOINING = frozenset({"to", "the", "in", "at", "any", "does"})
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a caption: its visual relevance (a mean cosine), its place from 0 to 1, whether it states a fact."""
+    """One token of a caption: visual relevance (a mean cosine), place from 0 to 1, and True if it states a fact."""
 
     relevance: float
     place: float

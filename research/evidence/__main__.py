@@ -1,7 +1,7 @@
 """Measure the docs' figures and write the pages: ``python -m research.evidence`` (``make evidence``), unattended.
 
-Each part (``research/evidence/parts.py``) leaves ``docs/measured/NAME.md`` with its commands, commit, machine and what
-they printed, and ``NAME.json`` with the rows of its tables; then docs/measured.md, the README's table and the pictures
+Each part (``research/evidence/parts.py``) writes ``docs/measured/NAME.md`` with its commands, commit, machine and
+output, and ``NAME.json`` with the rows of its tables; then docs/measured.md, the README's table and the pictures
 are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an idle machine;
 peers come from ``make peers``, the previous version from this repository's history.
 """

@@ -43,7 +43,7 @@ class Part:
         commands: of ``python -m``, in which ``{clips:N}`` are the first N drawn clips, ``{json}`` a file of results,
             ``{openvino}`` and ``{vllm}`` interpreters of peers, ``{earlier}`` a checkout of the version before,
             ``{folder}`` a temporary folder; other names are in :data:`SIZES`.
-        tried: whether ``--smoke`` runs it; it is too large otherwise.
+        tried: True if ``--smoke`` runs it; False if it is too large for that.
     """
 
     name: str

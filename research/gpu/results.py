@@ -26,7 +26,7 @@ class Results:
 
     Attributes:
         left_out: omitted measurements, and the reasons.
-        failed: whether something of it was an error.
+        failed: True if something failed.
     """
 
     def __init__(self, folder: Path, part: str, minutes: float, say: Callable[[str], None] = lambda _: None) -> None:

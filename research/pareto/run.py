@@ -160,9 +160,9 @@ def clips_of(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[st
     """Return clips by name: the path of a given clip, the file name of a drawn one.
 
     Args:
-        asked: names clips, or how many to draw and where to keep them.
+        asked: names clips, or the number to draw and their folder.
         folder: for drawn clips that are not kept.
-        say: is told that clips are being drawn.
+        say: receives progress messages.
 
     Raises:
         UsageError: a named clip is missing, or the folder holds other clips than the held-out ones.

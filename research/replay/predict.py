@@ -58,8 +58,7 @@ class Times:
 def geometric_lengths(mean: float, count: int, seed: int = 0) -> list[int]:
     """Return geometric run lengths of mean ``mean``, as from independent acceptance, in random order.
 
-    They are the quantiles of the geometric distribution instead of draws from it, which takes most of the chance out
-    of what is computed from them.
+    They are the quantiles of the geometric distribution instead of draws from it, to reduce variance.
     """
     beta = speed.beta_of_run_length(mean)
     if beta == 0:
@@ -93,8 +92,8 @@ def sequential_run(text: Text, times: Times, gamma: int, tokens: int) -> Run:
 def speedup(runs: Sequence[Run], times: Times, *, end_to_end: bool = False) -> float | None:
     """Return the speed-up over plain decoding with the same times: of tokens after the first round, or end to end.
 
-    Of several runs the totals: chance averages out, and a long text does not count less than a short one. None where
-    nothing was decoded.
+    For several runs it is the ratio of totals: chance averages out, and texts count by their length. None if nothing
+    was decoded.
     """
     if end_to_end:
         plain = sum(times.prefill.target + (len(run.tokens) - 1) * times.verify(1) for run in runs)

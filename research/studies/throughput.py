@@ -103,7 +103,7 @@ def earlier_command(checkout: Path, label: str, wanted: Throughput) -> tuple[lis
     del overrides["models.pair"]
     about = json.dumps({"label": label, "overrides": overrides})
     command = [sys.executable, "-m", name.removesuffix(".py").replace("/", "."), about]
-    if name == TIMED[1]:  # it called the function of a request "what"
+    if name == TIMED[1]:  # the request's key for the function was "what"
         command = ["sh", "-c", 'sed -u \'s/^{"function"/{"what"/\' | "$@"', "sh", *command]
     return command, {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": str(wanted.threads)}
 

@@ -105,7 +105,7 @@ class Architecture(ABC):
     def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
         """Return the chat template's text of prompts and answers, before a clip's visual tokens and after them.
 
-        Behind them come, by turns, what leads to an answer and the answer with its end.
+        The texts after them alternate: the prompt up to an answer, and the answer with its end.
         """
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Architecture(ABC):
     def positions(
         self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
     ) -> NDArray[np.int64]:
-        """Rotary positions of a prompt and what is generated, (axes, before + len(kept) + after).
+        """Return rotary positions of a prompt and generated text, (axes, before + len(kept) + after).
 
         Args:
             before: text tokens in front of the video.

@@ -1,6 +1,6 @@
 """Codes that stand in for visual features while the halves of a built-in model are trained separately.
 
-Every property of the world has a fixed random direction; a patch's code is the sum of the directions of what it shows,
+Every property of the world has a fixed random direction; a patch's code is the sum of the directions of its content,
 a visual token's code the mean over its patches. The vision tower learns to produce these codes, the language model
 learns to read them, side by side; neither needs the other until the joint stage.
 """

@@ -290,7 +290,7 @@ class Learner:
         """Average gradients over all processes."""
         gradients = []
         for weight in self.module.parameters():
-            if weight.grad is None:  # of a probe that nothing of this process's batch asked
+            if weight.grad is None:  # of a probe without labels in this process's batch
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)
         flat = torch.cat([gradient.flatten() for gradient in gradients])

@@ -85,7 +85,7 @@ def about_the_caption(text: str) -> list[Question]:
 def draw_dialogue(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
     """Draw prompts and right answers: a caption followed by up to six questions, or four to seven questions.
 
-    Two of three dialogues begin with the caption, and only these ask what was said in it. Questions in :data:`_HARD`
+    Two of three dialogues begin with the caption, and only these ask about its text. Questions in :data:`_HARD`
     come four times as soon as others.
     """
     begins = rng.random() < 2 / 3

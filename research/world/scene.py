@@ -74,7 +74,7 @@ _CIRCLE_RADIUS = 0.15
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: what it looks like, where it starts, how it moves and where it ends."""
+    """One object: its looks, starting place, motion and final place."""
 
     colour: str
     shape: str

@@ -102,7 +102,7 @@ class DraftWindow:
         """
         pace = self._pace
         if drafted:
-            # Rounds of a rest age what was measured before it.
+            # Rounds of a rest age earlier measurements.
             self._seen.update(drafted, accepted, pace.fade ** min(1 + self._idle, REST // 2))
             pace._seen.update(drafted, accepted, pace.fade)
             self._idle = 0

@@ -58,7 +58,7 @@ def merge_frames(features: torch.Tensor, grid: torch.Tensor, merge: float) -> to
         both = (own >= 0) & (other >= 0)
         own, other = own[both], other[both]
         alike = F.cosine_similarity(features[own].float(), features[other].float(), dim=-1)
-        kept = math.floor((1 - merge) * len(own) + 1e-6)  # 0.3 of 10 is 3, whatever binary fractions make of it
+        kept = math.floor((1 - merge) * len(own) + 1e-6)  # 0.3 of 10 is 3, despite binary fractions
         stays[own[alike.sort(stable=True).indices[kept:]]] = False
     return stays.nonzero()[:, 0]
 

@@ -72,7 +72,7 @@ class Grid:
 
 
 class Architecture(ABC):
-    """One family, as the training stages need it.
+    """One model family for the training stages.
 
     Attributes:
         family: the ``model_type`` of ``transformers``.
@@ -110,7 +110,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> PreTrainedConfig:
-        """The stock ``transformers`` config of one model of the pair."""
+        """Return the stock ``transformers`` config of one model of the pair."""
 
     def common(self, size: Size, tokenizer: PreTrainedTokenizerFast, layers: int | None) -> tuple[Settings, Settings]:
         """Return the keys that all families' configs share: of the language model, and of the whole model."""
@@ -131,11 +131,11 @@ class Architecture(ABC):
 
     @abstractmethod
     def language(self, config: Any) -> Any:
-        """The family's language model with random weights: embeddings, blocks and last norm."""
+        """Return the family's language model with random weights: embeddings, blocks and last norm."""
 
     @abstractmethod
     def seer(self, config: Any) -> Any:
-        """The family's vision tower and projector with random weights.
+        """Return the family's vision tower and projector with random weights.
 
         Its ``forward`` takes normalised frames (T, 3, height, width) to what ``supervised`` asks for, its ``tokens``
         to visual tokens (T / frames, rows, columns, hidden).
@@ -158,10 +158,10 @@ class Architecture(ABC):
 
     @abstractmethod
     def parts(self, whole: Any, reader: Any, seer: Any) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
-        """Modules of a stock model, each with that of the reader or of the vision tower that holds its weights."""
+        """Return modules of a stock model, each with the module of the reader or tower that has its weights."""
 
     def parameters(self, whole: Any, reader: Any) -> tuple[torch.nn.Parameter, torch.nn.Parameter] | None:
-        """A parameter of the stock model that is in none of :meth:`parts`, and the reader's; None without one."""
+        """Return a parameter of the stock model that is in none of :meth:`parts`, and the reader's; None without one."""
         return None
 
     @abstractmethod
@@ -213,7 +213,7 @@ class Architecture(ABC):
 
 
 def architecture(family: str) -> Architecture:
-    """The architecture of ``llava_onevision`` or ``qwen2_5_vl``.
+    """Return the architecture of ``llava_onevision`` or ``qwen2_5_vl``.
 
     Raises:
         KeyError: of another family.
@@ -252,7 +252,7 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
 
 
 def fast(tokenizer: Tokenizer, specials: list[str], template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer as ``transformers`` has it, with its special tokens and its chat template."""
+    """Wrap a tokenizer for ``transformers``, with its special tokens and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
     made = PreTrainedTokenizerFast(

@@ -38,14 +38,14 @@ class LlavaSeer(torch.nn.Module):
                 layer.mlp.fc2.weight.mul_(0.3)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Projected patch features (T, 8, 8, hidden) of pixels (T, 3, 96, 96)."""
+        """Return projected patch features (T, 8, 8, hidden) of pixels (T, 3, 96, 96)."""
         # LLaVA takes the last block's output as it is, without the tower's final norm.
         states = self.vision_tower(pixel_values=frames, output_hidden_states=True).hidden_states[-1]
         side = frames.shape[-1] // LlavaArchitecture.patch
         return self.multi_modal_projector(states).reshape(len(frames), side, side, -1)  # type: ignore[no-any-return]
 
     def tokens(self, frames: torch.Tensor) -> torch.Tensor:
-        """Visual tokens (T, 4, 4, hidden)."""
+        """Return visual tokens (T, 4, 4, hidden)."""
         return pool(self(frames))
 
 
@@ -117,7 +117,7 @@ class LlavaArchitecture(Architecture):
     def positions(
         self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
     ) -> NDArray[np.int64]:
-        """One axis: the place in the whole prompt."""
+        """Return one axis: the position in the whole prompt."""
         resumed = before + steps * grid.tokens + self.trailing
         return np.concatenate([np.arange(before), before + kept, resumed + np.arange(after)])[None]
 

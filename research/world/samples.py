@@ -49,13 +49,13 @@ class Sample:
         return self.frames / FPS
 
     def record(self, file: str) -> dict[str, Any]:
-        """The clip's entry in ``truth.json``."""
+        """Return the clip's entry in ``truth.json``."""
         facts = asdict(truth(self.scene))
         return {"file": file, "seed": self.seed, "duration": self.duration, "facts": facts, "caption": self.caption}
 
 
 def draw_sample(seed: int, count: int | None = None) -> Sample:
-    """The sample of ``seed``, with ``count`` objects (1 to 3, drawn too, if None)."""
+    """Return the sample of ``seed``, with ``count`` objects (1 to 3, drawn too, if None)."""
     rng = random.Random(seed)
     scene = draw_scene(rng, count=count)
     length = rng.randint(SECONDS[0] * FPS, SECONDS[1] * FPS)
@@ -82,12 +82,12 @@ def draw(out: Path, count: int, seed: int) -> list[Path]:
 
 
 def ship(folder: Path = CLIPS) -> list[Path]:
-    """Make the shipped clips and their ``truth.json``; earlier ones are replaced."""
+    """Write the sample clips and their ``truth.json``; earlier ones are replaced."""
     return _write(folder, {f"{name}.mp4": draw_sample(seed, count) for name, seed, count in SHIPPED})
 
 
 def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
-    """Seed and facts of the clips in a folder by file name, from its ``truth.json``; empty if it has none.
+    """Return seed and facts of the clips in a folder by file name, from its ``truth.json``; empty if it has none.
 
     Raises:
         UsageError: the file is not one that this module writes.

@@ -1,1 +1,1 @@
-"""What only researchers of this project need; run from a checkout, never installed."""
+"""Studies, measurements and training for research on vidspec; run from a checkout, never installed."""

@@ -1,4 +1,4 @@
-"""How a command of research is run: as those of ``vidspec``, every error one line on stderr and an exit code."""
+"""Entry point of research commands: like ``vidspec``, every error is one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["application", "run"]
 
 
 def application(command: Callable[..., int | None]) -> typer.Typer:
-    """An application of a single command."""
+    """Return an application of a single command."""
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,

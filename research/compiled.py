@@ -1,9 +1,9 @@
-"""What Triton's compiler makes of the attention kernels for GPUs that are not here: registers, spills, shared memory.
+"""Compile the attention kernels for GPUs that are not present: registers, spills and shared memory by Triton.
 
 ``python -m research.compiled`` writes the table that a test compares with (``tests/engine/compiled.json``); with
 ``--show`` it prints the figures of one capability and writes nothing. Needs Triton, whose wheel has ptxas and
-cuobjdump, and no GPU. Every launch of ``split_attention`` is recorded with its arguments, on tensors without numbers,
-and compiled as Triton would compile it for them.
+cuobjdump, and no GPU. Every launch of ``split_attention`` is recorded with its arguments, on meta tensors, and compiled
+as Triton would compile it for them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from research.commands import run
 __all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main"]
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "engine" / "compiled.json"
-#: By compute capability the bytes of shared memory that a block may have (CUDA programming guide, table of limits).
+#: Bytes of shared memory per block by compute capability (CUDA programming guide, table of limits).
 LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-#: Registers of a thread, on all of them.
+#: Registers per thread, on all of them.
 REGISTERS = 255
 WIDTHS, GROUPS, ROWS = (64, 128, 256), (1, 2, 3, 4, 5, 6, 7, 8), (1, 8)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,7 +40,7 @@ _NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32
 
 
 class Kernel(Protocol):
-    """A jitted function of Triton, as far as it is used here."""
+    """The interface of a jitted Triton function that is used here."""
 
     __name__: str
     arg_names: Sequence[str]
@@ -48,7 +48,7 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the kernel, what Triton specialises it by, and its options."""
+    """One launch: the kernel, the properties that Triton specialises by, and its options."""
 
     kernel: Kernel
     signature: dict[str, str]
@@ -57,12 +57,12 @@ class Launch:
     options: dict[str, object]
 
 
-#: Of a kernel: registers of a thread, bytes of its stack, which are spilled registers, and of a block's shared memory.
+#: Registers per thread, stack bytes (spilled registers) and shared memory per block of a kernel.
 Compiled = tuple[int, int, int]
 
 
 def launches(query: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> list[Launch]:
-    """What a call of ``split_attention`` launches."""
+    """Return the launches of one call of ``split_attention``."""
     from vidspec.engine import kernel
 
     found: list[Launch] = []
@@ -86,7 +86,7 @@ def launches(query: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> l
 
 
 def _launch(kernel: Kernel, args: Sequence[object], named: dict[str, object]) -> Launch:
-    """Pointers are aligned; a whole number that is 1 is a constant, and one that 16 divides is known to be so."""
+    """Record a launch as Triton specialises it: aligned pointers, integers of 1 and multiples of 16."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
     divisible: list[int] = []
@@ -110,14 +110,14 @@ def _launch(kernel: Kernel, args: Sequence[object], named: dict[str, object]) ->
 
 
 def shapes() -> Iterator[tuple[int, int, str, int]]:
-    """Width of a head, heads of a group, dtype, rows: all groups in bfloat16, some in float16 and for one row."""
+    """Yield head width, heads per group, dtype, rows: all groups in bfloat16, some in float16 and for one row."""
     for width, group, dtype, rows in product(WIDTHS, GROUPS, DTYPES, ROWS):
         if (dtype == "bf16" and rows > 1) or (rows > 1 and group in (1, 4, 8)) or (dtype == "bf16" and group in (1, 7)):
             yield width, group, dtype, rows
 
 
 def compiled(capability: int) -> dict[str, Compiled]:
-    """By kernel and shape what the compiler says."""
+    """Return the compiler's figures by kernel and shape."""
     found: dict[str, Compiled] = {}
     made: dict[str, Compiled] = {}  # of launches that differ in nothing the compiler sees
     for width, group, dtype, rows in shapes():
@@ -152,9 +152,9 @@ def _resources(launch: Launch, capability: int) -> Compiled:
 
 
 def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, Compiled]) -> list[str]:
-    """What is worse than it was: kernels that spill and did not, exceed the limits, or take a fifth more; a line each.
+    """Return regressions, a line each: kernels that newly spill, exceed the limits, or take a fifth more.
 
-    Kernels and shapes that only one of the two has are named too.
+    Kernels and shapes that only one of the two has are listed too.
     """
     worse = [f"{name}: in one of both only" for name in sorted({*known} ^ {*found})]
     for name in known.keys() & found.keys():

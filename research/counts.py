@@ -1,10 +1,10 @@
-"""What one decoding pass of published sizes launches, reads back, allocates and reads, counted without weights.
+"""Counts of one decoding pass at published sizes: launches, read-backs, bytes allocated and read. Needs no weights.
 
-``python -m research.counts`` prints it for the stock modules and for the fused decoder as a GPU replays it. The
+``python -m research.counts`` prints them for the stock modules and for the fused decoder as a GPU replays it. The
 models are on the meta device: every operation is seen with its shapes, nothing is computed. An operation counts as one
 kernel, attention of the engine as its two, and a product that is added to a matrix as two: CUDA copies the matrix
-first. What torch splits up further is not seen, so the counts are lower bounds. Who decodes token by token waits for
-the token of each pass besides; a chain of replayed passes is waited for once.
+first. Operations that torch splits further are not seen, so the counts are lower bounds. In addition the host waits for
+the token of each pass when decoding token by token; it waits once for a chain of replayed passes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NOTHING = ("empty", "new_empty", "empty_like", "empty_strided", "detach_")
 
 @dataclass
 class Counts:
-    """Of one pass.
+    """Counts of one pass.
 
     Attributes:
         kernels: launches by operation.
         reads: operations whose result the host waits for.
-        allocated: bytes of all that was made, once if the pass is replayed.
-        replayed: whether it is.
-        weights, cache: bytes that are read.
+        allocated: bytes allocated, once if the pass is replayed.
+        replayed: True if the pass is replayed as a graph.
+        weights, cache: bytes read.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Counts:
 
 
 class _Counting(TorchDispatchMode):
-    """Counts into ``found`` what is done under it."""
+    """Counts operations into ``found``."""
 
     def __init__(self, found: Counts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class _Counting(TorchDispatchMode):
 
 
 class _Unread(TorchFunctionMode):
-    """Zeros in place of what is read back from a device without numbers."""
+    """Returns zeros for values read back from the meta device."""
 
     def __init__(self, found: Counts) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def _storage(tensor: torch.Tensor) -> int:
 def counted(
     size: Size, kind: Literal["fused", "stock"], entries: int, *, clips: int = 1, replayed: bool = True
 ) -> Counts:
-    """A pass of one row of each sequence, its token included, behind so many entries of each.
+    """Count a pass of one row per sequence, with ``entries`` cached entries each, including its token.
 
     ``replayed``: as a graph, if fused; with the kernel by kernel attention of each sequence otherwise.
     """
@@ -140,7 +140,7 @@ def counted(
 
 @torch.inference_mode()
 def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
-    """A replayed pass over windows of so many rows of each clip, with its table and the read-back of its tokens."""
+    """Count a replayed pass over windows of ``rows`` per clip, with its table and the read-back of its tokens."""
     model = language(size, _META)
     found = Counts(weights=model.weight_bytes, cache=clips * (entries + rows) * model.decoder.slab.entry_bytes)
     assert isinstance(model.decoder, FusedDecoder)
@@ -167,7 +167,7 @@ def _attention(found: Counts) -> Callable[..., torch.Tensor]:
 
 
 def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) -> str:
-    """Markdown, a line for each size and decoder."""
+    """Return a Markdown table, a line for each size and decoder."""
     header = ["model", "decoder", "kernels", "of them products", "host reads", "allocated per pass", "weights"]
     header += [f"KV of {entries:,}", *(f"limit {device.name}" for device in DEVICES.values())]
     lines = []

@@ -1,4 +1,4 @@
-"""``python -m research.draw``: draws clips of the world that the built-in models know, with their ground truth."""
+"""``python -m research.draw``: draw clips of the built-in models' world, with their ground truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a bench as SVG, drawn by matplotlib: speed-up bars, M against alpha, a histogram of accepted lengths.
+"""SVG plots of a bench, drawn by matplotlib: speed-up bars, M against alpha, a histogram of accepted lengths.
 
 ``python -m research.plots RESULTS.json --out DIR`` draws those of a finished bench.
 """
@@ -28,7 +28,7 @@ _SPEEDUP, _AGAINST_ALPHA, _ACCEPTED = "speedup.svg", "m-against-alpha.svg", "acc
 
 
 def check(folder: Path) -> None:
-    """Find out before anything runs that nothing can be drawn into ``folder``, which is made if need be.
+    """Check early that plots can be written to ``folder``, which is created if absent.
 
     Raises:
         UsageError: matplotlib is not installed, or a picture of others has one of our names.
@@ -39,7 +39,7 @@ def check(folder: Path) -> None:
 
 
 def check_drawing(asked: str) -> None:
-    """Say early that nothing can be drawn, naming what asked for it.
+    """Check early that matplotlib is installed; ``asked`` is the option that needs it.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -51,7 +51,7 @@ def check_drawing(asked: str) -> None:
 def draw(rows: Sequence[BenchRow], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path) -> list[Path]:
     """Write ``speedup.svg``, ``m-against-alpha.svg`` and ``accepted.svg`` into ``folder``; returns those written.
 
-    The latter two are left out where nothing was drafted. M is ``tokens_per_target_pass``.
+    The latter two are left out if nothing was drafted. M is ``tokens_per_target_pass``.
 
     Raises:
         UsageError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Where in the video and its frames the tokens lie that profiles keep: ``python -m research.position_bias CLIP...``.
+"""Position bias of profiles' kept visual tokens: ``python -m research.position_bias CLIP...``.
 
 The measure itself is in :mod:`vidspec.pruning.position_bias`.
 """
@@ -34,7 +34,7 @@ __all__ = ["ClipBias", "biases", "block", "clip_bias", "main", "mean_bias", "ove
 
 @dataclass(frozen=True)
 class ClipBias(PositionBias):
-    """Where the kept tokens of a clip lie, stretch by stretch too.
+    """Position bias of a clip's kept tokens, also by stretches of the video.
 
     Attributes:
         bins: shares of the kept tokens in equal stretches of the video, in the order of the prompt; they add up to 1.
@@ -51,7 +51,7 @@ DEFAULT = "sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 def biases(
     contenders: Mapping[str, object], clips: Sequence[Path], progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, ClipBias]:
-    """The mean over ``clips`` of the bias of each contender that prunes, in their order; nothing is decoded."""
+    """Return the mean bias over ``clips`` of each contender that prunes, in their order; nothing is decoded."""
     found: dict[str, ClipBias] = {}
     for name, contender in contenders.items():
         if not isinstance(contender, Captioner) or contender.profile.prune.method == "none":
@@ -77,11 +77,11 @@ def clip_bias(
     bins: int = 10,
     views: Sequence[tuple[int, int]] = (),
 ) -> ClipBias | None:
-    """What ParallelVLM Fig. 4 and HIPPO Fig. 2 and 8 measure; see :func:`~vidspec.pruning.position_bias.position_bias`.
+    """Measure bias as in ParallelVLM Fig. 4 and HIPPO Fig. 2 and 8.
 
     Args:
-        grid, cells, kept, views: as there.
-        bins: stretches of the video.
+        grid, cells, kept, views: see :func:`~vidspec.pruning.position_bias.position_bias`.
+        bins: number of stretches of the video.
     """
     bias = position_bias(grid, cells, kept, views)
     if bias is None:
@@ -101,9 +101,9 @@ def clip_bias(
 
 
 def over_bins(shares: Sequence[float], bins: int) -> tuple[float, ...]:
-    """Shares of frames as shares of ``bins`` equal stretches of the video, their sum unchanged.
+    """Convert shares of frames to shares of ``bins`` equal stretches of the video; their sum is unchanged.
 
-    A frame f of F covers [f/F, (f+1)/F) of the video; one that lies across a border of stretches is divided there.
+    A frame f of F covers [f/F, (f+1)/F) of the video; a frame across a border of stretches is divided there.
     """
     borders = [number * len(shares) for number in range(bins + 1)]  # in units of 1 / (bins * F)
     found = []
@@ -116,7 +116,7 @@ def over_bins(shares: Sequence[float], bins: int) -> tuple[float, ...]:
 
 
 def mean_bias(measured: Sequence[ClipBias]) -> ClipBias:
-    """The mean over clips, each counting the same; ``peak_rows`` is the largest of all.
+    """Return the unweighted mean over clips; ``peak_rows`` is the largest of all.
 
     Raises:
         ValueError: there are no clips, or their bins differ in number.
@@ -136,12 +136,12 @@ def mean_bias(measured: Sequence[ClipBias]) -> ClipBias:
 
 
 def block(found: Mapping[str, ClipBias]) -> dict[str, dict[str, Any]]:
-    """As it stands in the JSON file: shares within [0, 1] by profile; ``all`` is the share of all visual tokens."""
+    """Return the JSON block: shares within [0, 1] by profile; ``all`` is the share of all visual tokens."""
     return {name: asdict(bias) for name, bias in found.items()}
 
 
 def table(found: Mapping[str, ClipBias]) -> str:
-    """A Markdown table; each share of the kept tokens with that of all visual tokens behind it."""
+    """Return a Markdown table: each share of the kept tokens, followed by that of all visual tokens."""
     stretches = len(next(iter(found.values())).bins) if found else 0
     header = "method | first frames | last frames | upper and lower border | most in one frame | left and right border"
     lines = [

@@ -1,9 +1,8 @@
-"""``python -m research.predicted``: tokens/s and clips/s of a GPU by bytes, operations and launches; no model runs.
+"""``python -m research.predicted``: tokens/s and clips/s of a GPU from bytes, operations and launches; no model runs.
 
-A pass lasts as long as the slower of its bytes and its operations (``research.replay.load``), and its launches besides:
-between two kernels the device has a gap, and kernel by kernel a pass lasts at least as long as the host launches. The
-host waits for the result of each pass, or once for a whole chain of a replayed draft. The launches are those that
-``research.counts`` counts.
+A pass takes the larger of the times of its bytes and its operations (``research.replay.load``), plus its launches:
+there is a gap between two kernels, and without a graph a pass takes at least the host's launch time. The host waits for
+the result of each pass, or once for a whole chain of a replayed draft. ``research.counts`` counts the launches.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ Way = Literal["stock", "fused", "replayed"]
 
 @dataclass(frozen=True)
 class Host:
-    """What launches cost, in seconds; assumed, not measured.
+    """Cost of launches in seconds; assumed, not measured.
 
     Attributes:
-        launch: of a kernel from Python, by which a pass is bound if its kernels are shorter.
+        launch: launch of a kernel from Python, which bounds a pass if its kernels are shorter.
         gap: between two kernels on the device.
         wait: until the host has a result and the device its next pass.
     """
@@ -45,7 +44,7 @@ class Host:
 
 @cache
 def _launches(model: Model, way: Way, clips: int) -> int:
-    """Of a pass of one row of each clip; in a graph as many for any number of rows."""
+    """Return the launches of a pass with one row per clip; in a graph the number does not depend on rows."""
     kind: Literal["fused", "stock"] = "stock" if way == "stock" else "fused"
     return counted(
         model.language, kind, 100, clips=1 if way == "replayed" else clips, replayed=way == "replayed"
@@ -54,7 +53,7 @@ def _launches(model: Model, way: Way, clips: int) -> int:
 
 @dataclass(frozen=True)
 class Prediction:
-    """``clips`` at once on one device.
+    """Prediction for ``clips`` at once on one device.
 
     Attributes:
         pair: a key of ``PAIRS``.
@@ -69,7 +68,7 @@ class Prediction:
     host: Host = field(default_factory=Host)
 
     def plain(self, way: Way | Literal["bytes"]) -> float:
-        """Seconds of a pass of plain decoding; ``bytes`` counts no launches, as ``research.simulate --batch``."""
+        """Return the seconds of a plain decoding pass; ``bytes`` omits launches, as ``research.simulate --batch``."""
         busy = self._busy(PAIRS[self.pair][0], 1, 1.0)
         if way == "bytes":
             return busy
@@ -79,22 +78,22 @@ class Prediction:
         return max(busy + count * self.host.gap, count * self.host.launch) + self.host.wait
 
     def verify(self, rows: float) -> float:
-        """T_p: a replayed pass of so many rows of each clip (a mean), which a graph fills up to a power of two."""
+        """Return T_p: a replayed pass of ``rows`` per clip (a mean), which a graph pads to a power of two."""
         padded = 1 << (round(self.clips * rows) - 1).bit_length()
         busy = self._busy(PAIRS[self.pair][0], padded / self.clips, 1.0)
         return busy + _launches(PAIRS[self.pair][0], "replayed", 1) * self.host.gap + self.host.wait
 
     def draft(self, kept: float = 1.0) -> float:
-        """T_q: a token of each clip in a chain that is waited for once."""
+        """Return T_q: one token of each clip in a chain that the host waits for once."""
         return self._busy(PAIRS[self.pair][1], 1, kept) + _launches(PAIRS[self.pair][1], "replayed", 1) * self.host.gap
 
     def window(self, kept: float = 1.0) -> tuple[int, float]:
-        """The best window, which may be 0, and tokens/s of all clips with it; a round with a draft waits for it too."""
+        """Return the best window, possibly 0, and the tokens/s of all clips; a round with a draft waits once more."""
         gamma, rate = speed.best_window(self.assumed.beta, self.verify, self.draft(kept), self.host.wait)
         return gamma, self.clips * rate
 
     def clips_per_s(self, tokens_per_s: float, *, drafts: float = 0.0) -> float:
-        """With vision, prompt and decoding in turn; ``drafts``: the share of the visual tokens that a draft reads."""
+        """Return clips/s with vision, prompt and decoding in turn; ``drafts``: share of visual tokens a draft reads."""
         target, draft = PAIRS[self.pair]
         ahead = read_seconds(target, self.device, self.assumed, self.visual)
         if drafts:
@@ -103,7 +102,7 @@ class Prediction:
 
     def _busy(self, model: Model, rows: float, kept: float) -> float:
         entries = self.assumed.context(kept * self.visual)
-        # Bytes do not depend on rows; operations on rows that are filled up too.
+        # Bytes do not depend on rows; operations include padded rows.
         return pass_seconds(model, self.device, self.assumed, self.clips, rows, entries)
 
 
@@ -114,7 +113,7 @@ def predicted(
     visual: Sequence[int] = (2_000, 25_000),
     host: Host | None = None,
 ) -> str:
-    """Markdown, a line for each."""
+    """Return a Markdown table, a line for each combination."""
     heads = ["device", "pair", "clips", "visual tokens", "bytes alone", "stock", "fused", "replayed"]
     heads += ["gamma", "with the draft", "pruned: gamma", "with it", "clips/s: stock", "replayed", "pruned draft"]
     lines = []

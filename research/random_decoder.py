@@ -1,4 +1,4 @@
-"""Language models of published sizes without a vision tower, made of nothing on any device: for times and counts."""
+"""Language models of published sizes with random weights and no vision tower, on any device: for times and counts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Language", "behind", "engine_of", "language", "rolled_back"]
 
 @dataclass(frozen=True)
 class Language:
-    """What the engine asks of a model; its weights mean nothing.
+    """A language model as the engine needs it, with random weights.
 
     Attributes:
-        weight_bytes: that one pass reads.
+        weight_bytes: bytes of weights that one pass reads.
     """
 
     decoder: Decoder
@@ -41,7 +41,7 @@ def language(
     packed: bool | Literal["auto"] = "auto",
     wanted: WeightFormat = None,
 ) -> Language:
-    """A language model with M-RoPE and random weights; on the device ``meta`` it has none.
+    """Create a language model with M-RoPE and random weights; none on the device ``meta``.
 
     Args:
         size: its shape.
@@ -77,13 +77,13 @@ def language(
 
 
 def engine_of(model: Language) -> Engine:
-    """The engine of a model that has a language part only: its passes ask for nothing else."""
+    """Return an engine of a model without a vision tower; its passes need no more."""
     return Engine(model)  # type: ignore[arg-type]
 
 
 @torch.inference_mode()
 def behind(model: Language, clips: int, entries: int, margin: int) -> list[KVSpan]:
-    """Sequences that hold so many entries of noise, with room for ``margin`` more."""
+    """Return sequences with ``entries`` random cache entries each, and room for ``margin`` more."""
     slab, room = model.decoder.slab, entries + margin
     slab.open(clips * room).free()  # so that it grows once
     spans = [slab.open(room) for _ in range(clips)]
@@ -95,7 +95,7 @@ def behind(model: Language, clips: int, entries: int, margin: int) -> list[KVSpa
 
 
 def rolled_back(spans: Sequence[KVSpan], work: Callable[[], object]) -> None:
-    """Work that appends to sequences, which are then as before."""
+    """Run work that appends to sequences, then roll them back."""
     lengths = [span.length for span in spans]
     work()
     for span, length in zip(spans, lengths, strict=True):

@@ -1,4 +1,4 @@
-"""Models of a given size with random weights, for times that do not depend on weights; they have no tokenizer."""
+"""Models of a given config with random weights and no tokenizer, for times that do not depend on weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["random_model"]
 
 
 class _NoTokenizer:
-    """Stands where an adapter keeps its tokenizer; every id is a token, and no text can be read."""
+    """Placeholder for an adapter's tokenizer: every id is a token, and no text can be encoded."""
 
     eos_token_id = 0
 
@@ -33,7 +33,7 @@ class _NoTokenizer:
 
 
 def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
-    """A model of a config's size, made on its device.
+    """Create a model of a config's size on its device.
 
     Args:
         config: ``config.json``, or a folder that holds one; no weights are read.
@@ -51,7 +51,7 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
         raise ModelError(f"{config}: no config.json there", hint="name a config.json, or a folder that holds one")
     try:
         read = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
-    except Exception as error:  # whatever a config makes the library raise, the config is at fault
+    except Exception as error:  # any error that the library raises here is the config's fault
         raise load_error(str(file), error) from error
     check_kernels(str(config), str(file))
     family = str(read.model_type)

@@ -1,8 +1,8 @@
-"""Whether visual relevance finds the words that state facts of the video (LVSpec 2.1, 3.1), on drawn clips.
+"""Test of visual relevance as a detector of words that state facts of the video (LVSpec 2.1, 3.1), on drawn clips.
 
 ``python -m research.relevance --pair embedded --clips 40`` prints how well the relevance of a token (LVSpec Eq. 8)
-tells words that state facts of the drawn world from the others, beside its place in the caption, and what of the tokens
-that LVSpec lets pass were facts. It measures no speed.
+tells words that state facts of the drawn world from the others, next to its place in the caption, and how many tokens
+accepted by LVSpec were facts. It measures no speed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vidspec.models.detokenizer import Detokenizer
 
 __all__ = ["Clip", "Loosened", "Token", "auc", "facts_of", "within", "words_of_facts"]
 
-#: Equal stretches of a caption that are told apart by their places.
+#: Number of equal stretches of a caption, to control for place.
 STRETCHES = 5
 _WORDS = sorted({*COLOURS, *SHAPES, *SIZES, *PATTERNS, *BACKGROUNDS, *PLACES.values(), "gone"}, key=len, reverse=True)
 _FACTS = re.compile(
@@ -48,7 +48,7 @@ _JOINING = frozenset({"to", "the", "in", "at", "any", "does"})
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a caption: its visual relevance (a mean cosine), its place from 0 to 1, whether it states a fact."""
+    """One token of a caption: visual relevance (a mean cosine), place from 0 to 1, and True if it states a fact."""
 
     relevance: float
     place: float
@@ -57,7 +57,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Loosened:
-    """Of one caption under LVSpec: emitted tokens, those that state facts, and both of those that were let pass."""
+    """Counts of one caption under LVSpec: emitted tokens, those that state facts, and both among loose tokens."""
 
     tokens: int
     facts: int
@@ -67,17 +67,17 @@ class Loosened:
 
 @dataclass(frozen=True)
 class Clip:
-    """What was found on one clip: the target's own caption, token by token, and LVSpec's."""
+    """Results of one clip: the target's own caption, token by token, and LVSpec's counts."""
 
     own: tuple[Token, ...]
     loosened: Loosened
 
 
 def words_of_facts(text: str) -> list[tuple[int, int]]:
-    """Where in a caption of the drawn world facts are stated, as (start, end) of characters, in order.
+    """Return the (start, end) character spans that state facts in a caption of the drawn world, in order.
 
     Facts are those that :mod:`research.world.scoring` counts: numbers of objects, looks, places, sides, motions,
-    ends, backgrounds; of a motion's wording the words that only join others are none.
+    ends, backgrounds; function words in a motion's wording are not included.
     """
     return [
         (found.start() + word.start(), found.start() + word.end())
@@ -88,7 +88,7 @@ def words_of_facts(text: str) -> list[tuple[int, int]]:
 
 
 def facts_of(pieces: Sequence[str]) -> list[bool]:
-    """Of each piece of a caption, as its tokens add them, whether any of its letters is part of a stated fact."""
+    """Return, for each token's piece of text, True if any of its letters is part of a stated fact."""
     spans, at, found = words_of_facts("".join(pieces)), 0, list[bool]()
     for piece in pieces:
         begun, end = at + len(piece) - len(piece.lstrip()), at + len(piece.rstrip())
@@ -98,8 +98,7 @@ def facts_of(pieces: Sequence[str]) -> list[bool]:
 
 
 def auc(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
-    """The chance that a positive has a higher score than a negative, equal scores counting half (area under the ROC
-    curve, Mann-Whitney); None without both kinds."""
+    """Return the area under the ROC curve (Mann-Whitney, ties count half); None without both kinds."""
     of = {kind: torch.tensor([s for s, p in zip(scores, positive, strict=True) if p == kind]) for kind in (True, False)}
     if not len(of[True]) or not len(of[False]):
         return None
@@ -108,7 +107,7 @@ def auc(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
 
 
 def within(tokens: Iterable[Token], stretches: int = STRETCHES) -> list[list[Token]]:
-    """The tokens by the stretch of the caption that they are in."""
+    """Return the tokens by stretch of the caption."""
     found: list[list[Token]] = [[] for _ in range(stretches)]
     for token in tokens:
         found[min(int(token.place * stretches), stretches - 1)].append(token)
@@ -116,7 +115,7 @@ def within(tokens: Iterable[Token], stretches: int = STRETCHES) -> list[list[Tok
 
 
 def study(captioner: Captioner, path: Path) -> Clip:
-    """One clip: the target reads its own caption, and captions it again under the captioner's loose rule."""
+    """Study one clip: the target reads its own caption, and captions again under the captioner's loose rule."""
     clip = captioner.read(path)
     record = captioner.baseline(path, clip=clip)
     return Clip(tuple(_own(captioner, clip, record)), _loosened(captioner, captioner.caption(path, clip=clip)))
@@ -127,7 +126,7 @@ def _own(captioner: Captioner, clip: video.Clip, record: Caption) -> list[Token]
     model, ids = engine.model, record.token_ids
     prefix = model.prefix(model.encode(model.preprocess(clip)), asked.generate.prompt, asked.generate.system)
     read = engine.prefill(prefix, len(ids), states=True)
-    assert read.visual_states is not None  # they were asked for
+    assert read.visual_states is not None  # requested above
     (passed,) = engine.run([Rows(read.span, ids)])
     scores = relevance(passed.hidden, read.visual_states, asked.accept.model_dump()["similar"]).tolist()
     facts = facts_of(_pieces(captioner, ids))
@@ -148,7 +147,7 @@ def _pieces(captioner: Captioner, ids: Sequence[int]) -> list[str]:
 
 
 def report(pair: str, clips: Sequence[Clip]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     tokens = [token for clip in clips for token in clip.own]
     facts, scores = [token.fact for token in tokens], [token.relevance for token in tokens]
     places = [-token.place for token in tokens]
@@ -202,7 +201,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--pair", choices=("embedded", "embedded-qwen"), default="embedded")
     options.add_argument("--clips", type=int, default=40)

@@ -1,9 +1,9 @@
-"""How times and memory grow with the video: prefill, T_p, T_q(alpha), KV, and the speed-up the model gives for them.
+"""Growth of times and memory with the video: prefill, T_p, T_q(alpha), KV cache, and the speed-ups they predict.
 
 ``python -m research.scale`` measures it.
 
-SpecVLM Fig. 2a and 6, ParallelVLM Fig. 3. Prompts are random embeddings of the right number of tokens: a pass costs
-the same whatever they hold. The vision tower is not part of it.
+SpecVLM Fig. 2a and 6, ParallelVLM Fig. 3. Prompts are random embeddings of the right number of tokens, since a pass
+costs the same for any content. The vision tower is not included.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from vidspec.video import Clip
 
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]
 
-#: Rows of the target passes that are timed; between them T_p is taken for a line.
+#: Rows of the timed target passes; T_p is interpolated linearly between them.
 ROWS = (1, 2, 4, 8, 16, MAX_ROWS)
-#: Text tokens behind the video, as in a short prompt.
+#: Text tokens after the video, as in a short prompt.
 TEXT = 32
 #: Visual tokens of a frame under LLaVA-OneVision.
 TOKENS_PER_FRAME = 196
@@ -53,11 +53,11 @@ TOKENS_PER_FRAME = 196
 
 @dataclass(frozen=True)
 class Forecast:
-    """Speed-ups over plain decoding that the speed model gives for the measured times.
+    """Predicted speed-ups over plain decoding, by the speed model from the measured times.
 
     Attributes:
-        sequential: decoding, draft and verify in turn, at its best window ``gamma``.
-        parallel: decoding at the same time on devices of their own, at ``parallel_gamma`` = T_p / T_q.
+        sequential: of decoding by the sequential schedule, at its best window ``gamma``.
+        parallel: of decoding by the parallel schedule, one device each, at ``parallel_gamma`` = T_p / T_q.
         end_to_end: of ``sequential``, with both prefills.
     """
 
@@ -70,15 +70,15 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Point:
-    """One number of frames. Seconds and bytes; by alpha where the draft is concerned.
+    """Measurements at one number of frames, in seconds and bytes; by alpha for the draft.
 
     Attributes:
         frames, visual_tokens: of the prompt.
-        target_prefill, draft_prefill: of the whole and of the pruned prompt, the median of the repeats.
+        target_prefill, draft_prefill: of the whole and of the pruned prompt, median of the repeats.
         target: T_p(n) by rows.
         draft: T_q(alpha).
-        kv: of the target's cache at the whole prompt.
-        peak: memory, as ``PeakMemory`` has it; None where it cannot be read.
+        kv: size of the target's cache of the whole prompt.
+        peak: see ``PeakMemory``; None if it cannot be read.
         forecast: by alpha.
     """
 
@@ -93,7 +93,7 @@ class Point:
     forecast: dict[float, Forecast]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
 
@@ -109,15 +109,15 @@ def measure_scale(
     threads: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[Point]]:
-    """Load or make the models, then :func:`scale`; returns facts of the machine too.
+    """Load or create the models, then run :func:`scale`; also returns facts of the machine.
 
     Args:
-        source: the models, and where they go.
+        source: the models and their placement.
         frames: increasing.
-        made: configs of target and draft to be made with random weights instead; without a draft's the target drafts.
-        tokens_per_frame: as the target sees 8 grey frames if None, or 196 (LLaVA-OneVision) of a model that is made.
-        beta, new_tokens, repeats, say: as in :func:`scale`.
-        threads: of torch on a CPU.
+        made: configs of target and draft to create with random weights instead; without a draft's the target drafts.
+        tokens_per_frame: if None, as the target encodes 8 grey frames, or 196 (LLaVA-OneVision) with ``made``.
+        beta, new_tokens, repeats, say: see :func:`scale`.
+        threads: torch threads on a CPU.
 
     Raises:
         VidspecError: of the models.
@@ -146,14 +146,14 @@ def measure_scale(
 
 
 def _seen(model: VideoLanguageModel) -> int:
-    """Visual tokens of a frame, as the model sees 8 grey ones."""
+    """Return the visual tokens per frame of 8 grey frames."""
     grey = np.full((8, 256, 256, 3), 127, dtype=np.uint8)
     clip = Clip.of(grey, range(8))
     return max(1, len(model.encode(model.preprocess(clip))) // 8)
 
 
 def synthetic(model: VideoLanguageModel, tokens: int) -> EmbeddedPrompt:
-    """A prompt of ``tokens`` visual tokens in one frame and 32 of text, all random, seed 0."""
+    """Return a prompt of ``tokens`` visual tokens in one frame and 32 text tokens, all random, seed 0."""
     length, place = tokens + TEXT, torch.arange(tokens, device=model.device)
     rng = torch.Generator().manual_seed(0)
     width = model.embed(torch.zeros(1, 1, dtype=torch.long, device=model.device)).shape[-1]
@@ -184,7 +184,7 @@ def scale(
     repeats: int = 3,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Point]:
-    """Measure at each number of frames, until one does not fit into memory; that is said and ends the list.
+    """Measure at each number of frames, until one does not fit into memory, which is reported.
 
     Args:
         target: the target.
@@ -194,8 +194,8 @@ def scale(
         alphas: shares of visual tokens the draft does not see.
         beta: acceptance of the forecast, the same for every alpha.
         new_tokens: length of the text of the end-to-end forecast.
-        repeats: of everything.
-        say: is told what comes next.
+        repeats: of every measurement.
+        say: receives progress messages.
     """
     drafting, points = draft or target, list[Point]()
 
@@ -238,7 +238,7 @@ def scale(
 
 
 def _read(engine: Engine, prefix: EmbeddedPrompt, alpha: float, repeats: int) -> tuple[float, KVSpan]:
-    """Seconds of a prefill, the median after a warm-up, and its sequence."""
+    """Return the seconds of a prefill, the median after a warm-up, and its sequence."""
     wait, spans = synchroniser(engine.model.device), list[KVSpan]()
 
     def once() -> float:
@@ -264,13 +264,13 @@ def _forecast(
 
 
 def _needed(target: VideoLanguageModel, draft: VideoLanguageModel, tokens: int, alphas: Sequence[float]) -> float:
-    """Bytes of all caches, and about as much again for what a prefill holds; weights are there already."""
+    """Return the bytes of all caches, doubled for the prefill's activations; weights are loaded already."""
     kept = sum(1 - alpha for alpha in alphas) * tokens
     return 2 * (bandwidth.kv_bytes(target) * (tokens + TEXT) + bandwidth.kv_bytes(draft) * kept)
 
 
 def markdown(points: Sequence[Point], beta: float, new_tokens: int) -> str:
-    """A table with one row for each number of frames and each alpha; times in ms."""
+    """Return a table with one row per number of frames and alpha; times in ms."""
     heads = ["frames", "visual tokens", "target prefill", "T_p(1)", "T_p(8)", "KV MiB", "peak MiB", "alpha"]
     heads += ["draft prefill", "T_q", "c", "in turns (gamma)", "parallel (gamma)", "end to end"]
     lines = []

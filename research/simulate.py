@@ -1,5 +1,7 @@
-"""``python -m research.simulate``: replays a paper's table, answers a what-if with formula, simulation and a timeline,
-or predicts tokens/s and clips/s of many clips at once on a device."""
+"""``python -m research.simulate``: replay a paper's table, predict a what-if, or predict a batch on a device.
+
+A what-if is answered by formula, simulation and a timeline; a batch by tokens/s and clips/s of many clips at once.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ BATCH_COLUMNS = (
     "plain_memory",
     "pruned_memory",
 )
-#: Options that say something only beside --batch, and those that say something beside it too.
+#: Options that need --batch, and those that may be combined with it.
 OF_BATCH = {"--device", "--pair", "--visual", "--kept", "--weights", "--decode-use", "--prefill-use"}
 BESIDE_BATCH = {"--batch", "--beta", "--gamma", "--tokens", "--format"}
 MOST_CLIPS, MOST_VISUAL = 4096, 1_000_000
@@ -190,7 +192,7 @@ def _length(tokens: int) -> int:
 
 
 def _chosen(option: str, given: str, known: Iterable[str], most: int | None = None) -> list[str]:
-    """Names by commas, each once."""
+    """Return comma-separated names, each once."""
     names = list(dict.fromkeys(given.split(",")))
     if (wrong := [name for name in names if name not in known]) or len(names[:most]) < len(names):
         what = repr(wrong[0]) if wrong else given
@@ -199,7 +201,7 @@ def _chosen(option: str, given: str, known: Iterable[str], most: int | None = No
 
 
 def _numbers(option: str, given: str, highest: int) -> list[int]:
-    """Whole numbers by commas, each once."""
+    """Return comma-separated integers, each once."""
     parts = given.split(",")
     if not all(one.isascii() and one.isdigit() and len(one) < 10 and 1 <= int(one) <= highest for one in parts):
         raise UsageError(f"{option} {given}: must be numbers from 1 to {highest}", hint=f"such as {option} 1,8,32")
@@ -233,7 +235,7 @@ def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assume
 
 
 def _print_data(form: TableFormat, rows: list[dict[str, Any]], notes: list[str], **about: Any) -> bool:
-    """Print what programs read, JSON or CSV; False where people do."""
+    """Print JSON or CSV; return False for formats for people."""
     if form == "json":
         print_json({**about, "rows": rows, "notes": notes})
     elif form == "csv":
@@ -305,7 +307,7 @@ def _cell(value: Any) -> str:
 def _print_table(
     title: str, columns: tuple[str, ...], rows: list[dict[str, Any]], notes: list[str], form: TableFormat
 ) -> None:
-    """On a terminal and as Markdown with a title and notes; in a pipe one line per row, tabs between the cells."""
+    """Print a table: with title and notes on a terminal and as Markdown; tab-separated lines in a pipe."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,6 +1,6 @@
-"""What configs of published checkpoints and data sheets of devices say, and what follows: numbers only, no torch.
+"""Figures of published checkpoints' configs and devices' data sheets, and derived ones; no torch.
 
-Of a vision tower the matrices are counted; norms, biases and position embeddings, about a thousandth, are not.
+Only the matrices of a vision tower are counted; norms, biases and position embeddings are about a thousandth.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["DEVICES", "MODELS", "SIZES", "Device", "Model", "Size", "Tower"]
 
 @dataclass(frozen=True)
 class Size:
-    """What a config says of a decoder of Qwen2's or Qwen2.5's."""
+    """Shape of a Qwen2 or Qwen2.5 decoder, from its config."""
 
     layers: int
     hidden: int
@@ -24,17 +24,17 @@ class Size:
 
     @property
     def width(self) -> int:
-        """Of a head."""
+        """Width of a head."""
         return self.hidden // self.heads
 
     @property
     def kv_per_token(self) -> int:
-        """Numbers in the KV cache for each token."""
+        """Elements of the KV cache per token."""
         return 2 * self.layers * self.kv_heads * self.width
 
     @property
     def blocks(self) -> int:
-        """Parameters without embedding and head, the last norm among them."""
+        """Parameters without embedding and head, including the last norm."""
         entries = 2 * self.kv_heads * self.width
         attention = self.hidden * (self.hidden + entries) + (self.hidden + entries) + self.hidden**2
         return self.layers * (attention + 3 * self.hidden * self.inner + 2 * self.hidden) + self.hidden
@@ -45,7 +45,7 @@ class Size:
 
     @property
     def read(self) -> int:
-        """Parameters that a decoding pass reads: all but the embedding, of which it reads a row."""
+        """Parameters that a decoding pass reads: all but the embedding."""
         return self.blocks + self.head
 
     @property
@@ -53,23 +53,23 @@ class Size:
         return self.read + (0 if self.tied else self.head)
 
     def prefill_flops(self, tokens: float) -> float:
-        """Of reading a prompt: two per parameter and token, causal attention, the head for the last token."""
+        """Return the operations of a prefill: two per parameter and token, causal attention, one head."""
         return 2 * (self.blocks * tokens + self.layers * self.hidden * tokens**2 + self.head)
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision tower and the layers behind it, over one frame (of Qwen2.5-VL a pair of frames).
+    """A vision tower and its projector, over one frame (a pair of frames for Qwen2.5-VL).
 
     Attributes:
         layers, hidden, inner: of its blocks.
         matrices: of a block's feed-forward part.
-        inputs: numbers of a patch.
+        inputs: elements of a patch.
         patches: of a frame.
-        window: patches that see each other where a block does not see the whole frame.
-        whole: blocks that do.
-        merged: patches that are joined ahead of the layers behind the tower.
-        middle, out: widths of these two layers.
+        window: patches per attention window, in blocks with windowed attention.
+        whole: number of blocks with full attention.
+        merged: patches joined before the projector.
+        middle, out: widths of the projector's two layers.
     """
 
     layers: int
@@ -99,7 +99,7 @@ class Tower:
 
     @property
     def flops(self) -> float:
-        """Of a frame: two per parameter and patch, and attention within windows and frames."""
+        """Operations per frame: two per parameter and patch, and attention within windows and frames."""
         seen = (self.layers - self.whole) * self.window + self.whole * self.patches
         per_patch = 2 * self.blocks + 4 * seen * self.hidden + 2 * self.behind / self.merged
         return self.patches * per_patch
@@ -117,7 +117,7 @@ class Model:
         return self.language.parameters + self.tower.parameters
 
 
-#: Qwen2.5, which Qwen2.5-VL's language models are too (there is no 0.5B of these), as their configs say.
+#: Qwen2.5, also the language models of Qwen2.5-VL (which has no 0.5B), from their configs.
 SIZES = {
     "0.5B": Size(24, 896, 14, 2, 4864, 151936, tied=True),
     "3B": Size(36, 2048, 16, 2, 11008, 151936, tied=True),
@@ -128,12 +128,12 @@ SIZES = {
 
 
 def _siglip(out: int) -> Tower:
-    """SigLIP-SO400M as LLaVA-OneVision keeps it; its 27 x 27 patches of a frame are pooled to 14 x 14 behind it."""
+    """Return SigLIP-SO400M as in LLaVA-OneVision; a frame's 27 x 27 patches are pooled to 14 x 14 after it."""
     return Tower(26, 1152, 4304, 2, 3 * 14**2, 27**2, 27**2, 26, 1, out, out)
 
 
 def _qwen(inner: int, out: int) -> Tower:
-    """Qwen2.5-VL's, over frames that give 14 x 14 visual tokens."""
+    """Return Qwen2.5-VL's tower, over frames that give 14 x 14 visual tokens."""
     return Tower(32, 1280, inner, 3, 2 * 3 * 14**2, 28**2, 8**2, 4, 4, 4 * 1280, out)
 
 
@@ -149,7 +149,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Device:
-    """What a data sheet says: bytes a second, dense bfloat16 operations a second, bytes."""
+    """Data sheet of a device: bytes per second, dense bfloat16 operations per second, bytes of memory."""
 
     name: str
     bandwidth: float

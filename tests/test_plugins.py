@@ -1,5 +1,6 @@
 """Methods in files that a profile names."""
 
+import importlib
 import json
 import pickle
 import shutil
@@ -246,3 +247,27 @@ def test_what_is_no_drafter(folder):
     (folder / "mine.yaml").write_text("plugins: mine.py\ndraft: {kind: mine}\nschedule: {kind: sequential}\n")
     with pytest.raises(ProfileError, match=r"draft\.kind: the drafter mine has no attribute model \(see vidspec"):
         profiles.load("own/mine.yaml", env={})
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("vidspec.registry", "Problem", "OptionConflict"),
+        ("vidspec.registry", "configured", "build_part"),
+        ("vidspec.pruning.base", "budget", "kept_count"),
+        ("vidspec.pruning.target.base", "Choice", "KeptTokens"),
+        ("vidspec.acceptance.base", "Grounded", "GroundedRule"),
+        ("vidspec.models.base", "Seen", "VisionOutput"),
+        ("vidspec.models.adapter", "Message", "ChatMessage"),
+        ("vidspec.engine.requests", "Lane", "ModelLane"),
+        ("vidspec.engine.rows", "Passed", "PassResult"),
+        ("vidspec.draft_length.pace", "Pace", "WindowController"),
+    ],
+)
+def test_an_old_name_gives_the_new_object_and_warns(module, old, new):
+    loaded = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated, use {new}$") as caught:
+        found = getattr(loaded, old)
+    assert found is getattr(loaded, new) and caught[0].filename == __file__
+    with pytest.raises(AttributeError, match="has no attribute 'nothing_of_that_name'"):
+        loaded.nothing_of_that_name  # noqa: B018

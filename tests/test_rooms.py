@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "vidspec"
 RESEARCH = PACKAGE.with_name("research")
 #: The rooms from the ground up; one may import what stands before its own line, and itself.
 ORDER = (
-    ("errors", "escaping", "garbage", "memory", "_version"),
+    ("deprecation", "errors", "escaping", "garbage", "memory", "_version"),
     ("files",),
     ("events",),
     ("registry",),

@@ -26,11 +26,12 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
 
+from vidspec.deprecation import old_names
 from vidspec.errors import ProfileError
 
 __all__ = [
@@ -407,3 +408,16 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
                 if _identity(registry._entries[key]).startswith(f"{name}."):
                     del registry._entries[key]
         raise ProfileError(f"plugins: {path}: {type(error).__name__}: {error}") from error
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(
+        __name__,
+        {
+            "Problem": "OptionConflict",
+            "Options": "PartOptions",
+            "Family": "FamilyFacts",
+            "problems": "option_conflicts",
+            "configured": "build_part",
+        },
+    )

@@ -1,1 +1,1 @@
-"""Everything that the pages say of speed and quality, measured again by one command, and the pages written from it."""
+"""Measurements behind the docs' figures of speed and quality, by one command, and the pages written from them."""

@@ -1,9 +1,9 @@
-"""Measures all that the pages say and writes them: ``python -m research.evidence`` (``make evidence``), unattended.
+"""Measure the docs' figures and write the pages: ``python -m research.evidence`` (``make evidence``), unattended.
 
-Each part (``research/evidence/parts.py``) leaves ``docs/measured/NAME.md`` with its commands, commit, machine and what
-they printed, and ``NAME.json`` with the rows of its tables; then docs/measured.md, the README's table and the pictures
-are written from these. A part whose files are there is not run again: ``--again`` begins all anew. For a
-machine that does nothing else; peers come from ``make peers``, the version before from this repository's history.
+Each part (``research/evidence/parts.py``) writes ``docs/measured/NAME.md`` with its commands, commit, machine and
+output, and ``NAME.json`` with the rows of its tables; then docs/measured.md, the README's table and the pictures
+are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an idle machine;
+peers come from ``make peers``, the previous version from this repository's history.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
     A run that was stopped goes on with the records it has, at the same commit.
 
     Raises:
-        VidspecError: a command failed; what it printed is above.
+        VidspecError: a command failed; its output is above.
     """
     commit = _git("describe", "--always", "--dirty", "--exclude", "*")
     results = Path(places["work"]) / f"{part.name}-{commit}.json"
@@ -77,18 +77,18 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
 
 
 def _without_places(text: str) -> str:
-    """What was printed without the folder of this checkout."""
+    """Return printed text without the folder of this checkout."""
     return text.replace(f"{ROOT}{os.sep}", "")
 
 
 def kept(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page needs of a file of results: rows and facts, no records, no token ids."""
+    """Return the part of a results file that pages need: rows and facts, no records, no token ids."""
     rows = [{key: value for key, value in row.items() if key != "runs"} for row in results.get("rows", [])]
     return {"rows": rows, "facts": results.get("machine", {}), "left_out": results.get("left_out", {})}
 
 
 def machine() -> str:
-    """Processor, cores and memory."""
+    """Return processor, cores and memory."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -98,7 +98,7 @@ def machine() -> str:
 
 
 def _shown(command: str, *, smoke: bool) -> str:
-    """A command as a page shows it."""
+    """Return a command as shown on a page."""
     places = {name: f"{name.upper()}" for name in ("openvino", "vllm", "earlier", "folder", "docs", "json")}
     filled = words(command, smoke=smoke, clips=["CLIPS"], places=places)
     module = filled[0]
@@ -112,7 +112,7 @@ def _git(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def _places(work: Path, *, smoke: bool) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Interpreters of the peers, a checkout of the version before, and the clips; what cannot be had is left out."""
+    """Return the peers' interpreters, a checkout of the previous version, and the clips; missing ones are left out."""
     work.mkdir(parents=True, exist_ok=True)
     count = 2 if smoke else CLIPS
     folder = work / f"clips-{count}"

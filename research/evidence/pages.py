@@ -1,4 +1,4 @@
-"""Writes the pages from what was measured: a page for each part, docs/measured.md and the README's table."""
+"""Pages from measurements: one per part, docs/measured.md and the README's table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vidspec.models.loading import embedded_folder
 __all__ = ["README_ROWS", "measured", "page", "readme", "write"]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What stands around a table that is written here.
+#: Marks around a table that is written here.
 BEGIN, END = "<!-- {}, written by make evidence -->", "<!-- end of {} -->"
 #: Names of the peers as the tables have them, and as a reader knows them.
 PEERS = {
@@ -33,7 +33,7 @@ PEERS = {
     "generate-prompt-lookup": "`generate`, prompt lookup",
     "generate-batched": "`transformers` `generate` in batches",
 }
-#: What stands for something in the commands of a page, and for what.
+#: Placeholders in a page's commands, and their meaning.
 PLACES = {
     "CLIPS": "CLIPS are the first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training "
     "has not seen.",
@@ -41,7 +41,7 @@ PLACES = {
     "--peer": "OPENVINO and VLLM are the Pythons of environments that `make peers` makes.",
     "--vllm": "VLLM is the Python of an environment that `make peers` makes.",
 }
-#: What the README shows of the Qwen pair, and what each is.
+#: Profiles in the README's table of the Qwen pair, with a description.
 README_ROWS = {
     "ar": "plain decoding",
     "vanilla-sd-auto": "the default: the draft sees everything",
@@ -61,7 +61,7 @@ Results: TypeAlias = Mapping[str, Any]
 
 
 def page(part: Part, about: Results, texts: Sequence[str]) -> str:
-    """The page of a part: what was run, where, and what it printed."""
+    """Return the page of a part: commands, machine and output."""
     lines = [f"# {part.title}", "", _filled(part.about), "", _filled(_where(about)), ""]
     for command, text in zip(about["commands"], texts, strict=True):
         markdown = text.startswith(("|", "#")) or "\n|" in text or "\n#" in text
@@ -84,7 +84,7 @@ def _where(about: Results) -> str:
 
 
 def named(row: Results) -> str:
-    """A contender under all its names."""
+    """Return a contender under all its names."""
     if row["name"] in PEERS:
         return PEERS[row["name"]]
     return " = ".join(f"`{name}`" for name in (row["name"], *row.get("also", ())))
@@ -95,7 +95,7 @@ def times(value: Sequence[float] | None) -> str:
 
 
 def share(row: Results, results: Results) -> str:
-    """Passes a second over those that the memory bandwidth allows at the baseline's context."""
+    """Return passes per second over the bandwidth limit at the baseline's context."""
     facts, plain = results["facts"], results["rows"][0]
     context = row.get("context") or plain["context"]
     bytes_read = facts["target_pass_MB"] * 1e6 + context * facts["target_entry_bytes"]
@@ -108,7 +108,7 @@ def figure(value: float | None, form: str = ".2f") -> str:
 
 
 def readme(results: Results) -> str:
-    """The README's table, of one run."""
+    """Return the README's table of one run."""
     rows = {name: row for row in results["rows"] for name in (row["name"], *row.get("also", ()))}
     lines = []
     for name, what in README_ROWS.items():
@@ -145,7 +145,7 @@ def readme(results: Results) -> str:
 
 
 def profiles(both: Mapping[str, Results]) -> str:
-    """All contenders on both pairs in one table."""
+    """Return all contenders on both pairs in one table."""
     order: dict[str, dict[str, Results]] = {}
     for pair, results in both.items():
         for row in results["rows"]:
@@ -181,7 +181,7 @@ def profiles(both: Mapping[str, Results]) -> str:
 
 
 def folders(results: Mapping[str, Results]) -> str:
-    """Clips a second by the number of clips at once."""
+    """Return clips per second by batch size."""
     sizes = sorted({row["batch"] for one in results.values() for row in one["rows"]})
     lines = []
     for title, one in results.items():
@@ -205,7 +205,7 @@ def folders(results: Mapping[str, Results]) -> str:
 
 
 def race(results: Mapping[str, Results]) -> str:
-    """How far each candidate for the default is behind the fastest, on single clips and folders; "" without a race."""
+    """Return each default candidate's distance to the fastest, on single clips and folders; "" without a race."""
     rates: dict[tuple[str, str], float] = {}
     for title, one in results.items():
         for row in one["rows"]:
@@ -270,7 +270,7 @@ LINKS = {
 
 
 def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
-    """docs/measured.md from the results of the parts, and links to the pages of those that have one."""
+    """Return docs/measured.md from the results of the parts, with links to their pages."""
     single = {pair: data[f"profiles-{pair}"] for pair in PAIRS if f"profiles-{pair}" in data}
     titles = {
         "folder-embedded": "embedded, 32",
@@ -295,7 +295,7 @@ def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
 
 
 def filled(text: str, name: str, inside: str) -> str:
-    """``text`` with ``inside`` between the two marks of this name, in place of what is there."""
+    """Return ``text`` with ``inside`` between the two marks of this name."""
     begin, end = BEGIN.format(name), END.format(name)
     before, _, rest = text.partition(begin)
     _, mark, after = rest.partition(end)
@@ -305,7 +305,7 @@ def filled(text: str, name: str, inside: str) -> str:
 
 
 def scores(both: Mapping[str, Results]) -> tuple[str, str]:
-    """Tables of the built-in pairs' scores and of the questions that they answer, from the files beside the weights."""
+    """Return tables of the built-in pairs' scores and answered questions, from the files next to the weights."""
     lines = []
     for pair, found in both.items():
         for model, label in (("target", "target"), ("draft", "draft alone")):
@@ -344,10 +344,10 @@ def write(out: Path) -> None:
 
 
 def draw(clips: Path) -> None:
-    """Draw the pictures of the panel over a sample clip, a folder of clips and real video, and of pages.
+    """Draw the pictures of the panel for a sample clip, a folder of clips and real video, and those of the docs.
 
     Raises:
-        VidspecError: what is drawn with failed.
+        VidspecError: drawing failed.
     """
     docs = ROOT / "docs"
     clip = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"

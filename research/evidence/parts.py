@@ -1,4 +1,4 @@
-"""What is measured for the pages: each part a few commands, whose output and results are kept beside its page."""
+"""Parts of the docs' measurements: each a few commands, whose output and results are kept with its page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 __all__ = ["PARTS", "Part", "words"]
 
 PAIRS = ("embedded", "embedded-qwen")
-#: What commands name in braces, as measured and as tried (``--smoke``).
+#: Values of names in braces in commands, for measurements and for a trial (``--smoke``).
 SIZES: Mapping[str, tuple[str, str]] = {
     "lossless": ("all,eagle3", "ar,vanilla-sd-auto,vanilla-sd,hippo"),
     "pareto": ("", "--profiles ar,lvspec"),
@@ -34,16 +34,16 @@ CLIPS = re.compile(r"\{clips:(\d+)\}")
 
 @dataclass(frozen=True)
 class Part:
-    """One subject.
+    """A part of the measurements.
 
     Attributes:
         name: of its page and its results in ``docs/measured/``.
         title: of the page.
-        about: what the tables show, in Markdown.
+        about: explanation of the tables, in Markdown.
         commands: of ``python -m``, in which ``{clips:N}`` are the first N drawn clips, ``{json}`` a file of results,
             ``{openvino}`` and ``{vllm}`` interpreters of peers, ``{earlier}`` a checkout of the version before,
             ``{folder}`` a temporary folder; other names are in :data:`SIZES`.
-        tried: whether ``--smoke`` runs it; it is too large otherwise.
+        tried: True if ``--smoke`` runs it; False if it is too large for that.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Part:
 
 
 def words(command: str, *, smoke: bool, clips: Sequence[str], places: Mapping[str, str]) -> list[str]:
-    """The words of a command with all that stands in braces filled in; an option whose place is missing is left out."""
+    """Return a command's words with names in braces filled in; options without a value are left out."""
     chosen = {**{name: both[smoke] for name, both in SIZES.items()}, **places}
     found: list[str] = []
     for word in shlex.split(command):
@@ -72,7 +72,7 @@ def words(command: str, *, smoke: bool, clips: Sequence[str], places: Mapping[st
 
 
 def _of_both(name: str, title: str, about: str, *commands: str) -> list[Part]:
-    """A part for each built-in pair."""
+    """Return a part for each built-in pair."""
     return [
         Part(f"{name}-{pair}", f"{title}: `{pair}`", about, tuple(one.replace("{pair}", pair) for one in commands))
         for pair in PAIRS

@@ -72,7 +72,7 @@ def command(
 
 
 def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:
-    """One part; whether all is well with it."""
+    """Run one part; return True if it succeeds."""
     holds = True
     with Results(out, part, minutes, say=print_note) as results, results.guarded(part):
         if part == "tests":
@@ -96,7 +96,7 @@ def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list
 
 
 def _grid(names: list[str], smoke: bool) -> Grid:
-    """What is measured of sizes."""
+    """Return the grid of sizes to measure."""
     import torch
 
     from research.gpu.sizes import Grid
@@ -110,7 +110,7 @@ def _grid(names: list[str], smoke: bool) -> Grid:
 
 
 def _report(part: str, out: Path) -> None:
-    """Tables of a part's lines."""
+    """Return tables of a part's lines."""
     from research.gpu import folder, sizes
 
     tables = {"sizes": sizes.markdown, "folder": folder.markdown}

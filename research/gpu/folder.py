@@ -1,5 +1,4 @@
-"""The built-in pairs over clips in memory: what is lossless, how often passes of one row and of six disagree, schedules
-on one device in turns and in parallel, and clips at once.
+"""Measurements of the built-in pairs over clips in memory: losslessness, rounding of wide passes, schedules, batches.
 
 Profiles take turns on each clip, after a warm-up of each; all share one target and one draft, and the parallel ones
 have draft processes on the same device.
@@ -37,7 +36,7 @@ _ROWS = 6
 
 @dataclass(frozen=True)
 class Folder:
-    """What is measured.
+    """Options of the measurement.
 
     Attributes:
         profiles: plain decoding first; in turns before in parallel.
@@ -54,7 +53,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profile over all clips, against plain decoding of the same target.
+    """Results of a profile over all clips, against plain decoding of the same target.
 
     Attributes:
         identical: clips with plain decoding's tokens.
@@ -78,13 +77,13 @@ class Profiled:
 
     @property
     def holds(self) -> bool:
-        """Whether it is lossless: all identical in float32, but for near-ties otherwise."""
+        """Return True if it is lossless: all identical in float32, except near-ties in other dtypes."""
         return self.identical + (0 if self.dtype == "float32" else self.ties) == self.clips
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Plain decoding's tokens read again, one row a pass and six rows a pass.
+    """Disagreement of passes of one row and of six rows over plain decoding's tokens.
 
     Attributes:
         places: tokens that were compared.
@@ -103,7 +102,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class AtOnce:
-    """All clips, so many at a time, from the first one begun to the last one finished."""
+    """Times of all clips at one batch size, from the start of the first to the end of the last."""
 
     pair: str
     dtype: str
@@ -114,7 +113,7 @@ class AtOnce:
 
 
 def measure(wanted: Folder, clips: Mapping[str, Clip], device: str, results: Results) -> bool:
-    """Measure all of it, a row each, until the time is over; whether all profiles were lossless."""
+    """Measure everything, one line each, until the time is over; return True if all profiles were lossless."""
     holds = True
     for dtype in wanted.dtypes:
         for pair in wanted.pairs:
@@ -212,7 +211,7 @@ def disagreement(
 
 
 class _Waiting:
-    """Clips in memory, which are all there from the beginning."""
+    """Clips in memory, all available from the start."""
 
     def __init__(self, clips: Mapping[str, Clip]) -> None:
         self._left = [CaptionRequest(path, clip, key=path) for path, clip in clips.items()]
@@ -239,7 +238,7 @@ def _at_once(
 
 
 def markdown(rows: Sequence[dict[str, object]]) -> str:
-    """Tables of the lines of a run."""
+    """Return tables of a run's lines."""
     of = {name: [row for row in rows if row["kind"] == name] for name in ("profiled", "disagreement", "atonce")}
     parts = []
     if of["profiled"]:

@@ -1,4 +1,4 @@
-"""Clips as decoded frames in one file, so that a machine which decodes no video can caption them."""
+"""Clips as decoded frames in one file, for machines that cannot decode video."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["FRAMES", "VARIABLE", "decoded", "drawn", "load", "save"]
 
 #: Of each clip, as the built-in pairs' profiles take them.
 FRAMES = 32
-#: The environment variable that names such a file.
+#: The environment variable with the path of a file of frames.
 VARIABLE = "VIDSPEC_GPU_FRAMES"
 
 
@@ -36,7 +36,7 @@ def save(path: Path, clips: Mapping[str, Clip]) -> None:
 
 
 def load(path: Path) -> dict[str, Clip]:
-    """What :func:`save` wrote, by name."""
+    """Load the clips that :func:`save` wrote, by name."""
     with np.load(path) as arrays:
         names = dict.fromkeys(key.rpartition("/")[0] for key in arrays.files)
         found = {}
@@ -48,7 +48,7 @@ def load(path: Path) -> dict[str, Clip]:
 
 
 def drawn(count: int, seed: int = 0) -> dict[str, Clip]:
-    """The shipped clips, and others of the built-in models' world up to ``count``."""
+    """Return the shipped clips, and drawn ones of the built-in models' world up to ``count``."""
     from research.world.samples import draw
     from vidspec import video
 
@@ -61,6 +61,6 @@ def drawn(count: int, seed: int = 0) -> dict[str, Clip]:
 
 
 def decoded(count: int) -> dict[str, Clip]:
-    """So many clips: of the file that :data:`VARIABLE` names, else decoded here."""
+    """Return ``count`` clips: from the file that :data:`VARIABLE` names, else decoded here."""
     named = os.environ.get(VARIABLE)
     return dict(list(load(Path(named)).items())[:count]) if named else drawn(count)

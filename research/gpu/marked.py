@@ -1,4 +1,4 @@
-"""The tests that need a GPU, quick ones first, with a line for each and an end within their time."""
+"""Runner of the tests that need a GPU, quick ones first, with one line each and a time limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMOKE = "VIDSPEC_GPU_SMOKE"
 
 
 class _Recorder:
-    """A plugin of pytest."""
+    """pytest plugin that records each test's result."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
@@ -55,7 +55,7 @@ class _Recorder:
 
 
 def run_tests(results: Results, *, smoke: bool = False) -> bool:
-    """Run them; whether some passed and none failed.
+    """Run the tests; return True if some passed and none failed.
 
     Args:
         results: gets a line for each test.

@@ -1,4 +1,4 @@
-"""Results as JSON lines, each flushed when it is written, so that a command that is killed loses none; and a clock."""
+"""Results as JSON lines, each flushed when written, so that a killed command loses none; and a time limit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Results", "read"]
 
 
 class Results:
-    """The file of one part of the measurement.
+    """Results file of one part of the measurement.
 
     Args:
         folder: gets ``PART.jsonl``, which replaces an earlier one.
         part: its name.
         minutes: after which nothing more is begun.
-        say: is called with each line.
+        say: called with each line.
 
     Attributes:
-        left_out: what was not measured, and why.
-        failed: whether something of it was an error.
+        left_out: omitted measurements, and the reasons.
+        failed: True if something failed.
     """
 
     def __init__(self, folder: Path, part: str, minutes: float, say: Callable[[str], None] = lambda _: None) -> None:
@@ -49,13 +49,13 @@ class Results:
         self._say(line)
 
     def leave_out(self, what: str, why: str) -> None:
-        """Note what is not measured."""
+        """Record an omitted measurement."""
         self.left_out[what] = why
         self.add("left out", what=what, why=why)
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """Work whose failure is its own: the rest is measured all the same, as a lent GPU may not come back."""
+        """Context whose failure is recorded, so that the rest is still measured: a lent GPU may not come back."""
         try:
             yield
         except Exception as error:
@@ -65,7 +65,7 @@ class Results:
             traceback.print_exc()
 
     def begin(self, what: str, seconds: float = 0.0) -> bool:
-        """Whether there is time for something that takes about so long; it is left out otherwise."""
+        """Return True if there is time for ``seconds`` of work; record it as omitted otherwise."""
         if self.seconds_left > seconds:
             return True
         self.leave_out(what, "no time left")
@@ -89,7 +89,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def read(path: Path) -> Iterator[dict[str, object]]:
-    """The lines of a file; the last one may be cut."""
+    """Read the lines of a file; the last one may be truncated."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(line)

@@ -1,7 +1,7 @@
-"""Passes, prompts and the vision tower of published sizes with random weights, against the device's bandwidth.
+"""Times of passes, prompts and the vision tower at published sizes with random weights, against the bandwidth limit.
 
-The video's keys and values are noise: times do not depend on numbers. A size or a number of clips for which the memory
-does not suffice is left out and named.
+The video's keys and values are noise, since times do not depend on values. Sizes and numbers of clips that do not fit
+into memory are left out and listed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Way = Literal["graphs", "kernel", "eager", "stock"]
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured: sizes in their order, clips at once, visual tokens of each.
+    """Grid to measure: sizes in order, clips at once, visual tokens of each.
 
     Attributes:
         tower: Qwen2.5-VL's, or one like it.
@@ -66,16 +66,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of one size; seconds are medians.
+    """Times of a pass of one size; seconds are medians.
 
     Attributes:
         way: ``graphs``, fused and replayed; ``kernel``, the same kernel by kernel; ``eager``, fused with torch's
             attention; ``stock``, the modules of ``transformers``.
-        clips, entries: sequences of a pass, and what each holds.
+        clips, entries: sequences of a pass, and cache entries of each.
         one, six: T_p(1) and T_p(6) of all clips, the logits being there.
         chain: T_q of a draft of this size, a token of a greedy chain of six.
         tokens_per_s: of plain decoding, all clips together.
-        share: of what the copy rate allows plain decoding.
+        share: of the bandwidth limit of plain decoding, by the copy rate.
         peak: bytes of device memory while these passes ran; None where that cannot be read.
     """
 
@@ -93,7 +93,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Timed:
-    """Reading of one clip.
+    """Time of one step of reading a clip.
 
     Attributes:
         what: ``prefill``, ``tower``, or ``preprocess``.
@@ -112,7 +112,7 @@ class Timed:
 
 
 def copy_rate(device: torch.device, megabytes: int = 1024, repeats: int = 20) -> float:
-    """Bytes read and written per second by the fastest of several copies on the device, by its own clock."""
+    """Return the bytes read and written per second by the fastest of several copies, by the device's clock."""
     if device.type != "cuda":
         return bandwidth.copy_bandwidth(device)
     source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
@@ -127,7 +127,7 @@ def copy_rate(device: torch.device, megabytes: int = 1024, repeats: int = 20) ->
 
 
 def measure(grid: Grid, device: torch.device, results: Results) -> None:
-    """Measure all of a grid, a row each, until the time is over."""
+    """Measure a grid, one line each, until the time is over."""
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # as where a model is loaded
     rate = copy_rate(device)
@@ -154,7 +154,7 @@ def _release(device: torch.device) -> None:
 
 
 def bytes_needed(size: Size, clips: int, entries: int) -> int:
-    """Bytes of weights in bfloat16 with a block's worth of copies, of so many caches, and 2 GiB of activations."""
+    """Return the bytes of bfloat16 weights with copies of one block, of the caches, and 2 GiB of activations."""
     block = size.hidden * (2 * size.hidden + 2 * size.kv_heads * size.width + 3 * size.inner)
     weights = 2 * (size.layers + 1) * block + 4 * size.vocabulary * size.hidden
     return weights + 4 * size.layers * size.kv_heads * size.width * clips * entries + 2**31
@@ -168,7 +168,7 @@ def _size(
     rate: float,
     results: Results,
 ) -> Iterator[Pass | Timed]:
-    """One model, in all ways of running it."""
+    """Measure one model, in all ways of running it."""
     size, free = SIZES[name], free_memory(device)
     if free is not None and bytes_needed(size, 1, min(grid.entries)) > free:
         results.leave_out(f"{name} {kind}", "too little memory")
@@ -195,7 +195,7 @@ def _size(
 
 
 def _ways(model: Language) -> Iterator[Way]:
-    """Names of the ways, the model being set to each in turn."""
+    """Yield the names of the ways, with the model set to each."""
     decoder = model.decoder
     if not isinstance(decoder, FusedDecoder):
         yield "stock"
@@ -240,7 +240,7 @@ def _passes(
 
 
 def _median(device: torch.device, work: Callable[[], object], repeats: tuple[int, int, int]) -> float:
-    """Seconds of work."""
+    """Return the median seconds of work."""
     wait, taken = synchroniser(device), list[float]()
     warm_ups, least, most = repeats
     for _ in range(warm_ups):
@@ -280,7 +280,7 @@ def _prefill(engine: Engine, name: str, size: Size, entries: int, repeats: tuple
 
 
 def _tower(tower: Tower, grid: Grid, device: torch.device) -> Iterator[Timed]:
-    """Qwen2.5-VL's vision tower over frames that give 14 x 14 visual tokens a pair."""
+    """Measure Qwen2.5-VL's vision tower over frames that give 14 x 14 visual tokens per pair."""
     tokens = tower.patches // tower.merged
     side = 14 * round(tower.patches**0.5)
     with tempfile.TemporaryDirectory() as folder:
@@ -304,7 +304,7 @@ def _tower(tower: Tower, grid: Grid, device: torch.device) -> Iterator[Timed]:
 
 
 def _config(tower: Tower) -> dict[str, object]:
-    """Of a Qwen2.5-VL whose language model is next to nothing."""
+    """Return the config of a Qwen2.5-VL with a minimal language model."""
     vision = {
         "depth": tower.layers,
         "hidden_size": tower.hidden,
@@ -325,7 +325,7 @@ def _config(tower: Tower) -> dict[str, object]:
 
 
 def markdown(rows: Sequence[dict[str, object]]) -> str:
-    """Tables of the lines of a run."""
+    """Return tables of a run's lines."""
     passes = [Pass(**_without_kind(row)) for row in rows if row["kind"] == "pass"]  # type: ignore[arg-type]
     reads = [Timed(**_without_kind(row)) for row in rows if row["kind"] == "timed"]  # type: ignore[arg-type]
     left = [(str(row["what"]), str(row["why"])) for row in rows if row["kind"] == "left out"]

@@ -3,7 +3,7 @@
 ``python -m research.lmms_eval`` is the harness's own command line with this model added to its registry.
 
 arguments   the strings of command lines and tasks, as keys of a profile
-visuals     what a task shows, as something a captioner takes
+visuals     conversion of a task's visuals to a captioner's input
 answering   requests answered by captioners over the same models, and totals; knows nothing of the harness
 model       the class that the harness drives
 """
@@ -16,7 +16,7 @@ __all__ = ["manifest"]
 
 
 def manifest() -> Any:
-    """What the harness's registry holds of the model: an ``lmms_eval.models.registry_v2.ModelManifest``."""
+    """Return the model's entry in the harness's registry, an ``lmms_eval.models.registry_v2.ModelManifest``."""
     from lmms_eval.models.registry_v2 import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
         ModelManifest,
     )

@@ -1,4 +1,4 @@
-"""Answers requests by captioners over the same loaded models, one for each way of generating, and adds up what it took.
+"""Answering of requests by captioners over the same loaded models, one per set of options, with totals of tokens.
 
 Knows nothing of the harness, so that it can be tested without it.
 """
@@ -20,12 +20,12 @@ __all__ = ["Answering", "Totals"]
 
 @dataclass
 class Totals:
-    """What a number of answers took.
+    """Totals over answers.
 
     Attributes:
         answers: how many there are.
         tokens: emitted, EOS included.
-        later: those behind the first of their answer, which is what decoding gives.
+        later: tokens after the first of each answer, which are decoded.
         windows: verifications.
         accepted: drafted tokens that verifications kept.
         loose: drafted tokens that were kept though the target would not have chosen them.
@@ -42,7 +42,7 @@ class Totals:
     seconds: float = 0.0
 
     def add(self, record: Caption) -> None:
-        """One more answer."""
+        """Add an answer."""
         counters = record.counters
         self.answers += 1
         self.tokens += counters["emitted"]
@@ -55,7 +55,7 @@ class Totals:
 
     @property
     def rates(self) -> dict[str, float]:
-        """``decode_tokens_per_s``, ``tau`` (accepted drafted tokens per verification), ``loose_share`` of all tokens.
+        """Return ``decode_tokens_per_s``, ``tau`` (accepted draft tokens per verification), ``loose_share`` of tokens.
 
         Those that are undefined are left out.
         """
@@ -81,7 +81,7 @@ class Answering:
     """A captioner that answers under the settings each request comes with.
 
     Args:
-        captioner: its profile is what requests leave unsaid.
+        captioner: its profile has the defaults of requests.
 
     Attributes:
         unread: keys of ``generation_kwargs`` that were met and have no effect.
@@ -95,18 +95,18 @@ class Answering:
     def answer(
         self, context: str, kwargs: Mapping[str, Any], visual: Any, name: str, repeat: int = 0
     ) -> tuple[str, Caption]:
-        """One request.
+        """Answer one request.
 
         Args:
             context: the question; the profile's prompt if empty. Places for images in it are taken out: the video
                 has its own.
             kwargs: the task's ``generation_kwargs``.
-            visual: what its ``doc_to_visual`` gives.
-            name: what the request is called in messages.
-            repeat: how often it was asked before. Where tokens are drawn, each time is a draw of its own.
+            visual: result of its ``doc_to_visual``.
+            name: name of the request in messages.
+            repeat: number of earlier repeats, each of which draws other tokens when sampling.
 
         Returns:
-            the answer, and the record of what was generated, before a string of ``until`` cut it.
+            the answer, and the record of the text before a string of ``until`` cut it.
 
         Raises:
             VidspecError: the video or the settings are no good.
@@ -125,7 +125,7 @@ class Answering:
         return text, record
 
     def under(self, overrides: Mapping[str, object], repeat: int = 0) -> Captioner:
-        """The captioner of some settings, over the models that are loaded."""
+        """Return a captioner with ``overrides``, over the loaded models."""
         base = self.captioner
         profile = profiles.override(base.profile, overrides)
         if repeat and profile.generate.temperature > 0:
@@ -145,6 +145,6 @@ class Answering:
         return self._others[generate]
 
     def close(self) -> None:
-        """Let go of the models."""
+        """Release the models."""
         self._others.clear()
         self.captioner.close()

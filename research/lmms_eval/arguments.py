@@ -1,4 +1,4 @@
-"""What the strings of a command line and a task ask for, as keys of a profile; no torch, no harness."""
+"""Conversion of command-line and task arguments to keys of a profile; no torch, no harness."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KEYS = {
     "max_num_frames": "video.frames",
     "fps": "video.fps",
 }
-#: What the harness adds to every task that names no ``until``: the delimiter of few-shot examples.
+#: The harness's default ``until``: the delimiter of few-shot examples.
 DELIMITER = "\n\n"
 #: Keys of ``generation_kwargs`` that are read here.
 READ = frozenset({"max_new_tokens", "max_gen_toks", "temperature", "top_p", "do_sample", "num_beams", "until"})
 
 
 class Wanted(NamedTuple):
-    """How a request is to be answered: overrides of the profile, what ends the answer, and which keys are not read."""
+    """Options of a request: overrides of the profile, strings that end the answer, and ignored keys."""
 
     overrides: dict[str, object]
     until: tuple[str, ...]
@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
 
 
 def overrides_of(arguments: Mapping[str, object]) -> dict[str, object]:
-    """``--model_args`` as overrides of a profile.
+    """Return ``--model_args`` as overrides of a profile.
 
     Args:
         arguments: by name; one with a dot is a key of the profile.
@@ -64,7 +64,7 @@ def overrides_of(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 def wanted(kwargs: Mapping[str, Any]) -> Wanted:
-    """A task's ``generation_kwargs``; what they leave out is the profile's.
+    """Return the options in a task's ``generation_kwargs``; missing ones are the profile's.
 
     ``do_sample: false`` is greedy whatever the temperature, and ``do_sample: true`` without one is temperature 1, as
     in ``transformers``. The harness's default ``until``, a blank line, ends no answer: it would cut a caption of

@@ -1,4 +1,4 @@
-"""The class that LMMs-Eval drives: requests in, answers out. The answering itself is in ``answering``."""
+"""The model class that LMMs-Eval calls; requests are answered in ``answering``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Vidspec"]
 
 
 class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
-    """A profile as a model of the harness; answers one request at a time.
+    """A profile as a model of the harness, which answers one request at a time.
 
     Args:
         profile: a packaged or own profile, by name or file.
         batch_size: 1.
         max_batch_size: not read; the harness passes it.
-        on_error: what becomes of a document whose video cannot be read or does not fit: ``stop`` ends the run,
-            ``empty`` is an empty answer with a warning. Whatever would go wrong for every document ends the run.
+        on_error: handling of a document whose video cannot be read or does not fit: ``stop`` ends the run, ``empty``
+            gives an empty answer with a warning. Errors that affect every document always end the run.
         arguments: ``target`` (or ``pretrained``), ``draft``, ``pair``, ``device``, ``dtype``, ``frames`` (or
             ``max_frames_num``), ``fps``, and any key of the profile with its section, such as ``draft.gamma``.
 
@@ -64,7 +64,7 @@ class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
         self._answering: Answering | None = self._load()
 
     def _join(self) -> None:
-        """Take a place among the processes that share the requests, and a device of its own."""
+        """Join the processes that share the requests, with one device each."""
         from accelerate import Accelerator  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         self.accelerator = Accelerator()
@@ -79,14 +79,14 @@ class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
 
     @property
     def answering(self) -> Answering:
-        """What answers; loaded again after :meth:`clean`."""
+        """The answering captioners; loaded again after :meth:`clean`."""
         if self._answering is None:
             self._answering = self._load()
         return self._answering
 
     @property
     def device(self) -> torch.device:
-        """Where the target is; the processes of one evaluation exchange counts there."""
+        """The target's device, on which the processes of one evaluation exchange counts."""
         return self._device
 
     @property
@@ -94,7 +94,7 @@ class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
         return 1
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
-        """Answers in the order of the requests.
+        """Answer requests, in order.
 
         Args:
             requests: instances whose ``args`` are context, ``generation_kwargs``, ``doc_to_visual``, the document's
@@ -141,15 +141,15 @@ class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
         log_metrics(totals.seconds, totals.tokens, speed, totals.rates)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Not there."""
+        """Not supported."""
         raise NotImplementedError("vidspec gives no likelihoods: choose a task whose output_type is generate_until")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> list[Any]:
-        """Not there."""
+        """Not supported."""
         raise NotImplementedError("vidspec answers one question on a video: choose a task of a single round")
 
     def clean(self) -> None:
-        """Let go of the models, as the harness asks after the last request."""
+        """Release the models; called by the harness after the last request."""
         if self._answering is not None:
             self._answering.close()
             self._answering = None
@@ -157,7 +157,7 @@ class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
 
 
 def _counted(text: str, tokens: int) -> Any:
-    """An answer with its number of tokens, where the harness has a type for that (from 0.7 on)."""
+    """Return an answer with its number of tokens, if the harness has a type for it (from 0.7 on)."""
     try:
         from lmms_eval.api.instance import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
             GenerationResult,

@@ -1,4 +1,4 @@
-"""What a task shows, as something a captioner takes: the path of one video, or images as the frames of one."""
+"""Conversion of a task's visuals to a captioner's input: the path of one video, or images as the frames of one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["shown"]
 
 
 def shown(visual: Any, wanted: VideoSection) -> str | Clip:
-    """The one video of a request.
+    """Return the one video of a request.
 
     Args:
-        visual: what a task's ``doc_to_visual`` gives: a path, an image, or a list with one path or with images.
+        visual: result of a task's ``doc_to_visual``: a path, an image, or a list with one path or with images.
         wanted: how many frames, and how large. Of more images than ``frames`` those spread evenly are taken; with
             ``fps`` all are.
 
     Returns:
-        the path, or a clip whose frames are the images, a second apart since nothing says when they were taken.
+        the path, or a clip whose frames are the images, one second apart since their times are unknown.
 
     Raises:
         UsageError: no video, several, or images that are no video.

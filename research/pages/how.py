@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``research.pages.how [OUT]``.
+"""Draw the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``research.pages.how [OUT]``.
 
 Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
 which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DRAWN = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
 REAL = DOCS / "clips" / "grand-prix-1906.ogv"
-#: Leaves one part of a page: a heading and what follows it.
+#: Keeps one part of a page: a heading and its content.
 ALONE = """<script>addEventListener("load", () => {
   const title = [...document.querySelectorAll("h2")].find((one) => one.textContent.trim().startsWith("%s"));
   const kept = [title];
@@ -30,7 +30,7 @@ ALONE = """<script>addEventListener("load", () => {
 
 
 def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
-    """The page about a clip."""
+    """Caption a clip and return its report."""
     page = folder / f"{clip.stem}.html"
     heatmap.unlink(missing_ok=True)  # made smaller below, and so no picture that vidspec would replace
     command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(ROOT), "--pair", "embedded-qwen"]
@@ -41,7 +41,7 @@ def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
 
 
 def part(page: Path, title: str, out: Path, height: int | None = None) -> None:
-    """A picture of one part of a page, or of all if ``title`` is empty, down to ``height`` pixels."""
+    """Draw one part of a page, or all of it if ``title`` is empty, down to ``height`` pixels."""
     alone = page.with_name("part.html")
     alone.write_text(page.read_text(encoding="utf-8") + (ALONE % title if title else ""), encoding="utf-8")
     shot = page.with_name("part.png")

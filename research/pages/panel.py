@@ -1,4 +1,4 @@
-"""Draws the README's terminal pictures from real runs: ``python -m research.pages.panel CLIP|FOLDER OUT.svg``.
+"""Draw the README's terminal pictures from real runs: ``python -m research.pages.panel CLIP|FOLDER OUT.svg``.
 
 The panel is the one ``vidspec caption`` shows on a terminal: of a clip in the moment its caption is complete, of a
 folder in the first moment after half of its clips in which as many as ever are in flight and all of them are decoding.
@@ -61,7 +61,7 @@ def many(captioner: Captioner, folder: str) -> RenderableType:
 
 
 class Read:
-    """The clips of a folder, their frames read when they are let in."""
+    """Clips of a folder, whose frames are read on admission."""
 
     def __init__(self, captioner: Captioner, paths: list[Path]) -> None:
         self.captioner, self.left = captioner, list(enumerate(map(str, paths)))

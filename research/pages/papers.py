@@ -1,6 +1,6 @@
-"""Writes the page of replayed tables: ``python -m research.pages.papers docs/papers.md``; ``-`` prints it.
+"""Write the page of replayed tables: ``python -m research.pages.papers docs/papers.md``; ``-`` prints it.
 
-Every figure is what ``python -m research.simulate --table NAME`` computes; no model is run.
+Every figure is computed as by ``python -m research.simulate --table NAME``; no model is run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ benchmarks; the command above each prints all rows.
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     replays = [replay(name) for name in names()]
     overview = [
         "| table | paper | cells with a claim | mean absolute deviation | within 5% | farthest off |",

@@ -1,4 +1,4 @@
-"""``python -m research.pareto``: its options; measuring, summing up and drawing are in the files beside this."""
+"""``python -m research.pareto``: the command line; measuring, summarising and drawing are in this folder's modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUITE = "pareto"
 
 
 class Part(str, Enum):
-    """What alone is measured."""
+    """The part to measure."""
 
     times = "times"
     quality = "quality"
@@ -122,7 +122,7 @@ def command(
 
 
 def _picture(file: Path, kind: str, clips: Sequence[str]) -> Path:
-    """A file that can be drawn into, said before anything runs."""
+    """Check early that a picture can be written to ``file``."""
     from research import plots
     from vidspec.files import PICTURE, check_output
 

@@ -1,4 +1,4 @@
-"""How like a reference a caption is: ROUGE-L of the texts, edit distance of the token ids. No truth, no model here."""
+"""Similarity of a caption to a reference: ROUGE-L of the texts, edit distance of the token ids. No ground truth."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def rouge_l(text: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words (Lin 2004, ROUGE, section 3.1, with beta 1).
+    """Return F1 of the longest common subsequence of words (Lin 2004, ROUGE, section 3.1, with beta 1).
 
     Words are runs of letters and digits in lower case, not stemmed: for English text the figure is ``fmeasure`` of
     ``rougeL`` in Google's ``rouge-score``. Letters that are not English are kept, where ``rouge-score`` drops them.
 
     Returns:
-        from 0 (no word in common) to 1 (the same words in the same order); two texts without words are alike.
+        from 0 (no word in common) to 1 (the same words in the same order); 1 for two texts without words.
     """
     words, wanted = _WORD.findall(text.lower()), _WORD.findall(reference.lower())
     if not words and not wanted:
@@ -26,17 +26,17 @@ def rouge_l(text: str, reference: str) -> float:
 
 
 def edit_distance(token_ids: Sequence[int], reference: Sequence[int]) -> float:
-    """Insertions, deletions and replacements from one to the other (Levenshtein) over the longer length.
+    """Return the Levenshtein distance (insertions, deletions, replacements) over the longer length.
 
     Returns:
-        from 0 (identical) to 1 (no token in its place); 0 for two empty sequences.
+        from 0 (identical) to 1; 0 for two empty sequences.
     """
     longest = max(len(token_ids), len(reference))
     return _edits(token_ids, reference) / longest if longest else 0.0
 
 
 def _in_common(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """The length of the longest common subsequence."""
+    """Return the length of the longest common subsequence."""
     above = [0] * (len(other) + 1)
     for left in one:
         row = [0]
@@ -47,7 +47,7 @@ def _in_common(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
 
 
 def _edits(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """The least number of insertions, deletions and replacements that turn one into the other."""
+    """Return the Levenshtein distance."""
     above = list(range(len(other) + 1))
     for left in one:
         row = [above[0] + 1]

@@ -1,6 +1,6 @@
-"""Speed-up against quality of every method of a run, and which of them none beats in both. Reads results, runs nothing.
+"""Speed-up against quality of every method of a run, and the Pareto frontier. Reads results, runs nothing.
 
-A record with ``quality_only`` was made while times meant nothing, so it holds none.
+A record with ``quality_only`` was made without valid times, so it has none.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
     "outcome",
 ]
 
-#: Where a stored record says that its times mean nothing.
+#: Key of a stored record without valid times.
 QUALITY_ONLY = "quality_only"
-#: Where the settings name the methods whose token ids are not to be compared, as they draw others by design.
+#: Settings key of methods whose token ids are not compared, as they sample other tokens by design.
 DRAWN = "by_other_draws"
-#: Where they name the other labels of methods that were measured under one.
+#: Settings key of further labels of methods that were measured under one.
 ALSO = "also"
 ALONE = "draft alone"
-#: What a method may change: nothing; what its rule accepts; what the target sees; which model writes.
+#: Kinds of methods, by what they change: nothing; the rule; the target's visual tokens; the model that writes.
 KINDS = ("lossless", "loose", "lossy", ALONE)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed-ups over the baseline on the same clips: medians over ``clips``, above 1 where the method is faster."""
+    """Speed-ups over the baseline on the same clips: medians over ``clips``, above 1 if the method is faster."""
 
     clips: int
     first: Estimate
@@ -63,11 +63,11 @@ class Method:
         name: its label.
         kind: one of :data:`KINDS`.
         quality: over all clips.
-        speed: over the clips that were timed; None if there are none.
-        accepted_by_target: metric A of ParallelVLM's Table 2, pooled over tokens; None where it was not measured.
-        worth: retention, or ROUGE-L in a run where the truth of no clip is known.
-        frontier: whether no other method is at least as fast and as good, and better in one of the two. The draft
-            alone is a reference and takes no part: nothing is owed to the target there.
+        speed: over the timed clips; None if there are none.
+        accepted_by_target: metric A of ParallelVLM's Table 2, pooled over tokens; None if not measured.
+        worth: retention, or ROUGE-L in a run without ground truth.
+        frontier: True if no other method is at least as fast and as good, and better in one of the two. The draft
+            alone is a reference and excluded: it does not reproduce the target.
         also: other labels of the same method.
     """
 
@@ -83,7 +83,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All methods, the baseline first; ``worth`` names what quality is measured by; facts of the machine."""
+    """All methods, the baseline first; ``worth`` names the quality metric; facts of the machine."""
 
     methods: tuple[Method, ...]
     worth: str
@@ -94,13 +94,13 @@ class Outcome:
         return self.methods[0].name
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         methods = [asdict(one) for one in self.methods]
         return {"baseline": self.baseline, "worth": self.worth, "machine": self.machine, "methods": methods}
 
 
 def outcome(results: Mapping[str, Any]) -> Outcome:
-    """Everything that follows from a results file, as ``read_results`` gives it.
+    """Summarise a results file as returned by ``read_results``.
 
     Raises:
         OutputError: the first contender, the baseline, has no record.
@@ -149,7 +149,7 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
 
 
 def beaten_by_draft(found: Outcome) -> list[str]:
-    """Names of the methods that the draft alone, if it is there, equals or exceeds in both speed and quality."""
+    """Return the methods that the draft alone, if present, equals or exceeds in both speed and quality."""
     draft = next((_point(one) for one in found.methods if one.kind == ALONE), None)
     if draft is None:
         return []
@@ -162,7 +162,7 @@ def _point(one: Method) -> tuple[float, float] | None:
 
 
 def frontier(points: Sequence[tuple[float, float] | None]) -> set[int]:
-    """Indices of the points (speed-up, quality) that no other is at least equal to in both and above in one."""
+    """Return the indices of Pareto-optimal points (speed-up, quality)."""
     there = [(index, point) for index, point in enumerate(points) if point is not None]
     return {
         index
@@ -172,7 +172,7 @@ def frontier(points: Sequence[tuple[float, float] | None]) -> set[int]:
 
 
 def _speeds(timed: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: str) -> dict[str, Speed]:
-    """Over the clips on which all contenders that were timed at all were timed, so that all are held to the same."""
+    """Return speed-ups over the clips on which all timed contenders were timed, so that all share the same clips."""
     if baseline not in timed:
         return {}
     clips = [clip for clip in timed[baseline] if all(clip in by_clip for by_clip in timed.values())]
@@ -194,7 +194,7 @@ def _kind(name: str, caption: Caption) -> str:
 
 
 def markdown(found: Outcome) -> str:
-    """The table, and what its figures are."""
+    """Return the table and a legend of its figures."""
     header = (
         f"{heading(one.also for one in found.methods)} | kind | clips | loose tokens | tau | mean tokens | "
         f"time to first token | decode | end to end | fact F1 | retention | ROUGE-L | edit distance | "

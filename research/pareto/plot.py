@@ -1,4 +1,4 @@
-"""Speed-up against quality as a picture, drawn by matplotlib: a point for each method, and the Pareto frontier."""
+"""Plot of speed-up against quality by matplotlib: a point for each method, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vidspec.errors import OutputError, UsageError
 
 __all__ = ["draw"]
 
-#: Colours that stay apart for eyes that do not tell red from green (Okabe and Ito), and a mark for those without any.
+#: Colours that are distinct with colour blindness (Okabe and Ito), and markers for print without colours.
 _LOOKS = dict(zip(KINDS, (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#555555", "D")), strict=True))
-#: Where a label may stand, in points from its point: near before far.
+#: Candidate label offsets in points, near before far.
 _PLACES = [
     (step * x, step * y)
     for step in (7, 14, 22, 32, 44, 58, 74)
@@ -59,14 +59,14 @@ def draw(found: Outcome, files: Sequence[Path]) -> None:
     for file in files:
         try:
             stamp = {"Creator": "vidspec", "Date": None} if file.suffix == ".svg" else {"Software": "vidspec"}
-            with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vidspec"}):  # letters as text, the same each time
+            with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vidspec"}):  # text as text, reproducible files
                 picture.savefig(file, format=file.suffix.lstrip("."), metadata=stamp)
         except OSError as error:
             raise OutputError(f"{file}: cannot be written: {error.strerror}") from error
 
 
 def _within_sight(methods: Sequence[Method]) -> list[Method]:
-    """The methods; a draft alone that is far faster than all others is moved to the edge, its speed in its name."""
+    """Return the methods; a draft alone that is far faster than all others is moved to the edge and labelled."""
     others = [one.speed.decode.high for one in methods if one.speed and one.kind != ALONE]
     edge = 1.2 * max(others, default=math.inf)
     return [
@@ -88,7 +88,7 @@ def _place(one: Method) -> tuple[float, float]:
 
 
 def _points(axes: Any, methods: Sequence[Method], kind: str, colour: str, mark: str) -> None:
-    """Points with the intervals of both figures."""
+    """Draw points with the intervals of both figures."""
     across = [one.speed.decode for one in methods if one.speed]
     upward = [one.worth for one in methods if one.worth]
     axes.errorbar(
@@ -106,7 +106,7 @@ def _points(axes: Any, methods: Sequence[Method], kind: str, colour: str, mark: 
 
 
 def _label(picture: Any, axes: Any, methods: Sequence[Method]) -> None:
-    """Names beside the points, each at the first place where it hides neither another name nor a point."""
+    """Label the points, each at the first offset that hides neither another label nor a point."""
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
@@ -134,7 +134,7 @@ def _label(picture: Any, axes: Any, methods: Sequence[Method]) -> None:
             text.set_ha("left" if place[0] > 0 else "right")
             text.set_position(place)
             text.update_positions(renderer)
-            box = Text.get_window_extent(text, renderer)  # without its line, which the annotation's own counts too
+            box = Text.get_window_extent(text, renderer)  # without its line, which the annotation's extent includes
             inside = frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
             hidden.append((sum(box.overlaps(other) for other in taken) + 100 * (not inside), place, box))
             if not hidden[-1][0]:

@@ -1,7 +1,7 @@
-"""What a method's captions are worth beside plain decoding's: facts, retention, likeness. Reads records, runs nothing.
+"""Quality of a method's captions relative to plain decoding's: facts, retention, likeness. Reads records only.
 
-Intervals are percentile bootstrap intervals over clips. Method and baseline are drawn together, so that what makes a
-clip hard moves both.
+Intervals are percentile bootstrap intervals over clips. Method and baseline are resampled together, so that hard clips
+affect both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with the interval of its bootstrap."""
+    """A figure with its bootstrap interval."""
 
     value: float
     low: float
@@ -41,20 +41,20 @@ _Facts = tuple[Estimate | None, Estimate | None, Estimate | None, Estimate | Non
 
 @dataclass(frozen=True)
 class Quality:
-    """One method's captions beside the baseline's.
+    """Quality of one method's captions relative to the baseline's.
 
     Attributes:
-        clips: that both have captioned.
-        with_truth: those of them whose facts are known.
+        clips: number of clips that both have captioned.
+        with_truth: number of those with known facts.
         precision, recall, f1: of the facts stated, pooled over the clips with truth (micro average); None without any.
-        retention: ``f1`` over the baseline's on the same clips; None without truth, or where the baseline states no
-            true fact.
+        retention: ``f1`` over the baseline's on the same clips; None without truth, or if the baseline states no true
+            fact.
         rouge_l: mean ROUGE-L against the baseline's captions.
         edit_distance: mean token edit distance to them, over the longer length.
-        identical: share of captions whose token ids are the baseline's; None where they are not to be compared.
-        loose: share of all emitted tokens that a loose rule let pass; None of methods without one.
-        tau: accepted draft tokens per verification, pooled; None where nothing was drafted.
-        tokens: mean over the captions, the end token among them.
+        identical: share of captions whose token ids are the baseline's; None if they are not compared.
+        loose: share of loose tokens among all emitted ones; None for methods without a loose rule.
+        tau: accepted draft tokens per verification, pooled; None if nothing was drafted.
+        tokens: mean over the captions, including the end token.
     """
 
     clips: int
@@ -74,12 +74,12 @@ class Quality:
 def quality(
     captions: Mapping[str, Caption], baseline: Mapping[str, Caption], truth: Mapping[str, Statement]
 ) -> Quality | None:
-    """Hold a method's captions against plain decoding's and the truth.
+    """Compare a method's captions with plain decoding's and the truth.
 
     Args:
         captions: the method's record of each clip.
         baseline: plain decoding's.
-        truth: the facts of those clips for which they are known.
+        truth: the facts of clips with known facts.
 
     Returns:
         figures over the clips that both have; None if there are none.
@@ -108,25 +108,25 @@ def quality(
 
 
 def mean(values: list[float]) -> Estimate:
-    """The mean over clips, at least one."""
+    """Return the mean over clips, at least one."""
     column = np.array(values)
     return _estimate(float(column.mean()), _times_drawn(len(values)) @ column / len(values))
 
 
 def median(values: list[float]) -> Estimate:
-    """The median over clips, at least one."""
+    """Return the median over clips, at least one."""
     column = np.array(values)
     return _estimate(float(np.median(column)), np.median(bootstrap_samples(column), axis=1))
 
 
 def _counts(caption: Caption, real: Statement) -> tuple[int, int, int]:
-    """Facts matched, stated, true."""
+    """Return the numbers of facts matched, stated, true."""
     found = score(caption.caption or "", real)
     return found.matched, found.stated, found.true
 
 
 def _facts(ours: NDArray[np.int64], plain: NDArray[np.int64]) -> _Facts:
-    """Precision, recall, F1 and retention from (clips, 3) counts: matched, stated, true."""
+    """Return precision, recall, F1 and retention from (clips, 3) counts: matched, stated, true."""
     drawn = _times_drawn(len(ours))
     pooled, pooled_plain = ours.sum(axis=0, dtype=float), plain.sum(axis=0, dtype=float)
     draws, draws_plain = drawn @ ours, drawn @ plain
@@ -148,7 +148,7 @@ def _f1(counts: Floats) -> Floats:
 
 
 def _over(numerator: Floats, denominator: Floats, undefined: float = 0.0) -> Floats:
-    """A ratio, ``undefined`` where nothing can be divided by."""
+    """Return a ratio, ``undefined`` for a zero denominator."""
     there = denominator > 0
     return np.where(there, numerator / np.where(there, denominator, 1.0), undefined)
 
@@ -160,7 +160,7 @@ def _estimate(value: float, draws: Floats) -> Estimate:
 
 @lru_cache(maxsize=2)
 def _times_drawn(clips: int) -> Floats:
-    """(draws, clips) how often each clip is in each bootstrap sample: the same for all that have so many clips."""
+    """Return (draws, clips) counts of each clip in each bootstrap sample, the same for every call of ``clips``."""
     rng = np.random.default_rng(SEED)
     return rng.multinomial(clips, np.full(clips, 1 / clips), size=DRAWS).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""Measures what ``research.pareto`` shows: times on a few clips, quality on all; every record goes to a file."""
+"""Measurements of ``research.pareto``: times on a few clips, quality on all; every record goes to a file."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ __all__ = ["Named", "Pareto", "Shown", "clips_of", "measure", "settings", "strip
 
 @dataclass(frozen=True)
 class Pareto:
-    """What is to be measured.
+    """Options of a run.
 
     Attributes:
         contenders: labels, or ``draft`` for the draft model's own plain decoding; the first is the baseline.
         clips: video files; held-out clips if empty.
         source: the models.
-        count: of held-out clips.
-        clips_dir: where they are kept; a folder that goes when all is done if None.
-        timed: so many of the first clips are timed.
-        repeats: of each of those.
-        threads: of torch on a CPU; as it chooses if None.
-        only: ``times`` or ``quality`` for one part alone.
-        json: where records go, one by one.
-        overwrite: begin that file anew.
+        count: number of held-out clips.
+        clips_dir: their folder; a temporary one if None.
+        timed: number of clips to time, the first ones.
+        repeats: of each timed clip.
+        threads: torch threads on a CPU; torch's default if None.
+        only: ``times`` or ``quality`` to measure one part.
+        json: file of the records, written one by one.
+        overwrite: start that file again.
     """
 
     contenders: Sequence[str]
@@ -65,14 +65,14 @@ class Pareto:
 
 
 class Shown(NamedTuple):
-    """A clip: where it is, and its facts if they are known."""
+    """A clip: its path, and its facts if known."""
 
     path: Path
     facts: Statement | None
 
 
 class Named(Contender):
-    """A captioner whose records bear the clips' names, which for drawn clips say nothing of a folder."""
+    """A captioner whose records have the clips' names, which omit the folder for drawn clips."""
 
     def __init__(self, captioner: Captioner, clips: Mapping[str, Shown]) -> None:
         self.captioner, self.clips = captioner, clips
@@ -85,7 +85,7 @@ class Named(Contender):
 
 
 def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Run what the results file does not hold yet.
+    """Run everything that the results file lacks.
 
     Returns:
         the results as ``read_results`` gives them.
@@ -129,7 +129,7 @@ def settings(
     used: Mapping[str, profiles.Profile],
     also: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """What two runs must share for their records to be one run's, with the truth, without which they say little."""
+    """Return the settings that runs must share to continue one file, including the ground truth."""
     drawn = methods_with_other_draws(used, next(iter(used)))
     return {
         "vidspec": __version__,
@@ -144,7 +144,7 @@ def settings(
 
 
 def stripped(caption: Caption) -> Caption:
-    """A record without times, for one that was made while they mean nothing."""
+    """Return a record without times, for runs whose times are not valid."""
     return replace(caption, timings={}, speed={}, trace=None)
 
 
@@ -157,12 +157,12 @@ def _contender(loaded: LoadedModels, name: str) -> Captioner:
 
 
 def clips_of(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str, Shown]:
-    """Clips by name: the path of one that was named, the file's name of one that was drawn.
+    """Return clips by name: the path of a given clip, the file name of a drawn one.
 
     Args:
-        asked: names clips, or how many to draw and where to keep them.
+        asked: names clips, or the number to draw and their folder.
         folder: for drawn clips that are not kept.
-        say: is told that clips are being drawn.
+        say: receives progress messages.
 
     Raises:
         UsageError: a named clip is missing, or the folder holds other clips than the held-out ones.
@@ -187,7 +187,7 @@ def clips_of(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[st
 def _machine(
     asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str], loaded: LoadedModels
 ) -> dict[str, Any]:
-    """Facts of the machine whose times the file will hold: those that it has, if no time comes to them."""
+    """Return facts of the machine for the file; the stored ones if this run adds no times."""
     if asked.json is not None and asked.json.exists() and asked.json.stat().st_size and not asked.overwrite:
         known = read_results(asked.json)
         done = _timed(known["records"])
@@ -209,7 +209,7 @@ def _timed(stored: Sequence[StoredRun]) -> dict[StoredKey, Caption]:
 def _quality(
     contenders: Mapping[str, Named], clips: Mapping[str, Shown], results: ResultsFile, say: Callable[[str], None]
 ) -> None:
-    """Caption once whatever a contender has not captioned yet."""
+    """Caption once every clip that a contender has not captioned yet."""
     done = {(one["contender"], one["path"]) for one in results.stored}
     for number, clip in enumerate(clips, 1):
         missing = [name for name in contenders if (name, clip) not in done]

@@ -1,4 +1,4 @@
-"""Many clips at once on one device: tokens/s, clips/s and memory from published configs; no model is run.
+"""Prediction for many clips at once on one device: tokens/s, clips/s and memory from configs; no model is run.
 
 A pass reads the weights once, and the KV cache of every clip in it; its arithmetic is two operations for each parameter
 and row. It lasts as long as the slower of the two. Plain decoding has one row for each clip, verification gamma + 1.
@@ -53,7 +53,7 @@ PAIRS = {
 
 @dataclass(frozen=True)
 class Assumed:
-    """What no config says.
+    """Assumptions that no config gives.
 
     Attributes:
         beta: probability that a drafted token is accepted, whether the draft is pruned or not.
@@ -74,7 +74,7 @@ class Assumed:
     prefill_use: float = 0.5
 
     def context(self, visual: float) -> float:
-        """Entries of a clip halfway through its caption."""
+        """Return a clip's cache entries halfway through its caption."""
         return visual + PROMPT + self.tokens / 2
 
     def weight_bytes(self, parameters: int) -> float:
@@ -83,7 +83,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Throughput:
-    """``batch`` clips at once; None where the device has no room.
+    """Prediction for ``batch`` clips at once; None if the device has too little memory.
 
     Attributes:
         device, pair: their names.
@@ -112,7 +112,7 @@ class Throughput:
 
 
 def pass_seconds(model: Model, device: Device, assumed: Assumed, batch: int, rows: float, entries: float) -> float:
-    """max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
+    """Return max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
 
     Args:
         model: whose weights W and parameters P a decoding pass reads.
@@ -130,7 +130,7 @@ def pass_seconds(model: Model, device: Device, assumed: Assumed, batch: int, row
 def times_at(
     target: Model, draft: Model, device: Device, assumed: Assumed, batch: int, visual: int, kept: float
 ) -> Times:
-    """Of passes over all clips: the target's by rows of each clip, and the draft's on one token of each."""
+    """Return the times of passes over all clips: the target's by rows per clip, the draft's over one token each."""
 
     def verify(rows: int) -> float:
         return pass_seconds(target, device, assumed, batch, rows, assumed.context(visual))
@@ -139,13 +139,13 @@ def times_at(
 
 
 def read_seconds(model: Model, device: Device, assumed: Assumed, visual: int, kept: float = 1.0) -> float:
-    """From pixels to the KV cache of one clip: the tower over all frames, the prompt with what is kept of them."""
+    """Return the seconds from pixels to KV cache of one clip: the tower over all frames, the pruned prompt."""
     operations = model.tower.flops * visual / PER_FRAME + model.language.prefill_flops(kept * visual + PROMPT)
     return operations / (device.flops * assumed.prefill_use)
 
 
 def memory(models: Sequence[tuple[Model, float]], assumed: Assumed, batch: int, visual: int) -> float:
-    """Bytes of weights, whole, and of the KV cache at the end of every caption.
+    """Return the bytes of all weights, and of the KV cache at the end of every caption.
 
     Args:
         models: each with the share of the visual tokens that it keeps.
@@ -159,7 +159,7 @@ def memory(models: Sequence[tuple[Model, float]], assumed: Assumed, batch: int, 
 
 
 def throughput(device: Device, pair: str, visual: int, batch: int, assumed: Assumed) -> Throughput:
-    """One line of the prediction. ``pair``: a key of :data:`PAIRS`."""
+    """Return one line of the prediction. ``pair``: a key of :data:`PAIRS`."""
     target, draft = PAIRS[pair]
 
     def share(*models: tuple[Model, float]) -> float:
@@ -196,7 +196,7 @@ def throughput(device: Device, pair: str, visual: int, batch: int, assumed: Assu
 
 
 def notes(devices: Sequence[Device], assumed: Assumed) -> list[str]:
-    """What the figures rest on, a sentence or two each."""
+    """Return the assumptions behind the figures, a sentence or two each."""
     sheets = "; ".join(
         f"{one.name} {one.bandwidth / 1e12:g} TB/s, {one.flops / 1e12:g} TFLOP/s in bfloat16, {one.memory / 1e9:g} GB"
         for one in devices

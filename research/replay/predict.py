@@ -1,4 +1,4 @@
-"""Speed-ups from forward times and acceptance: the schedules simulated under the virtual clock, formulas beside them.
+"""Speed-ups from forward times and acceptance: schedules simulated under the virtual clock, next to formulas.
 
 Only ratios matter, so all times are in one unit of the caller's.
 """
@@ -22,7 +22,7 @@ __all__ = ["Prefill", "Times", "even_lengths", "geometric_lengths", "parallel_ru
 
 @dataclass(frozen=True)
 class Prefill:
-    """What reading the prompt costs: the target's whole one, the draft's pruned one.
+    """Prefill times: of the target's whole prompt and the draft's pruned one.
 
     ``overlap``: the draft reads while the target does, at once or ``signals`` after the target began.
     """
@@ -43,7 +43,7 @@ class Times:
     prefill: Prefill = Prefill()
 
     def costs(self) -> Costs:
-        """The same for the simulation."""
+        """Return these times as the simulation's costs."""
         prefill = self.prefill
         return Costs(
             self.verify,
@@ -56,28 +56,27 @@ class Times:
 
 
 def geometric_lengths(mean: float, count: int, seed: int = 0) -> list[int]:
-    """Accepted runs as independent acceptance gives them, of the mean ``mean``, in random order.
+    """Return geometric run lengths of mean ``mean``, as from independent acceptance, in random order.
 
-    They are the quantiles of the geometric distribution instead of draws from it, which takes most of the chance out
-    of what is computed from them.
+    They are the quantiles of the geometric distribution instead of draws from it, to reduce variance.
     """
     beta = speed.beta_of_run_length(mean)
     if beta == 0:
         return [0] * count
     lengths = [int(math.log((i + 0.5) / count) / math.log(beta)) for i in range(count)]
-    lengths[0] += round(mean * count) - sum(lengths)  # the longest run stands for the tail behind it
+    lengths[0] += round(mean * count) - sum(lengths)  # the longest run includes the tail beyond it
     random.Random(seed).shuffle(lengths)
     return lengths
 
 
 def even_lengths(mean: float, count: int = 400) -> list[int]:
-    """``count`` whole lengths as near ``mean`` as possible, on average equal to it to 1 / count."""
+    """Return ``count`` integer lengths as near ``mean`` as possible, equal to it on average to 1 / count."""
     marks = [math.floor(mean * i + 1e-9) for i in range(count + 1)]
     return [b - a for a, b in pairwise(marks)]
 
 
 def parallel_run(text: Text, times: Times, window: WindowSize, tokens: int, startup: int | None = None) -> Run:
-    """``tokens`` tokens by the parallel schedule. ``startup``: see ``ParallelSettings``."""
+    """Simulate ``tokens`` tokens by the parallel schedule. ``startup``: see ``ParallelSettings``."""
     prefill = times.prefill
     settings = ParallelSettings(
         tokens, overlap=prefill.overlap, startup=startup, await_kept=prefill.signals is not None
@@ -86,15 +85,15 @@ def parallel_run(text: Text, times: Times, window: WindowSize, tokens: int, star
 
 
 def sequential_run(text: Text, times: Times, gamma: int, tokens: int) -> Run:
-    """``tokens`` tokens by the sequential schedule; gamma 0 is plain decoding."""
+    """Simulate ``tokens`` tokens by the sequential schedule; gamma 0 is plain decoding."""
     return simulate_sequential(text, times.costs(), max_new_tokens=tokens, gamma=gamma, eos=frozenset())
 
 
 def speedup(runs: Sequence[Run], times: Times, *, end_to_end: bool = False) -> float | None:
-    """Against plain decoding with the same times: of the tokens behind the first round's, or of everything.
+    """Return the speed-up over plain decoding with the same times: of tokens after the first round, or end to end.
 
-    Of several runs the totals: chance averages out, and a long text does not count less than a short one. None where
-    nothing was decoded.
+    For several runs it is the ratio of totals: chance averages out, and texts count by their length. None if nothing
+    was decoded.
     """
     if end_to_end:
         plain = sum(times.prefill.target + (len(run.tokens) - 1) * times.verify(1) for run in runs)

@@ -1,4 +1,4 @@
-"""Two workers that take virtual time instead of running models, so that the schedule can be tested and timed exactly.
+"""Two simulated workers that take virtual time instead of running models, for exact tests and times of schedules.
 
 ``SimulatedWorkers`` speaks the protocol of ``vidspec.decoding.protocol``: it holds the tokens that the caches of real
 workers would hold, checks every message against them, and moves a virtual clock from event to event. No threads, no
@@ -36,12 +36,12 @@ __all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]
 
 
 class Deadlock(RuntimeError):
-    """Nothing is on its way and nobody works, but the scheduler waits."""
+    """Raised if the scheduler waits while no worker works and no message is in flight."""
 
 
 @dataclass
 class _Target:
-    """The target's side: ``text`` is the prompt's continuation, of which the cache lacks the last token."""
+    """The target's state: ``text`` is the prompt's continuation; the cache lacks its last token."""
 
     text: list[int] = field(default_factory=list)
     busy: bool = False
@@ -49,7 +49,7 @@ class _Target:
 
 @dataclass
 class _Draft:
-    """The draft's side: ``text`` holds emitted and proposed tokens alike."""
+    """The draft's state: ``text`` has both emitted and proposed tokens."""
 
     text: list[int] = field(default_factory=list)
     inbox: deque[WorkerOrder] = field(default_factory=deque)
@@ -62,7 +62,7 @@ class _Draft:
 
 
 class SimulatedWorkers:
-    """Both workers and the ways between them and the scheduler.
+    """Both workers, and the channels between them and the scheduler.
 
     Args:
         tie: orders events of the same instant; a random one explores the orders that a real machine may show.
@@ -80,14 +80,14 @@ class SimulatedWorkers:
         self._count = 0
 
     def submit(self, worker: WorkerName, message: WorkerOrder) -> None:
-        """Hand over a message."""
+        """Send a message."""
         if worker == "target":
             self._travel(worker, "in", lambda: self._tell_target(message))
         else:
             self._travel(worker, "in", lambda: self._tell_draft(message))
 
     def result(self) -> WorkerResult:
-        """The next answer of either; moves the clock. Of one worker they come in the order of sending.
+        """Return the next result of either worker, advancing the clock; one worker's results come in order.
 
         Raises:
             Deadlock: there will never be one.
@@ -100,7 +100,7 @@ class SimulatedWorkers:
         return self._results.popleft()
 
     def draft_text(self) -> list[int]:
-        """The draft's text once it has taken the messages that have reached it."""
+        """Return the draft's text after the messages that have reached it."""
         text = list(self.draft.text)
         for message in self.draft.inbox:
             if isinstance(message, Rollback):
@@ -159,7 +159,7 @@ class SimulatedWorkers:
             self._draft_on()
 
     def _draft_on(self) -> None:
-        """Between two forward passes: take all messages, then do the next piece of work, if there is one."""
+        """Between two forward passes, handle all messages, then do the next piece of work, if any."""
         state = self.draft
         while state.inbox and not state.busy:
             self._take(state.inbox.popleft())
@@ -217,7 +217,7 @@ class SimulatedWorkers:
 
 
 def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Round]:
-    """Carry messages and answers between the two until the text ends; yields every round."""
+    """Pass messages and results between scheduler and workers until the text ends; yields every round."""
     for send in scheduler.start():
         workers.submit(*send)
     while not scheduler.finished:

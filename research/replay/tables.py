@@ -1,7 +1,6 @@
-"""The papers' tables, replayed: published forward times and accepted lengths through our schedules, beside the claims.
+"""Replays of papers' tables: published forward times and accepted lengths through our schedules, next to the claims.
 
-A table is a YAML file in ``tables/``; what it was taken from, what was assumed and where the paper contradicts itself
-stand in the file.
+A table is a YAML file in ``tables/``, which names its sources, assumptions and the paper's contradictions.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["Prediction", "Replay", "Table", "folder", "load", "names", "replay"]
 
 #: Tokens simulated for a row whose table gives no output length; the longer, the less chance is left.
 TOKENS = 1200
-#: A printed figure may differ from what other printed figures give by this much, rounding included.
+#: Tolerance between a printed figure and its value from other printed figures, rounding included.
 ROUNDING = 0.015
 #: Deviations beyond this are explained cell by cell.
 FAR = 0.4
@@ -49,7 +48,7 @@ class _Part(BaseModel):
 
 
 class PrefillTimes(_Part):
-    """Prefill times, for rows that are end to end."""
+    """Prefill times, for end-to-end rows."""
 
     target: float
     draft: float
@@ -67,7 +66,7 @@ class Models(_Part):
 
 
 class Method(_Part):
-    """How a method works, which of the draft's times is its own, and what its length column means."""
+    """A method: its schedule, its draft time, and the meaning of its length column."""
 
     schedule: Literal["sequential", "parallel"]
     tq: str
@@ -123,7 +122,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replayed table: its cells, and what must be known to read them."""
+    """A replayed table: its cells and notes."""
 
     name: str
     paper: str
@@ -133,13 +132,13 @@ class Replay:
 
 
 def names() -> list[str]:
-    """The tables that can be replayed, by paper and number."""
+    """Return the names of the tables that can be replayed, by paper and number."""
     stems = [file.name.removesuffix(".yaml") for file in folder().iterdir() if file.name.endswith(".yaml")]
     return sorted(stems)
 
 
 def load(name: str) -> Table:
-    """The table called ``name``.
+    """Load the table called ``name``.
 
     Raises:
         UsageError: there is none.
@@ -179,7 +178,7 @@ def _cell(table: Table, row: TableRow, i: int) -> Prediction:
 def _predicted(
     tp: float, tq: float, gamma: int, method: Method, length: float, tokens: int
 ) -> tuple[float, float | None]:
-    """Simulated and by formula. T_p does not depend on the rows: the papers give one figure."""
+    """Return simulated and formula speed-ups. T_p does not depend on rows: the papers give one figure."""
     read = method.prefill
     prefill = Prefill() if read is None else Prefill(read.target, read.draft, read.overlap, read.signals)
     times = Times(lambda rows: tp, tq, prefill=prefill)
@@ -197,7 +196,7 @@ def _by_formula(times: Times, gamma: int, method: Method, length: float) -> floa
 
 
 def _simulated(times: Times, gamma: int, method: Method, length: float, tokens: int, startup: int | None) -> float:
-    """Of several texts where the output length is given and short, so that chance averages out."""
+    """Simulate a speed-up, over several texts if the output length is given and short, to average out chance."""
     whole = method.prefill is not None
     speeds: list[float] = []
     for seed in range(max(1, TOKENS // tokens)):
@@ -213,7 +212,7 @@ def _simulated(times: Times, gamma: int, method: Method, length: float, tokens: 
 
 
 def _needed(table: Table, row: TableRow, length: float, cell: Prediction) -> list[str]:
-    """For a sequential cell that is missed by far: the ratio of forward times that would give what is claimed."""
+    """Return, for a sequential cell far from its claim, the ratio of forward times that would match it."""
     method, models = table.methods[row.method], table.models[row.models]
     if cell.claimed is None or abs(cell.deviation or 0) <= FAR or method.schedule == "parallel" or method.prefill:
         return []
@@ -227,7 +226,7 @@ def _needed(table: Table, row: TableRow, length: float, cell: Prediction) -> lis
 
 
 def _disagreements(table: Table) -> list[str]:
-    """Printed figures that other printed figures of the same row contradict."""
+    """Return printed figures that contradict others of the same row."""
     found: list[str] = []
     for row in table.rows:
         where = f"{row.models}, {row.method}"
@@ -249,5 +248,5 @@ def _disagreements(table: Table) -> list[str]:
 
 @cache
 def folder() -> Traversable:
-    """Where the tables lie, a YAML file each."""
+    """Return the folder of the tables' YAML files."""
     return files("research.replay") / "tables"

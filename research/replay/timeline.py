@@ -1,4 +1,4 @@
-"""A simulated run as two lanes of characters: what the target did, what the draft did, and what of it was in vain."""
+"""Text timeline of a simulated run: two lanes of characters for target and draft, with wasted work marked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["timeline"]
 def timeline(
     run: Run, *, width: int, strips: int = 3, glyphs: LaneGlyphs | None = None, unit: str = "ms"
 ) -> list[Text]:
-    """Lines for a terminal: ``strips`` pairs of lanes, from the first token on, and a legend.
+    """Return lines for a terminal: ``strips`` pairs of lanes, from the first token on, and a legend.
 
-    A draft pass is a mark, the time it takes a line behind it; a target pass is a line labelled with its rows and the
+    A draft pass is a mark, followed by a line for its time; a target pass is a line labelled with its rows and the
     tokens it emitted. ``width``: columns, at least 40. ``unit``: of the run's times, for the legend.
     """
     glyphs = glyphs or LaneGlyphs()
@@ -47,14 +47,14 @@ def timeline(
 
 
 class _Lane:
-    """One line of cells; what is not drawn on is waiting."""
+    """One line of cells; undrawn cells are waiting time."""
 
     def __init__(self, length: int, glyphs: LaneGlyphs) -> None:
         self.length = length
         self.cells = [(glyphs.waiting, WAITING)] * length
 
     def draw(self, first: int, last: int, text: str, style: str, fill: str) -> None:
-        """``text`` from cell ``first`` on, then ``fill`` up to ``last``."""
+        """Draw ``text`` from cell ``first`` on, then ``fill`` up to ``last``."""
         for i in range(max(first, 0), min(last, self.length)):
             self.cells[i] = (text[i - first] if i - first < len(text) else fill, style)
 
@@ -66,7 +66,7 @@ class _Lane:
 
 
 def _scale(run: Run) -> float:
-    """Time per column: two columns for a draft pass, but no target pass over more than 30."""
+    """Return the time per column: two columns per draft pass, at most 30 per target pass."""
     drafts = [block.end - block.start for block in run.blocks if block.kind == "draft"]
     passes = [block.end - block.start for block in run.blocks if block.kind == "verify"]
     longest = max(passes, default=1.0)
@@ -75,7 +75,7 @@ def _scale(run: Run) -> float:
 
 
 def _looks(run: Run, block: Block, glyphs: LaneGlyphs) -> tuple[str, str, str]:
-    """Label, style and filling of a block."""
+    """Return label, style and filling of a block."""
     if block.kind == "draft":
         kept = any(one.holds(block.epoch, block.position) for one in run.rounds)
         return (glyphs.accepted, ACCEPTED, glyphs.line) if kept else (glyphs.wasted, WASTED, glyphs.line)

@@ -1,4 +1,4 @@
-"""What a simulated generation is made of: two models' texts, the costs of their work, the blocks of time it filled.
+"""Parts of a simulated generation: two models' texts, the costs of their work, and blocks of time.
 
 The sequential schedule and plain decoding run here under the virtual clock; the parallel schedule, which needs
 workers, does in ``research.replay.simulated``. Pure Python.
@@ -23,19 +23,19 @@ Work: TypeAlias = Literal["prefill", "signals", "draft", "verify"]
 
 
 class Text(Protocol):
-    """What the two models say."""
+    """Token choices of the two models."""
 
     def choose(self, prefix: Sequence[int]) -> int:
-        """The target's own token behind ``prefix``; asked once for every row of a pass that is needed."""
+        """Return the target's own token after ``prefix``; called once for every needed row of a pass."""
         ...
 
     def propose(self, prefix: Sequence[int]) -> int:
-        """The draft's token behind ``prefix``."""
+        """Return the draft's token after ``prefix``."""
         ...
 
 
 def verified(text: Text, prefix: list[int], window: Sequence[int]) -> tuple[int, int]:
-    """How many tokens of a window the target would say too, which go behind ``prefix``, and what it says then."""
+    """Return the number of accepted tokens of a window after ``prefix``, and the target's token after them."""
     accepted = 0
     while (token := text.choose(prefix)) == (window[accepted] if accepted < len(window) else None):
         prefix.append(token)
@@ -44,7 +44,7 @@ def verified(text: Text, prefix: list[int], window: Sequence[int]) -> tuple[int,
 
 
 class Pattern:
-    """Two models of which is only known where they agree: ``agrees(i)`` for the token at position i.
+    """Two models defined by their agreement: ``agrees(i)`` for the token at position i.
 
     The target says 0, 1, 2, ...; the draft the same where they agree, and nothing right once it has gone astray. As a
     position is settled once, positions that agree independently with probability beta give an acceptance of beta.
@@ -55,7 +55,7 @@ class Pattern:
 
     @classmethod
     def bernoulli(cls, beta: float, seed: int = 0) -> Pattern:
-        """Every position agrees with probability ``beta``, independently."""
+        """Return a pattern whose positions agree independently with probability ``beta``."""
         rng = random.Random(seed)
         drawn: list[bool] = []
 
@@ -68,7 +68,7 @@ class Pattern:
 
     @classmethod
     def of_lengths(cls, lengths: Sequence[int]) -> Pattern:
-        """Recorded accepted lengths, over and over: so many tokens agree, then one does not.
+        """Return a pattern of recorded accepted lengths, repeated: as many tokens agree, then one does not.
 
         Under the parallel schedule these are run lengths, under the sequential one the accepted tokens per pass,
         where a length of gamma puts the disagreement on the bonus token that no draft proposes.
@@ -88,7 +88,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Costs:
-    """What work costs, in seconds of virtual time; each is asked anew for every piece of work.
+    """Costs of work in seconds of virtual time; each is called for every piece of work.
 
     ``verify(rows)`` is a target pass, ``draft()`` a draft pass on one token, ``latency()`` the way of one message.
     The target's ``signals`` for the pruner exist that long after its prefill began, which may be after its end; None:
@@ -105,7 +105,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One piece of work of a worker; ``position`` and ``epoch`` say which token a draft pass was for."""
+    """One piece of work of a worker; ``position`` and ``epoch`` identify the token of a draft pass."""
 
     worker: WorkerName
     kind: Work
@@ -136,12 +136,12 @@ class Run:
 
     @property
     def decoded(self) -> int:
-        """Tokens behind the first round's."""
+        """Number of tokens after the first round's."""
         return len(self.tokens) - len(self.rounds[0].token_ids)
 
 
 def simulate_sequential(text: Text, costs: Costs, *, max_new_tokens: int, gamma: int, eos: frozenset[int]) -> Run:
-    """The sequential schedule under the same clock: draft a chain of gamma, verify it with gamma + 1 rows.
+    """Simulate the sequential schedule under the same clock: draft a chain of gamma, verify it with gamma + 1 rows.
 
     ``gamma`` 0 is plain decoding. One process does it all, so that there are no messages to pay for.
     """

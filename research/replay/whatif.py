@@ -1,4 +1,4 @@
-"""What would a method gain with these forward times and this acceptance: formula and simulation beside each other."""
+"""What-if predictions from forward times and acceptance, by formula and by simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIMULATED = 8_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """One way of decoding. ``formula`` and ``predicted`` (simulated) are decode speed-ups, ``end_to_end`` is simulated.
+    """Estimate of one schedule: ``formula`` and ``predicted`` (simulated) decode speed-ups, simulated ``end_to_end``.
 
     ``run`` is one of the simulated texts, None where there is only a formula.
     """
@@ -34,16 +34,16 @@ class Estimate:
 
 
 def best_chain(beta: float, times: Times, lowest: int = 1) -> int:
-    """The chain length with the highest sequential speed-up by formula; ``lowest`` 0 allows for none."""
+    """Return the chain length with the highest sequential speed-up by formula; ``lowest`` 0 allows plain decoding."""
     return speed.best_window(beta, times.verify, times.draft, highest=HIGHEST_GAMMA, lowest=lowest)[0]
 
 
 def what_if(
     times: Times, beta: float, gamma: int | None, *, tokens: int = 512, seed: int = 0, rounding: Rounding = "down"
 ) -> list[Estimate]:
-    """Plain, sequential and parallel decoding of ``tokens`` tokens that are accepted independently with ``beta``.
+    """Estimate plain, sequential and parallel decoding of ``tokens`` tokens, accepted independently with ``beta``.
 
-    ``gamma`` None: for the sequential chain the best by formula, for the parallel schedule what it measures itself.
+    ``gamma`` None: the best by formula for the sequential chain, the measured one for the parallel schedule.
     """
     chain = best_chain(beta, times) if gamma is None else gamma
     window = settled_window(times.verify, times.draft, rounding, HIGHEST_GAMMA) if gamma is None else gamma
@@ -106,6 +106,6 @@ def _estimate(method: str, gamma: int, formula: float, runs: list[Run], times: T
 
 
 def chain_speedup(beta: float, gamma: int, times: Times) -> float:
-    """Of the sequential schedule by formula; 1 where gamma is 0."""
+    """Return the sequential schedule's speed-up by formula; 1 for gamma 0."""
     tokens = speed.chain_tokens(beta, gamma)
     return speed.sequential(tokens, gamma, times.verify(1), times.verify(gamma + 1), times.draft)

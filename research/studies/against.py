@@ -1,8 +1,8 @@
-"""This checkout beside another: ``python -m research.studies.against OTHER [--pair embedded-qwen]``.
+"""Compare this checkout with another: ``python -m research.studies.against OTHER [--pair embedded-qwen]``.
 
-Each checkout captions the shipped clips in a process of its own with one thread; profile by profile the two take turns.
+Each checkout captions the shipped clips in its own process with one thread; the two take turns profile by profile.
 Prints Markdown: tokens per second of decoding alone, medians over the turns, and whether the tokens are the same. For a
-change that should alter neither; on a machine that does nothing else.
+change that should alter neither; on an idle machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Turn", "compared", "main"]
 
 PROFILES = "ar,vanilla-sd,specvlm,self-sd,sd-adaptive-tree,hybrid"
 
-#: What either checkout runs; it uses nothing that the other might not have.
+#: Program run in both checkouts; it uses only names that both have.
 WORKER = """
 import json, sys
 from vidspec import Captioner
@@ -45,7 +45,7 @@ for line in sys.stdin:
 
 
 class Turn(TypedDict):
-    """One profile over all clips: tokens behind the first of each text, what they took, and all token ids."""
+    """One profile over all clips: tokens after the first of each text, their seconds, and all token ids."""
 
     tokens: int
     seconds: float
@@ -53,7 +53,7 @@ class Turn(TypedDict):
 
 
 def compared(turns: dict[str, tuple[list[Turn], list[Turn]]]) -> str:
-    """A table of profiles, from the turns of the other checkout and of this one."""
+    """Return a table of profiles, from the turns of the other checkout and of this one."""
     rows = []
     for name, (before, now) in turns.items():
         rates = [median(turn["tokens"] / turn["seconds"] for turn in side) for side in (before, now)]

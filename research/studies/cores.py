@@ -1,9 +1,9 @@
-"""What two cores are busy with while a folder is captioned: ``python -m research.studies.cores CLIP... [--pair PAIR]``.
+"""Processor time by activity while a folder is captioned: ``python -m research.studies.cores CLIP... [--pair PAIR]``.
 
-``vidspec caption`` with one thread of torch for each process runs over the clips, and the processor time of its parts
-is read from ``/proc``, from the first record written to the last: the main thread, which decodes and reads prompts;
-other threads, which look at the clips to come; child processes, which read files. Prints Markdown, a line for each
-profile and number of clips at once. Linux only, on a machine that does nothing else.
+``vidspec caption`` runs over the clips with one torch thread per process. Processor time is read from ``/proc``, from
+the first record written to the last, by part: the main thread, which decodes and prefills; other threads, which encode
+the next clips; child processes, which read files. Prints Markdown, a line for each profile and batch size. Linux only,
+on an idle machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Busy(NamedTuple):
-    """Seconds of processor time so far, of the main thread, of other threads and of child processes; and the clock."""
+    """Processor seconds so far of the main thread, other threads and child processes; and the clock."""
 
     main: float
     threads: float
@@ -35,7 +35,7 @@ class Busy(NamedTuple):
 
 
 def _ticks(stat: Path) -> float:
-    """User and system time of a process or thread, in seconds; 0 of one that has ended."""
+    """Return user and system seconds of a process or thread; 0 if it has ended."""
     try:
         fields = stat.read_text().rpartition(")")[2].split()
     except OSError:
@@ -44,7 +44,7 @@ def _ticks(stat: Path) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """Processes that a process began, and those that these began."""
+    """Return all descendant processes."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -56,7 +56,7 @@ def _children(pid: int) -> list[int]:
 
 
 def busy(pid: int) -> Busy:
-    """Of a process and its children up to now."""
+    """Return the processor time of a process and its descendants up to now."""
     main = _ticks(Path(f"/proc/{pid}/task/{pid}/stat"))
     whole = _ticks(Path(f"/proc/{pid}/stat"))
     children = sum(_ticks(Path(f"/proc/{child}/stat")) for child in _children(pid))
@@ -64,7 +64,7 @@ def busy(pid: int) -> Busy:
 
 
 def captioned(clips: Sequence[str], pair: str, profile: str, batch: int) -> tuple[str, ...]:
-    """A line: clips a second and what was busy, in shares of the time between the first record and the last."""
+    """Return a line: clips per second, and busy shares of the time between the first record and the last."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "captions.jsonl"
         command = [sys.executable, "-m", "vidspec", "caption", *clips, "--pair", pair, "--profile", profile]

@@ -1,4 +1,4 @@
-"""Measures adaptive draft windows: ``python -m research.studies.draft_windows [--part useless|fixed] [--pair PAIR]``.
+"""Measure adaptive draft windows: ``python -m research.studies.draft_windows [--part useless|fixed] [--pair PAIR]``.
 
 *useless*: plain decoding, plain decoding again (the control) and the adaptive profiles with a draft whose weights have
 noise of 1.5 times their standard deviation. Windows begin as in a new process. *fixed*: the adaptive window and fixed
@@ -38,7 +38,7 @@ __all__ = ["add_noise", "main", "ratios"]
 #: Noise of the useless draft, in standard deviations of each tensor.
 NOISE = 1.5
 ADAPTIVE = ("vanilla-sd-auto", "sd-adaptive-tree")
-#: Fixed windows beside the adaptive one.
+#: Fixed windows compared with the adaptive one.
 GAMMAS = (4, 6, 8, 12, 16, 20, 24)
 
 
@@ -57,7 +57,7 @@ def add_noise(folder: Path, out: Path, sigma: float = NOISE, seed: int = 0) -> N
 
 
 def settings(pair: str, draft: Path | None) -> dict[str, object]:
-    """Overrides of a pair's profiles, with another draft if one is given."""
+    """Return overrides of a pair's profiles, with another draft if given."""
     common: dict[str, object] = {"models.threads": 1, "video.frames": 8}
     if draft is None:
         return {**common, "models.pair": pair}
@@ -67,7 +67,7 @@ def settings(pair: str, draft: Path | None) -> dict[str, object]:
 
 @contextmanager
 def opened(names: Mapping[str, str], changes: Mapping[str, object]) -> Iterator[dict[str, Captioner]]:
-    """Captioners by name, which share the models: of each the profile, ``+gamma=N`` after it for a fixed window."""
+    """Return captioners by name, which share the models; a name is a profile, with ``+gamma=N`` for a fixed window."""
     with Captioner.from_profile("vanilla-sd-auto", overrides=changes) as first:
         made = {}
         for name, wanted in names.items():
@@ -82,7 +82,7 @@ def opened(names: Mapping[str, str], changes: Mapping[str, object]) -> Iterator[
 def measure(
     captioners: Mapping[str, Captioner], clips: Sequence[Path], repeats: int
 ) -> dict[str, dict[Path, list[Caption]]]:
-    """Records of all turns by name and clip; of the warm-up nothing is kept, nor known to windows."""
+    """Return records of all turns by name and clip; the warm-up is neither kept nor known to windows."""
     frames = {clip: video.read(clip, frames=8) for clip in clips}
     found: dict[str, dict[Path, list[Caption]]] = {name: {clip: [] for clip in clips} for name in captioners}
     for captioner in captioners.values():
@@ -100,12 +100,12 @@ def measure(
 
 
 def _pace(record: Caption) -> float:
-    """Seconds of decoding for each token after the first."""
+    """Return the decoding seconds per token after the first."""
     return record.timings["decode"] / (len(record.token_ids) - 1)
 
 
 def ratios(found: Mapping[Path, Sequence[Caption]], reference: Mapping[Path, Sequence[Caption]]) -> list[float]:
-    """Of each clip the median of turns: the reference's seconds a token over those of a contender."""
+    """Return, by clip, the median over turns of the reference's seconds per token over a contender's."""
     return [
         median(_pace(a) / _pace(b) for a, b in zip(reference[clip], records, strict=True))
         for clip, records in found.items()
@@ -113,7 +113,7 @@ def ratios(found: Mapping[Path, Sequence[Caption]], reference: Mapping[Path, Seq
 
 
 def useless(pair: str, clips: Sequence[Path], repeats: int) -> str:
-    """The table of a draft that is never right."""
+    """Return the table of a draft that is never right."""
     names = {"ar": "ar", "ar again": "ar", **{name: name for name in ADAPTIVE}}
     with tempfile.TemporaryDirectory() as folder:
         noisy = Path(folder) / "draft"
@@ -134,7 +134,7 @@ def useless(pair: str, clips: Sequence[Path], repeats: int) -> str:
 
 
 def fixed(pair: str, clips: Sequence[Path], repeats: int) -> str:
-    """The table of fixed windows beside the adaptive one."""
+    """Return the table of fixed windows and the adaptive one."""
     names = {"auto": "vanilla-sd-auto", **{f"{gamma}": f"vanilla-sd+gamma={gamma}" for gamma in GAMMAS}}
     with opened(names, settings(pair, None)) as captioners:
         found = measure(captioners, clips, repeats)

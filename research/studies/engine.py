@@ -1,9 +1,9 @@
-"""Measures the engine beside an earlier one: ``python -m research.studies.engine CLIP.mp4 ... [--earlier DIR]``.
+"""Compare the engine with an earlier one: ``python -m research.studies.engine CLIP.mp4 ... [--earlier DIR]``.
 
-All contenders take turns on every clip, each in a process of its own with one thread, float32 and 8 frames: plain
-decoding and ``vanilla-sd`` of this checkout, and the same of an ``--earlier`` checkout of vidspec; ``vidspec bench``
-measures beside other programs. Then the forward times of this checkout and the earlier one, in turns too, and of this
-one eight sequences in a pass. Prints Markdown; ``--json`` keeps the raw times.
+All contenders take turns on every clip, each in its own process with one thread, float32 and 8 frames: plain decoding
+and ``vanilla-sd`` of this checkout, and of an ``--earlier`` checkout of vidspec; ``vidspec bench`` compares with other
+programs. Then the pass times of both checkouts, also in turns, and of this one with eight sequences per pass. Prints
+Markdown; ``--json`` keeps the raw times.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A process that answers a JSON line with one."""
+    """A process that answers each JSON line with one."""
 
     def __init__(self, python: str, code: str, *args: str, path: Path | None = None) -> None:
         given = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

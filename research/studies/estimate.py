@@ -1,11 +1,10 @@
-"""Compares the estimated decode speed-up with the measured one: ``research.studies.estimate [PROFILE ...]``.
+"""Compare the estimated decode speed-up with the measured one: ``research.studies.estimate [PROFILE ...]``.
 
 Draws clips as ``research.draw`` does. Each is captioned, which gives the estimate, and decoded plainly before and
-after; what is measured is the median over the repeats of the ratios of rates to the plain decoding after it. The
-control are the ratios to the plain decoding before it, of which an estimate can be no surer. Prints Markdown: by
-profile how many clips had an estimate, the medians over those, the largest difference, the share within 10%, and both
-for the control. Meant for a quiet machine; with ``--cold`` each estimate is from a process of its own, the command
-line's.
+after. The measured speed-up is the median over repeats of the ratios of rates to the plain decoding after it. The
+control are the ratios to the plain decoding before it, which bound the accuracy of any estimate. Prints Markdown: by
+profile the number of clips with an estimate, their medians, the largest difference, the share within 10%, and both for
+the control. Meant for an idle machine; with ``--cold`` each estimate is from a separate process, the command line's.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ HEADER = (
 
 
 class Measured(NamedTuple):
-    """Of one clip the decode speed-ups: estimated, measured with plain decoding after it, and with that before it."""
+    """Decode speed-ups of one clip: estimated, measured by plain decoding after it, and by that before it."""
 
     estimated: float
     measured: float
@@ -111,7 +110,7 @@ def main() -> None:
             with Captioner.from_profile(name, overrides={"models.pair": asked.pair}) as captioner:
                 captioner.estimates_speedup = True
                 captioner.warm_up()
-                gc.freeze()  # collections of what was loaded are no part of decoding
+                gc.freeze()  # garbage collections of loaded objects are no part of decoding
                 each = [measure(captioner, clip, asked.repeats) for clip in clips]
                 for at, clip in enumerate(clips) if asked.cold else ():
                     own, warm = cold_estimate(name, asked.pair, clip), each[at]

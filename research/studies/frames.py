@@ -1,10 +1,10 @@
-"""What reading frames costs: seconds, processor seconds and memory, by decoder and way to seek.
+"""Cost of reading frames: seconds, processor seconds and memory, by decoder and seek mode.
 
 ``python -m research.studies.frames --repeats 3 [--earlier CHECKOUT]``
 
 Drawn files, a keyframe every 10 s: a long one of 1080p in H.264, shorter ones up to 4K, and one in each other codec.
-Every reading has a process of its own, which has read another file before; all take turns. Printed as Markdown are
-medians, and whether the frames are those of the first way. An earlier checkout's default is read by its own code. Linux
+Every reading has its own process, which has read another file before; all take turns. Prints Markdown: medians, and
+whether the frames equal those of the first mode. An earlier checkout's default is measured with its own code. Linux
 only.
 """
 
@@ -31,7 +31,7 @@ RATE = 25
 
 
 class File(NamedTuple):
-    """A file to be drawn."""
+    """A test file to draw."""
 
     seconds: float
     width: int
@@ -40,12 +40,12 @@ class File(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """File name."""
         return f"{self.seconds:g}s-{self.width}x{self.height}-{self.codec}.{'webm' if 'vpx' in self.codec else 'mp4'}"
 
     @property
     def shown(self) -> str:
-        """In the table."""
+        """Name in the table."""
         return f"{self.seconds:g} s, {self.width}x{self.height}, {CODECS[self.codec][0]}"
 
 
@@ -101,7 +101,7 @@ print(json.dumps([wall, cpu, held, len(clip), hashlib.sha256(clip.frames.tobytes
 
 
 class Reading(NamedTuple):
-    """One reading: seconds by the clock and of processors, MB at most, frames and their digest."""
+    """One reading: wall and processor seconds, peak MB, frames and their digest."""
 
     wall: float
     cpu: float
@@ -111,7 +111,7 @@ class Reading(NamedTuple):
 
 
 def pictures(seconds: float, width: int, height: int) -> Iterator[NDArray[np.uint8]]:
-    """A texture that pans with grain in it, and a box that crosses it; (height, width, 3)."""
+    """Yield frames (height, width, 3) of a panning texture with grain, and a box that crosses it."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[0 : 2 * height, 0 : 2 * width]
     waves = [120 + 50 * np.sin(x / (23 + 9 * c) + y / 41) + 40 * np.sin(y / (17 + 7 * c) - x / 67) for c in range(3)]
@@ -127,7 +127,7 @@ def pictures(seconds: float, width: int, height: int) -> Iterator[NDArray[np.uin
 
 
 def write(path: Path, file: File) -> str:
-    """The file, drawn."""
+    """Draw and write the file."""
     with av.open(str(path), "w") as out:
         stream = out.add_stream(file.codec, rate=RATE)
         stream.width, stream.height, stream.pix_fmt = file.width, file.height, "yuv420p"
@@ -141,7 +141,7 @@ def write(path: Path, file: File) -> str:
 
 
 def measured(tree: Path, path: str, warm: str, arguments: dict[str, object]) -> Reading | None:
-    """One reading by the code in ``tree``, in a process of its own; None if it refuses the file."""
+    """Measure one reading by the code in ``tree``, in its own process; None if it refuses the file."""
     command = [sys.executable, "-c", CHILD, json.dumps([path, warm, arguments])]
     ran = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, cwd=tree

@@ -1,8 +1,8 @@
-"""What a pass costs at published sizes in each layout of weights: ``python -m research.studies.layouts [SIZE ...]``.
+"""Cost of a pass at published sizes in each weight layout: ``python -m research.studies.layouts [SIZE ...]``.
 
 Language models with random weights on the CPU, one thread, one sequence with ``--entries`` entries in its cache. All
-layouts of a size that fit into the memory take turns, so that their ratios are those of one run. Beside them the bytes
-that one pass reads, as a share of what a sum over a large buffer reads in the same time. Prints Markdown.
+layouts of a size that fit into memory take turns, so that their ratios are those of one run. Also reports the bytes
+that one pass reads, as a share of those that a sum over a large buffer reads in the same time. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS = (1, 6, 16)
 
 
 class Layout(NamedTuple):
-    """How :func:`~research.random_decoder.language` makes a model of it, and the bytes of each of its numbers."""
+    """Weight layout: arguments of :func:`~research.random_decoder.language`, and bytes per weight."""
 
     dtype: torch.dtype
     packed: bool
@@ -50,7 +50,7 @@ LAYOUTS = {
 
 
 class Contender(NamedTuple):
-    """A model in a layout: the bytes that a pass reads, and passes of one sequence by their rows."""
+    """A model in a layout: bytes read by a pass, and passes of one sequence by rows."""
 
     read: int
     passes: dict[int, Callable[[], object]]
@@ -67,18 +67,18 @@ def contender(size: Size, layout: Layout, entries: int) -> Contender:
 
 
 def read_rate(megabytes: int = 512, repeats: int = 8) -> float:
-    """Bytes a second that the fastest of several sums over a buffer reads."""
+    """Return the bytes per second read by the fastest of several sums over a buffer."""
     buffer = torch.ones(megabytes * 2**20 // 4)
     return buffer.nbytes / min(time_call(buffer.sum) for _ in range(repeats))
 
 
 def fits(size: Size, layout: Layout, free: int | None) -> bool:
-    """Whether a model can be made in so many bytes of memory; codes are made of float32."""
+    """Return True if a model can be created in ``free`` bytes; codes are made from float32."""
     return free is None or 1.15 * size.parameters * (4 if layout.wanted else layout.bytes) + 2**30 < free
 
 
 def measured(name: str, layouts: Sequence[str], entries: int, repeats: int) -> list[tuple[str, ...]]:
-    """Lines of a table, one for each layout that fits beside those before it; codes are made first."""
+    """Return table lines, one for each layout that fits along with those before it; codes are made first."""
     size, found = SIZES[name], dict[str, Contender]()
     for label in sorted(layouts, key=lambda label: LAYOUTS[label].bytes):
         layout = LAYOUTS[label]

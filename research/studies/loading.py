@@ -1,12 +1,12 @@
-"""What a model takes of main memory, loaded and while it captions, beside what ``vidspec models`` says before.
+"""Main memory of a model, loaded and while captioning, compared with the estimate of ``vidspec models``.
 
 ``python -m research.studies.loading [SHAPE...] [--dtype DTYPE] [--weights int8|int4] [--frames N] [--new-tokens N]``
 
-A checkpoint of a published shape with random weights is written in bfloat16, as such are published (``-gptq``: blocks
-of int4 in groups of 128), then loaded by a process of its own; one after the other, so that the disk holds one. Printed
-are GiB: weights and all as estimated from the config alone, resident after loading, and at most while a clip was
-captioned, with the last as a share of the estimate, and the seconds of that caption. With ``--weights`` the language
-model is rounded when it is loaded, of which the estimate does not know. Linux only.
+A checkpoint of a published shape with random weights is written in bfloat16, as published (``-gptq``: blocks of int4 in
+groups of 128), then loaded by a separate process; one at a time to save disk. Prints GiB: weights and total as
+estimated from the config alone, resident after loading, and peak while a clip was captioned, the last also as a share
+of the estimate; and the seconds of that caption. With ``--weights`` the language model is rounded when loaded, which
+the estimate does not include. Linux only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARKS = (
 )
 #: Inputs that share a scale in int4 checkpoints.
 GROUP = 128
-#: Of configs on the hub: what decides shapes.
+#: Shapes, from configs on the hub.
 SHAPES: dict[str, dict[str, Any]] = {
     "llava-onevision-0.5b": {
         "model_type": "llava_onevision",
@@ -171,7 +171,7 @@ SIDES = {"llava-onevision-0.5b": {"height": 384, "width": 384}, "smolvlm2-500m":
 
 
 def write(shape: str, folder: Path) -> None:
-    """A checkpoint as ``save_pretrained`` writes it."""
+    """Write a checkpoint as ``save_pretrained`` does."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     from research.training.architecture import build_tokenizer
@@ -208,7 +208,7 @@ def write(shape: str, folder: Path) -> None:
 
 
 def save_codes(model: Any, folder: Path) -> None:
-    """The checkpoint with the blocks' linear layers as GPTQ packs them."""
+    """Write the checkpoint with the blocks' linear layers as GPTQ packs them."""
     from safetensors.torch import save_file
 
     tensors = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
@@ -226,7 +226,7 @@ def save_codes(model: Any, folder: Path) -> None:
 
 
 def measure(folder: str, dtype: str, weights: str | None, frames: int, new_tokens: int) -> None:
-    """Print one JSON object; for a process that has done nothing else."""
+    """Print one JSON object; for a fresh process."""
     from vidspec import memory
     from vidspec.captioner import Captioner
     from vidspec.cli.checkpoint import inspect

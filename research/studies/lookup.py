@@ -1,11 +1,11 @@
-"""Measures drafts that are looked up: ``research.studies.lookup [--tokenizer words|FOLDER|tokenizer.json] ...``.
+"""Measure drafting by lookup: ``research.studies.lookup [--tokenizer words|FOLDER|tokenizer.json] ...``.
 
-Texts are replayed as if a target wrote them, one after another as the clips of a folder are captioned: what is proposed
-is judged by the words that follow, and no model runs. Two kinds: captions of drawn clips, which repeat each other as
-captions of one data set do, and free text that is on every machine with Python: the paragraphs of its help topics
-(``pydoc_data.topics``), in an order that is drawn. ``--texts`` names files of other texts, a paragraph each.
+Texts are replayed as if a target wrote them, one after another as the clips of a folder are captioned: proposals are
+verified by the words that follow, and no model runs. Two kinds: captions of drawn clips, which repeat each other like
+captions of one data set, and free text that every Python has: the paragraphs of its help topics
+(``pydoc_data.topics``), in random order. ``--texts`` names files of other texts, one per paragraph.
 
-Prints Markdown: tokens accepted per proposal, and how long a proposal takes with more and more text remembered.
+Prints Markdown: tokens accepted per proposal, and the time of a proposal by the amount of remembered text.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from vidspec.drafting.suffix import SuffixDraft
 from vidspec.engine.requests import run_to_completion
 from vidspec.models.loading import embedded_folder
 
-#: Characters of a paragraph that stands for a caption.
+#: Length of a paragraph, in characters, to count as a caption.
 SHORTEST, LONGEST = 200, 1500
 SEED = 2026
 
 
 def drawn(seed: int) -> Iterator[str]:
-    """Captions of drawn scenes, without end."""
+    """Yield captions of drawn scenes, without end."""
     rng = random.Random(seed)
     while True:
         yield draw_sample(rng.randrange(2**31)).caption
 
 
 def paragraphs(whole: str) -> list[str]:
-    """Of a text those of a caption's length."""
+    """Return a text's paragraphs of a caption's length."""
     every = (" ".join(part.split()) for part in re.split(r"\n\s*\n", whole))
     return [part for part in every if SHORTEST <= len(part) <= LONGEST]
 
 
 def topics() -> list[str]:
-    """Python's help, in an order that is drawn."""
+    """Return Python's help topics, in random order."""
     from pydoc_data.topics import topics as known
 
     found = [part for name in sorted(known) for part in paragraphs(known[name])]
@@ -61,7 +61,7 @@ def topics() -> list[str]:
 
 
 def encoder(name: str) -> Callable[[str], list[int]]:
-    """Text to ids; ``words`` has one id for each word and each sign between them."""
+    """Return a function from text to ids; ``words`` has one id per word and per punctuation mark."""
     if name == "words":
         known: dict[str, int] = {}
         return lambda text: [known.setdefault(one, len(known) + 1) for one in re.findall(r"\w+|[^\w\s]", text)]
@@ -73,25 +73,25 @@ def encoder(name: str) -> Callable[[str], list[int]]:
 
 
 class Rows:
-    """A drafted row costs so many tokens, as in a pass of which each row adds that share."""
+    """Row prices that are constant: each drafted row costs the same number of tokens."""
 
     def __init__(self, share: float) -> None:
         self.share = share
 
     def row_prices(self, rows: int) -> Sequence[float]:
-        """As of :class:`vidspec.drafting.lookup.RowPrices`."""
+        """See :class:`vidspec.drafting.lookup.RowPrices`."""
         return [self.share * drafted for drafted in range(rows + 1)]
 
 
 class Counted:
-    """What became of the proposals."""
+    """Counts of proposals and their acceptance."""
 
     def __init__(self) -> None:
         self.tokens = self.rounds = self.proposals = self.drafted = self.accepted = 0
         self.seconds: list[float] = []
 
     def replay(self, kind: LookupDrafter, text: Sequence[int], nodes: int | None, price: float) -> None:
-        """Write ``text`` with what ``kind`` proposes."""
+        """Replay ``text`` with the proposals of ``kind``."""
         one = copy(kind)
         one.prompt, one.text = (), []
         one.start(len(text), nodes, Rows(price))
@@ -119,7 +119,7 @@ class Counted:
         one.finish(text)
 
     def row(self) -> list[str]:
-        """Its cells."""
+        """Return the cells of its row."""
         made = max(1, self.proposals)
         return [
             f"{self.proposals / self.rounds:.2f}",
@@ -130,14 +130,14 @@ class Counted:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print it."""
+    """Print a table."""
     for cells in (heads, ["---"] * len(heads), *rows):
         print(f"| {' | '.join(cells)} |")
     print()
 
 
 def accepted(sets: dict[str, list[list[int]]], price: float) -> None:
-    """The first table."""
+    """Print the table of acceptance."""
     rows = []
     nodes = len(parse_tree(TREE))
     for name, texts in sets.items():
@@ -155,7 +155,7 @@ def accepted(sets: dict[str, list[list[int]]], price: float) -> None:
 
 
 def times(captions: Iterator[list[int]], few: list[list[int]], most: int, price: float) -> None:
-    """The second table: proposals of ``few`` texts with more and more remembered."""
+    """Print the table of times: proposals for ``few`` texts with increasing memory."""
     rows = []
     kind = SuffixDraft()
     kind.memory = TextMemory(2 * most, kind.least, kind.most)  # so that none of it is dropped

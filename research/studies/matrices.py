@@ -1,4 +1,4 @@
-"""What the product of one layer costs in each format of weights: ``python -m research.studies.matrices``.
+"""Cost of one layer's product in each weight format: ``python -m research.studies.matrices``.
 
 A layer of published width with random weights on the CPU, one thread; all formats take turns. Prints Markdown: ms by
 the number of rows.
@@ -28,7 +28,7 @@ ROWS = (1, 6, 16, 128)
 
 
 def products(inputs: int, outputs: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """The layer in each format, of float32 rows (N, inputs)."""
+    """Return the layer's product in each format, for float32 rows (N, inputs)."""
 
     def layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
         return nn.Linear(inputs, outputs, bias=False, dtype=dtype).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Mistakes put into a copy of the code one after the other: each must turn a test of ``make test`` red.
+"""Mutation tests: mistakes made one at a time in a copy of the code, each of which must fail ``make test``.
 
 python -m research.studies.mutations [NAME ...]
 """
@@ -18,7 +18,7 @@ QUICK = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not full and not gpu")
 
 
 class Mutation(NamedTuple):
-    """``old``, which ``file`` has once, becomes ``new``; the tests are what is to notice."""
+    """A mistake: ``old``, which occurs once in ``file``, becomes ``new``; ``tests`` must detect it."""
 
     name: str
     file: str
@@ -94,7 +94,7 @@ MUTATIONS = (
 
 
 def run(folder: Path, tests: str) -> str:
-    """The first test that fails; empty if all pass."""
+    """Return the first test that fails; empty if all pass."""
     env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *QUICK, *tests.split(" ")]
     ran = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

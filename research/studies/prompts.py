@@ -1,4 +1,4 @@
-"""Measures what a second prompt about a clip costs: ``research.studies.prompts [--pair PAIR] [--profile NAME]``.
+"""Measure the cost of a second prompt about a clip: ``research.studies.prompts [--pair PAIR] [--profile NAME]``.
 
 Draws clips as ``research.draw`` does and answers one prompt and two about each, in turns, from the file on: up to the
 first token of each answer, which is all but the decoding, and whole. Prints Markdown: seconds, the least of the
@@ -29,7 +29,7 @@ def seconds(captioner: Captioner, clip: Path, prompts: Sequence[str]) -> float:
 
 
 def measured(captioner: Captioner, clips: Sequence[Path], repeats: int) -> list[tuple[float, float]]:
-    """Of each clip the seconds of one prompt and of two."""
+    """Return the seconds of one prompt and of two, by clip."""
     found = []
     for clip in clips:
         times: dict[int, list[float]] = {1: [], 2: []}
@@ -54,7 +54,7 @@ def main() -> None:
         one_token = profiles.override(whole.profile, {"generate.max_new_tokens": 1})
         first = Captioner(one_token, whole.target.model, whole.draft.model if whole.draft else None, embedded=True)
         for captioner in (first, whole):
-            captioner.captions(clips[0], PROMPTS[:2])  # what only the first use costs
+            captioner.captions(clips[0], PROMPTS[:2])  # warm-up
         columns = [measured(captioner, clips, asked.repeats) for captioner in (first, whole)]
     rows, ratios = [], []
     for clip, (one, two), (one_whole, two_whole) in zip(clips, *columns, strict=True):

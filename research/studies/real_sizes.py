@@ -1,6 +1,6 @@
-"""Captions at published sizes, simulated with pass times measured here: ``python -m research.studies.real_sizes``.
+"""Captioning at published sizes, simulated with measured pass times: ``python -m research.studies.real_sizes``.
 
-Language models of Qwen2.5's sizes with random weights on the CPU: plain passes, windows and a chunk of a prompt behind
+Language models of Qwen2.5's sizes with random weights on the CPU: plain passes, windows and a prompt chunk, after
 caches of ``--visual`` entries; the models of a group take turns. From these times the sequential schedule is simulated
 end to end, from the prompt's first token to a caption's last. Drafts of another size are accepted with ``--beta``, the
 target's own rounded weights with ``--self-beta``; a pruned draft reads and sees a tenth of the visual tokens. The
@@ -39,7 +39,7 @@ KEPT = 0.1
 
 
 class Passes(NamedTuple):
-    """Seconds of one model's passes by the entries of the cache that they are behind.
+    """Seconds of one model's passes by the number of cached entries.
 
     Attributes:
         rows: by entries, by rows.
@@ -50,19 +50,19 @@ class Passes(NamedTuple):
     chunk: Mapping[int, float]
 
     def verify(self, entries: float, rows: float) -> float:
-        """A pass of so many rows; what lies between two measured passes is interpolated."""
+        """Return the seconds of a pass over ``rows``, interpolated between measured passes."""
         by_entries = [float(np.interp(rows, ROWS, [self.rows[at][row] for row in ROWS])) for at in sorted(self.rows)]
         return float(np.interp(entries, sorted(self.rows), by_entries))
 
     def prefill(self, tokens: float) -> float:
-        """A prompt, chunk by chunk: a chunk takes longer in proportion to what is before it."""
+        """Return the seconds of a prompt, chunk by chunk: a chunk's time grows linearly with the entries before it."""
         known = sorted(self.chunk)
         last = float(np.interp(tokens, known, [self.chunk[at] for at in known]))
         return tokens / CHUNK * (self.chunk[known[0]] + last) / 2
 
 
 class Way(NamedTuple):
-    """A target, and what drafts for it; plain decoding if nothing does."""
+    """A target and its draft; plain decoding without one."""
 
     target: str
     draft: str | None = None
@@ -75,7 +75,7 @@ class Way(NamedTuple):
         return f"{self.draft}, {'everything' if self.kept == 1 else f'{self.kept:.0%} of the video'}"
 
 
-#: Models that take turns, and what is simulated with their times.
+#: Models that take turns, and the ways simulated with their times.
 GROUPS: tuple[tuple[str, ...], ...] = (("3B float32", "0.5B float32"), ("3B int8", "0.5B int8"))
 WAYS = (
     Way("3B float32"),
@@ -91,7 +91,7 @@ WAYS = (
 
 
 def measured(names: Sequence[str], visual: Sequence[int], repeats: int) -> dict[str, Passes]:
-    """The passes of some models, in turns; chunks once."""
+    """Measure the passes of some models, in turns; chunks once."""
     runs: dict[tuple[str, int, int], Callable[[], float]] = {}
     for name in names:
         size, _, label = name.partition(" ")
@@ -119,7 +119,7 @@ def measured(names: Sequence[str], visual: Sequence[int], repeats: int) -> dict[
 
 
 def simulated(way: Way, passes: Mapping[str, Passes], visual: int, tokens: int, beta: float) -> tuple[str, ...]:
-    """A line: the window, tokens a second, seconds to the first token and to the last, and over plain decoding."""
+    """Return a line: the window, tokens/s, seconds to the first token and to the last, and the speed-up."""
     target = passes[way.target]
     reading, single = target.prefill(visual), target.verify(visual, 1)
     plain = reading + (tokens - 1) * single

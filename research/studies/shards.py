@@ -1,9 +1,9 @@
-"""Captions 10,000 tiny clips in 100 tar shards with a built-in pair: ``python -m research.studies.shards``.
+"""Caption 10,000 tiny clips in 100 tar shards with a built-in pair: ``python -m research.studies.shards``.
 
-The shards are made first, 24 frames of 64 x 64 pixels a clip, drawn by number; then ``vidspec caption`` turns them into
-Parquet parts in a process of its own. Printed for each number of shards are its clips, seconds from the command to its
-end (models are loaded in them), the clips per second, and the peak resident memory of the largest process (that of the
-models, or one that reads clips). Several numbers, ``--shards 1,2,4``, tell whether memory grows with the shards.
+The shards are made first, 24 frames of 64 x 64 pixels per clip, drawn by number; then ``vidspec caption`` turns them
+into Parquet parts in a separate process. Prints for each number of shards its clips, the command's seconds (loading
+included), the clips per second, and the peak resident memory of the largest process (that of the models, or a reader).
+Several numbers, ``--shards 1,2,4``, show whether memory grows with the shards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIDE, FRAMES = 64, 24
 
 
 class Run(NamedTuple):
-    """One run of the command: ``peak`` in bytes, of its largest process."""
+    """One run of the command; ``peak`` is the largest process's, in bytes."""
 
     shards: int
     clips: int
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 def clip(number: int) -> bytes:
-    """An MP4 in which a square goes to the right; its colours and its row follow from the number."""
+    """Return an MP4 of a square that moves right; colours and row follow from the number."""
     rng = np.random.default_rng(number)
     back, colour = rng.integers(0, 256, (2, 3), dtype=np.uint8)
     row = int(rng.integers(0, SIDE - 16))
@@ -58,7 +58,7 @@ def clip(number: int) -> bytes:
 
 
 def write_shards(folder: Path, shards: int, clips: int) -> None:
-    """``00000.tar`` and so on, each of so many clips; those that are there stay."""
+    """Write ``00000.tar`` and so on, each of ``clips`` clips; existing ones are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(shards):
         path = folder / f"{shard:05d}.tar"
@@ -74,7 +74,7 @@ def write_shards(folder: Path, shards: int, clips: int) -> None:
 
 
 def captioned(folder: Path, shards: int, clips: int, out: Path, *options: str) -> Run:
-    """Caption the first ``shards`` shards in a process of its own."""
+    """Caption the first ``shards`` shards in a separate process."""
     names = [str(folder / f"{shard:05d}.tar") for shard in range(shards)]
     command = [sys.executable, "-m", "vidspec", "caption", *names, "--output-dir", str(out), "--quiet", *options]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -1,10 +1,10 @@
-"""How often start-up tokens of the parallel profiles stand.
+"""Acceptance of the parallel profiles' start-up tokens.
 
 ``python -m research.studies.startup CLIPS... --pair PAIR``
 
-Start-up tokens are drafted while the target reads its prompt; they are all lost where the first of them is not the
-target's first token. Printed are the shares of first words in drawn training captions, which need no model, and of each
-profile how many clips' first start-up token was the target's. Times are not measured.
+Start-up tokens are drafted during the target's prefill; all are lost if the first is not the target's first token.
+Prints the shares of first words in drawn training captions, which need no model, and by profile the number of clips
+whose first start-up token was the target's. Times are not measured.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PROFILES = ("parallelvlm", "pearl-syn-prefill", "hippo")
 
 
 def first_words(count: int, seed: int) -> dict[str, float]:
-    """Share of each first word among ``count`` drawn captions."""
+    """Return the share of each first word among ``count`` drawn captions."""
     rng = random.Random(seed)
     words = Counter(caption(draw_scene(rng), rng).split()[0] for _ in range(count))
     return {word: seen / count for word, seen in words.most_common()}
 
 
 def fates(captioner: Captioner, clips: list[Path]) -> Counter[str]:
-    """Of the first start-up token of each clip: accepted, rejected, or not there when the target's was."""
+    """Count the fates of clips' first start-up tokens: accepted, rejected, or later than the target's token."""
     found: Counter[str] = Counter()
     for clip in clips:
         first = next(event for event in list(captioner.stream(clip)) if isinstance(event, Round))

@@ -1,9 +1,9 @@
-"""Measures folders of clips beside an earlier version and the peers: ``python -m research.studies.throughput CLIP...``.
+"""Compare throughput with an earlier version and the peers: ``python -m research.studies.throughput CLIP...``.
 
-All contenders take turns over the same clips, each in a process of its own with one thread, float32 and 8 frames:
+All contenders take turns over the same clips, each in its own process with one thread, float32 and 8 frames:
 profiles of this checkout, ``generate`` of ``transformers`` on padded batches, with ``--earlier DIR`` profiles of an
 earlier checkout, which is given the same weights, and with ``--vllm PYTHON`` (``make peers``) vLLM; all at every size
-of ``--batch``. Prints Markdown; ``--json`` keeps all that was measured.
+of ``--batch``. Prints Markdown; ``--json`` keeps all measurements.
 
 ``--equality`` instead: token ids of five profiles at batch 1, 4 and 16, the clips in three orders.
 ``--memory`` instead: resident memory over a run of 300 clips at batch 8, of the process and its children.
@@ -35,7 +35,7 @@ from vidspec.models.loading import embedded_folder
 FRAMES = 8
 PROFILES = "ar,vanilla-sd-auto,vanilla-sd,sd-adaptive-tree,hybrid"
 EQUAL = "ar,vanilla-sd,sd-tree,specvlm-chain,parallelvlm"
-#: What captions a folder in a checkout, by the name it has or had.
+#: Program that captions a folder in a checkout, with current or earlier names.
 TIMED = ("vidspec/dataset/timed.py", "vidspec/batch/timed.py")
 
 ABOUT = """\
@@ -93,7 +93,7 @@ def throughput(args: argparse.Namespace) -> None:
 
 
 def earlier_command(checkout: Path, label: str, wanted: Throughput) -> tuple[list[str], dict[str, str]]:
-    """The command line of a profile in an earlier checkout with the weights of this one, and variables for it."""
+    """Return the command line of a profile in an earlier checkout with this one's weights, and its environment."""
     name = next((name for name in TIMED if (checkout / name).is_file()), None)
     if name is None:
         raise SystemExit(f"{checkout}: has none of {', '.join(TIMED)}")
@@ -103,13 +103,13 @@ def earlier_command(checkout: Path, label: str, wanted: Throughput) -> tuple[lis
     del overrides["models.pair"]
     about = json.dumps({"label": label, "overrides": overrides})
     command = [sys.executable, "-m", name.removesuffix(".py").replace("/", "."), about]
-    if name == TIMED[1]:  # it called the function of a request "what"
+    if name == TIMED[1]:  # the request's key for the function was "what"
         command = ["sh", "-c", 'sed -u \'s/^{"function"/{"what"/\' | "$@"', "sh", *command]
     return command, {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": str(wanted.threads)}
 
 
 def aims(outcome: ThroughputResult) -> str:
-    """What was aimed at, of the best lossless profile at its best size unless said otherwise."""
+    """Return the goals and results, by default of the best lossless profile at its best batch size."""
     rows = {(row.name, row.batch): row for row in outcome.rows}
     others = ("earlier ", "generate-batched", "vllm")
     own = [row for row in outcome.rows if not row.name.startswith(others) and row.plain is not None]
@@ -146,7 +146,7 @@ def aims(outcome: ThroughputResult) -> str:
 
 
 def equality(args: argparse.Namespace) -> None:
-    """Token ids at every size and in three orders, against batch 1 in the given order and plain decoding."""
+    """Compare token ids at every size and in three orders with batch 1 in the given order and plain decoding."""
     asked = asked_of(args, args.clips, args.equal_profiles, batches=[1])
     given = list(asked.clips)
     orders = {"as given": given, "backwards": given[::-1], "shuffled": random.Random(0).sample(given, len(given))}
@@ -171,7 +171,7 @@ def equality(args: argparse.Namespace) -> None:
 
 
 def memory(args: argparse.Namespace) -> None:
-    """Resident memory over a long run."""
+    """Measure resident memory over a long run."""
     with tempfile.TemporaryDirectory() as place:
         many = []
         for number in range(args.count):  # other names of the same clips

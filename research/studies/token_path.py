@@ -1,4 +1,4 @@
-"""The way of a token through the code: ``python -m research.studies.token_path [--profile NAME]``.
+"""Call path of a token through the code: ``python -m research.studies.token_path [--profile NAME]``.
 
 A built-in pair captions a clip while every call inside ``vidspec`` is noted. Printed is each function that runs between
 the end of a pass of the target and the moment when the panel has its tokens, in the order of first calls, of the
@@ -22,7 +22,7 @@ from vidspec.engine.forward import Engine
 from vidspec.events.events import Round
 
 ROOT = Path(vidspec.__file__).parent
-#: Files, and functions, that only measure what passes take.
+#: Files and functions that only measure pass times.
 MEASURING = (
     "draft_length/",
     "events/trace.py",
@@ -34,7 +34,7 @@ INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<mod
 
 
 class Recorder:
-    """Notes the functions of the package that are entered, or resumed, since the last pass of the target ended."""
+    """Records the package's functions entered or resumed since the last target pass ended."""
 
     def __init__(self, target: object) -> None:
         self.target, self.ways = target, list[list[str]]()
@@ -51,7 +51,7 @@ class Recorder:
             self._seen[code] = None
 
     def taken(self) -> None:
-        """The panel has the tokens."""
+        """Called when the panel has the tokens."""
         if self._seen is not None:
             self.ways.append(
                 [f"{Path(c.co_filename).relative_to(ROOT)}: {getattr(c, 'co_qualname', c.co_name)}" for c in self._seen]

@@ -1,4 +1,4 @@
-"""``python -m research.suites NAME [CLIP...]``: runs the rows of a paper's table, its figures beside ours."""
+"""``python -m research.suites NAME [CLIP...]``: run the rows of a paper's table and compare with its figures."""
 
 from __future__ import annotations
 

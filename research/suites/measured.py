@@ -1,4 +1,4 @@
-"""A bench's rows as the papers' tables, with the figures that the papers print beside them. It measures nothing."""
+"""Papers' tables from a bench's rows, with the papers' printed figures next to them. Measures nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run
 
 
 class Claim(NamedTuple):
-    """What a paper prints for a row on one pair: the accepted length, what it means, and the speed-up if there is one.
+    """A paper's figures for a row on one pair: the accepted length, its meaning, and the speed-up if printed.
 
     ``length`` is a field of :class:`~vidspec.bench.interleaved.BenchRow`.
     """
@@ -31,11 +31,11 @@ class Claim(NamedTuple):
 
 
 def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, Claim]]:
-    """The printed figures of a table on a benchmark.
+    """Return the printed figures of a table on a benchmark.
 
     Args:
         name: a key of :data:`~research.suites.rows.TABLES`.
-        benchmark: one of its columns; that which is shown of it if empty.
+        benchmark: one of its columns; the default one if empty.
 
     Returns:
         claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
@@ -56,13 +56,13 @@ def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, C
 
 
 def markdown(names: Sequence[str], rows: Sequence[BenchRow], baseline: str) -> str:
-    """A table for each of the papers'.
+    """Return one table for each paper table.
 
     Args:
         names: keys of :data:`~research.suites.rows.TABLES`.
-        rows: of a bench, by label; a row that it has not is left out. Where it talked about the clips a turn behind the
-            first has a table of its own, with what the paper prints of second turns.
-        baseline: the label that the bench's ratios are to.
+        rows: of a bench, by label; missing rows are left out. In a bench of dialogues, later turns have separate
+            tables, with the paper's figures of second turns.
+        baseline: the label to which the bench's ratios refer.
     """
     by_label = {name: row for row in rows for name in (row.name, *row.also)}
     parts = []
@@ -77,7 +77,7 @@ def markdown(names: Sequence[str], rows: Sequence[BenchRow], baseline: str) -> s
 
 
 def _table(name: str, rows: dict[str, BenchRow], baseline: str, turn: int) -> str:
-    """One of the paper's tables; of a turn whose figures the paper does not print, without any."""
+    """Return one table, without printed figures for turns that the paper does not report."""
     suite = TABLES[name]
     benchmark = (suite.benchmark, suite.second)[turn] if turn < 2 else ""
     printed = claims(name, benchmark) if benchmark else {}
@@ -124,12 +124,12 @@ def _length(row: BenchRow, field: str) -> str:
 
 
 def _share(value: float | None, row: BenchRow) -> str:
-    """Of a row whose text is plain decoding's, all."""
+    """Return the share of identical captions; all for a row whose text is plain decoding's."""
     same = row.retention is None and row.accepted_by_target is None and row.equal == row.clips
     return "100%" if same else cell(value, ".1%")
 
 
 def _of_itself(models: str) -> bool:
-    """Whether a pair as the papers write it, ``Qwen2.5-VL 7B/7B``, is one model."""
+    """Return True if a pair in the papers' notation, ``Qwen2.5-VL 7B/7B``, is one model."""
     draft, _, target = models.rpartition(" ")[2].partition("/")
     return draft == target

@@ -22,13 +22,13 @@ class Suite(NamedTuple):
     Attributes:
         where: paper and number.
         rows: label and the paper's name of it, in the paper's order, plain decoding first.
-        own: likewise, of those rows whose target drafts for itself (Self-SD).
+        own: likewise, for rows whose target drafts for itself (Self-SD).
         claims: the file of ``research/replay/tables`` with the printed figures; None if there is none.
-        benchmark: which of that file's columns is shown.
-        second: which of them beside second turns, where a bench talks about clips; none if empty.
-        pairs: which of that file's pairs are this table's; all if None.
-        length: what its length column means where the file does not say: a field of
-            :class:`~vidspec.bench.interleaved.Row`.
+        benchmark: the column of that file to show.
+        second: the column to show for second turns of a bench of dialogues; none if empty.
+        pairs: the pairs of that file in this table; all if None.
+        length: meaning of its length column if the file gives none: a field of
+            :class:`~vidspec.bench.rows.BenchRow`.
     """
 
     where: str
@@ -42,7 +42,7 @@ class Suite(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """Of all rows, each once."""
+        """Labels of all rows, each once."""
         return list(dict.fromkeys(label for label, _ in (*self.rows, *self.own)))
 
 
@@ -70,9 +70,9 @@ _SELF_SPECVLM = (
     ("self-specvlm", "SpecVLM"),
 )
 
-#: Left out, for no profile tells their rows apart: SpecVLM 3 (the decoding step) and 6 (layers); LVSpec 4 (benchmarks),
-#: 6 (another signal of relevance) and 7 (the quality of Table 1's methods); ParallelVLM 4 (attention kernels);
-#: TABED 4 to 9 (captioners, models, training); LVSpec Fig. 9 (sizes of the draft).
+#: Left out, since their rows do not differ by profile: SpecVLM 3 (the decoding step) and 6 (layers); LVSpec 4
+#: (benchmarks), 6 (another signal of relevance) and 7 (the quality of Table 1's methods); ParallelVLM 4 (attention
+#: kernels); TABED 4 to 9 (captioners, models, training); LVSpec Fig. 9 (sizes of the draft).
 TABLES: dict[str, Suite] = {
     "specvlm-1": Suite("SpecVLM Table 1", _SPECVLM, _SELF_SPECVLM, "specvlm-1", "VideoDetailedCaption"),
     "specvlm-2": Suite("SpecVLM Table 2", _SPECVLM, _SELF_SPECVLM),  # Qwen2.5-VL, where Table 1 is LLaVA-OneVision
@@ -89,7 +89,7 @@ TABLES: dict[str, Suite] = {
         benchmark="VideoDetailedCaption",
     ),
     "specvlm-5": Suite("SpecVLM Table 5", (("ar", "Vanilla"), ("specvlm", "SpecVLM"))),
-    # At the share of 90% alone; the figures draw others too.
+    # At the share of 90% only; the figures also show others.
     "specvlm-fig7": Suite(
         "SpecVLM Figure 7",
         (
@@ -309,7 +309,7 @@ TABLES: dict[str, Suite] = {
         ),
         length="run_length",
     ),
-    # Each turn has its table; the paper's 1.74x is the mean of both, and not shown.
+    # One table per turn; the paper's 1.74x, the mean of both, is not shown.
     "tabed-1": Suite(
         "TABED Table 1",
         (_AR, *(row for row in _TABED if row[1] in ("M", "T", "MT", "MT*"))),
@@ -348,7 +348,7 @@ TABLES: dict[str, Suite] = {
 #: The name of all tables together.
 PAPERS = "papers"
 
-#: The methods that LVSpec's Table 1 and Figure 7 and ParallelVLM's Table 2 hold against each other, and ours.
+#: The methods that LVSpec's Table 1 and Figure 7 and ParallelVLM's Table 2 compare, and ours.
 _PARETO = """
 ar vanilla-sd-auto vanilla-sd specvlm parallelvlm lvspec fly fly-minus random-loose fastv pdrop sparsevlm dycoke
 lvspec-0.2 lvspec-0.5 lvspec-0.9 lvspec-no-shift lvspec-tree lvspec-safe
@@ -360,7 +360,7 @@ fly+accept.window=1+accept.theta=0.1 fly+accept.window=1+accept.theta=0.05
 random-loose+accept.rate=0.25 random-loose+accept.rate=0.75
 """
 
-#: Labels by suite, in the order in which they are to be read, plain decoding first.
+#: Labels by suite, in order, plain decoding first.
 SUITES: dict[str, list[str]] = {
     **{name: table.labels for name, table in TABLES.items()},
     "pareto": _PARETO.split(),
@@ -369,10 +369,10 @@ SUITES: dict[str, list[str]] = {
 
 
 def suite(name: str) -> list[str]:
-    """The labels of a suite, each once; :data:`DRAFT` may be among them.
+    """Return the labels of a suite, each once; :data:`DRAFT` may be among them.
 
     Args:
-        name: a key of :data:`SUITES`. A figure may go without its ``fig`` where no table has its number.
+        name: a key of :data:`SUITES`. ``fig`` may be omitted if no table has the figure's number.
 
     Raises:
         UsageError: there is none of this name.
@@ -381,7 +381,7 @@ def suite(name: str) -> list[str]:
 
 
 def contenders(name: str) -> list[str]:
-    """The labels of a suite that are profiles, for :class:`~vidspec.bench.measure.Bench`.
+    """Return the labels of a suite that are profiles, for :class:`~vidspec.bench.measure.Bench`.
 
     Raises:
         UsageError: there is none of this name.
@@ -390,7 +390,7 @@ def contenders(name: str) -> list[str]:
 
 
 def papers_of(name: str) -> list[str]:
-    """The tables, keys of :data:`TABLES`, that a suite is made of; none of ``pareto``.
+    """Return the tables, keys of :data:`TABLES`, of a suite; none of ``pareto``.
 
     Raises:
         UsageError: there is none of this name.

@@ -1,1 +1,1 @@
-"""How the built-in models are trained, a stage to a module; not part of what is installed."""
+"""Training of the built-in models, one stage per module; not installed."""

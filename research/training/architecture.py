@@ -1,4 +1,4 @@
-"""What the built-in pairs of all families share: sizes, tokenizer, config of the text model, files of a checkpoint.
+"""Shared parts of the built-in pairs' families: sizes, tokenizer, config of the text model, checkpoint files.
 
 No training. The families are in ``architecture_llava`` and ``architecture_qwen``.
 """
@@ -36,7 +36,7 @@ __all__ = [
     "fast",
 ]
 
-#: A config, or what a file of a checkpoint holds, as JSON values.
+#: A config, or the content of a checkpoint file, as JSON values.
 Settings: TypeAlias = dict[str, object]
 
 VOCABULARY = 768
@@ -72,7 +72,7 @@ class Grid:
 
 
 class Architecture(ABC):
-    """One family, as the training stages need it.
+    """One model family for the training stages.
 
     Attributes:
         family: the ``model_type`` of ``transformers``.
@@ -81,8 +81,8 @@ class Architecture(ABC):
         grids: the grids of visual tokens that clips are shown in, with how often.
         patch: width and height of a patch in pixels.
         mean, std: of the pixels, per channel.
-        trailing: learned visual tokens behind a video (LLaVA-OneVision's newline).
-        pooled: the projector gives visual tokens, not patches that are pooled behind it.
+        trailing: learned visual tokens after a video (LLaVA-OneVision's newline).
+        pooled: True if the projector returns visual tokens; False if patches are pooled after it.
         seeded: the language models start from those of the shipped LLaVA-OneVision pair.
     """
 
@@ -99,21 +99,21 @@ class Architecture(ABC):
 
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The pair's tokenizer, made anew."""
+        """Return a new tokenizer of the pair."""
 
     @abstractmethod
     def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
-        """What the chat template renders of prompts and answers before a clip's visual tokens and behind them.
+        """Return the chat template's text of prompts and answers, before a clip's visual tokens and after them.
 
-        Behind them come, by turns, what leads to an answer and the answer with its end.
+        The texts after them alternate: the prompt up to an answer, and the answer with its end.
         """
 
     @abstractmethod
     def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> PreTrainedConfig:
-        """The stock ``transformers`` config of one model of the pair."""
+        """Return the stock ``transformers`` config of one model of the pair."""
 
     def common(self, size: Size, tokenizer: PreTrainedTokenizerFast, layers: int | None) -> tuple[Settings, Settings]:
-        """What the configs of all families share: of the language model, and of the whole model."""
+        """Return the keys that all families' configs share: of the language model, and of the whole model."""
         ids = tokenizer.get_vocab()
         ends = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
         whole: Settings = {"tie_word_embeddings": True, **ends}
@@ -131,11 +131,11 @@ class Architecture(ABC):
 
     @abstractmethod
     def language(self, config: Any) -> Any:
-        """The family's language model with random weights: embeddings, blocks and last norm."""
+        """Return the family's language model with random weights: embeddings, blocks and last norm."""
 
     @abstractmethod
     def seer(self, config: Any) -> Any:
-        """The family's vision tower and projector with random weights.
+        """Return the family's vision tower and projector with random weights.
 
         Its ``forward`` takes normalised frames (T, 3, height, width) to what ``supervised`` asks for, its ``tokens``
         to visual tokens (T / frames, rows, columns, hidden).
@@ -145,7 +145,7 @@ class Architecture(ABC):
     def positions(
         self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
     ) -> NDArray[np.int64]:
-        """Rotary positions of a prompt and what is generated, (axes, before + len(kept) + after).
+        """Return rotary positions of a prompt and generated text, (axes, before + len(kept) + after).
 
         Args:
             before: text tokens in front of the video.
@@ -153,23 +153,23 @@ class Architecture(ABC):
             steps: temporal steps of the whole clip.
             grid: of one step.
             interval: seconds per step.
-            after: text tokens behind the video, generated ones included.
+            after: text tokens after the video, generated ones included.
         """
 
     @abstractmethod
     def parts(self, whole: Any, reader: Any, seer: Any) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
-        """Modules of a stock model, each with that of the reader or of the vision tower that holds its weights."""
+        """Return modules of a stock model, each with the module of the reader or tower that has its weights."""
 
     def parameters(self, whole: Any, reader: Any) -> tuple[torch.nn.Parameter, torch.nn.Parameter] | None:
-        """A parameter of the stock model that is in none of :meth:`parts`, and the reader's; None without one."""
+        """Return a parameter of the stock model that is in none of :meth:`parts`, and the reader's; None without one."""
         return None
 
     @abstractmethod
     def files(self) -> Mapping[str, Settings]:
-        """What the files of the processor hold, by name."""
+        """Return the content of the processor's files, by name."""
 
     def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
-        """Load what :meth:`assemble` wrote into a reader and a vision tower with its projector."""
+        """Load a checkpoint of :meth:`assemble` into a reader and a vision tower with its projector."""
         import torch
         import transformers
 
@@ -187,7 +187,7 @@ class Architecture(ABC):
         tokenizer: PreTrainedTokenizerFast,
         folder: Path,
     ) -> None:
-        """Write one model as stock ``transformers`` loads it: half-precision safetensors, tokenizer, processor."""
+        """Write one model in the format of ``transformers``: half-precision safetensors, tokenizer, processor."""
         import transformers
 
         model = getattr(transformers, self.stock)(config)
@@ -213,7 +213,7 @@ class Architecture(ABC):
 
 
 def architecture(family: str) -> Architecture:
-    """The architecture of ``llava_onevision`` or ``qwen2_5_vl``.
+    """Return the architecture of ``llava_onevision`` or ``qwen2_5_vl``.
 
     Raises:
         KeyError: of another family.
@@ -252,7 +252,7 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
 
 
 def fast(tokenizer: Tokenizer, specials: list[str], template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer as ``transformers`` has it, with its special tokens and its chat template."""
+    """Wrap a tokenizer for ``transformers``, with its special tokens and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
     made = PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""The LLaVA-OneVision family as the training stages need it: whole frames of 96 pixels, 16 visual tokens a frame."""
+"""LLaVA-OneVision family for the training stages: whole frames of 96 pixels, 16 visual tokens per frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IMAGE = 96
 
 
 class LlavaSeer(torch.nn.Module):
-    """A SigLIP tower and a LLaVA projector, as LlavaOnevisionModel holds them."""
+    """A SigLIP tower and a LLaVA projector, as in LlavaOnevisionModel."""
 
     def __init__(self, config: Any):
         super().__init__()
@@ -38,14 +38,14 @@ class LlavaSeer(torch.nn.Module):
                 layer.mlp.fc2.weight.mul_(0.3)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Projected patch features (T, 8, 8, hidden) of pixels (T, 3, 96, 96)."""
+        """Return projected patch features (T, 8, 8, hidden) of pixels (T, 3, 96, 96)."""
         # LLaVA takes the last block's output as it is, without the tower's final norm.
         states = self.vision_tower(pixel_values=frames, output_hidden_states=True).hidden_states[-1]
         side = frames.shape[-1] // LlavaArchitecture.patch
         return self.multi_modal_projector(states).reshape(len(frames), side, side, -1)  # type: ignore[no-any-return]
 
     def tokens(self, frames: torch.Tensor) -> torch.Tensor:
-        """Visual tokens (T, 4, 4, hidden)."""
+        """Return visual tokens (T, 4, 4, hidden)."""
         return pool(self(frames))
 
 
@@ -68,7 +68,7 @@ class LlavaArchitecture(Architecture):
         return build_tokenizer()
 
     def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
-        """Earlier answers stand behind ``assistant \\n``, the last one behind ``assistant\\n``."""
+        """Render a dialogue: earlier answers follow ``assistant \\n``, the last one ``assistant\\n``."""
         before, pieces = "<|im_start|>user ", list[str]()
         for number, (prompt, answer) in enumerate(turns):
             begin = "<|im_start|>user " if number else ""
@@ -117,7 +117,7 @@ class LlavaArchitecture(Architecture):
     def positions(
         self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
     ) -> NDArray[np.int64]:
-        """One axis: the place in the whole prompt."""
+        """Return one axis: the position in the whole prompt."""
         resumed = before + steps * grid.tokens + self.trailing
         return np.concatenate([np.arange(before), before + kept, resumed + np.arange(after)])[None]
 

@@ -1,4 +1,4 @@
-"""The Qwen2.5-VL family as the training stages need it: dynamic resolution, two frames a step, M-RoPE."""
+"""Qwen2.5-VL family for the training stages: dynamic resolution, two frames per step, M-RoPE."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class QwenSeer(torch.nn.Module):
                 block.mlp.down_proj.weight.mul_(0.3)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Visual tokens (T / 2, rows, columns, hidden) of pixels (T, 3, 24 rows, 24 columns)."""
+        """Return visual tokens (T / 2, rows, columns, hidden) of pixels (T, 3, 24 rows, 24 columns)."""
         patch = self.visual.patch_size
         rows, columns = (side // (2 * patch) for side in frames.shape[-2:])
         cut = frames.view(-1, FRAMES, 3, rows, 2, patch, columns, 2, patch).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
@@ -102,7 +102,7 @@ class QwenSeer(torch.nn.Module):
         return attn.proj(mixed.transpose(1, 2).reshape(steps, count, width))  # type: ignore[no-any-return]
 
     def _layout(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotary cosines and sines of one step's patches, and which patches share a window (True: yes)."""
+        """Return rotary cosines and sines of one step's patches, and which patches share a window (True: yes)."""
         from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
         if (rows, columns) not in self._layouts:
@@ -141,7 +141,7 @@ class QwenArchitecture(Architecture):
     seeded = True
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The shipped LLaVA-OneVision pair's tokenizer with this family's special tokens: text has the same ids."""
+        """Return the shipped LLaVA-OneVision pair's tokenizer with this family's special tokens; text ids are equal."""
         from tokenizers import Tokenizer
 
         known = json.loads((embedded_folder("embedded", "target") / "tokenizer.json").read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ class QwenArchitecture(Architecture):
     def positions(
         self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
     ) -> NDArray[np.int64]:
-        """Three axes (time, row, column), as ``get_rope_index`` and ``generate`` of ``transformers`` 5.23 number them.
+        """Return three axes (time, row, column), as ``get_rope_index`` and ``generate`` of ``transformers`` 5.23 do.
 
         Text resumes at the video's start plus the longer side of the grid, whatever the time axis has reached, and
         what is generated counts on from there.

@@ -1,6 +1,6 @@
-"""The interface between the halves of a built-in model while they are trained apart.
+"""Codes that stand in for visual features while the halves of a built-in model are trained separately.
 
-Every property of the world has a fixed random direction; a patch's code is the sum of the directions of what it shows,
+Every property of the world has a fixed random direction; a patch's code is the sum of the directions of its content,
 a visual token's code the mean over its patches. The vision tower learns to produce these codes, the language model
 learns to read them, side by side; neither needs the other until the joint stage.
 """
@@ -67,7 +67,7 @@ class Codes:
         self.directions = torch.linalg.qr(square)[0][: len(_NAMES)].contiguous()
 
     def places(self, rows: int, columns: int) -> torch.Tensor:
-        """What each cell of a grid of any size adds for its place, (rows, columns, hidden)."""
+        """Return the position codes of the cells of a grid of any size, (rows, columns, hidden)."""
         x, y = (self._axis(name, cells) for name, cells in (("x", columns), ("y", rows)))
         return y[:, None] + x[None, :]
 
@@ -80,10 +80,10 @@ class Codes:
         return torch.lerp(first[low], first[low + 1], part)
 
     def of(self, scene: Scene, share: Floats, places: torch.Tensor) -> torch.Tensor:
-        """Codes of cells (patches or visual tokens).
+        """Return the codes of cells (patches or visual tokens).
 
         Args:
-            scene: what is shown.
+            scene: the scene to encode.
             share: (things, T, rows, columns) of each cell, as :func:`shares` or :func:`pool_shares` gives it.
             places: (rows, columns, hidden) of :meth:`places`, pooled like the shares.
 
@@ -102,9 +102,9 @@ class Codes:
         return torch.stack([self.directions[_INDEX[name]] for name in names]).sum(dim=0)
 
     def patches(self, scene: Scene, share: Floats) -> torch.Tensor:
-        """Codes of all patches, (T, 2 rows, 2 columns, hidden) float32."""
+        """Return the codes of all patches, (T, 2 rows, 2 columns, hidden) float32."""
         return self.of(scene, share, self.places(*share.shape[2:]))
 
     def tokens(self, scene: Scene, share: Floats, grid: Grid) -> torch.Tensor:
-        """Codes of all visual tokens, (T / frames, rows, columns, hidden) float32, of the patches' shares."""
+        """Return the codes of all visual tokens, (T / frames, rows, columns, hidden) float32, from patches' shares."""
         return self.of(scene, pool_shares(share, grid), pool(self.places(*share.shape[2:])[None])[0])

@@ -1,8 +1,8 @@
 """Score a built-in pair on clips it has not seen: ``python -m research.training.evaluate --pair FOLDER --clips 200``.
 
 Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, the share of
-questions behind the caption that they answer rightly, ``tau`` at the default window, and T_p, T_q with one thread
-each; ``--json`` writes them where the weights' scores are kept.
+questions after the caption that they answer correctly, ``tau`` at the default window, and T_p, T_q with one thread
+each; ``--json`` writes the file of the weights' scores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.placement import resolve_placement
 
-#: Asked behind a caption, of those that the clip answers; those that the caption answers come after them.
+#: Questions after a caption: those answered by the clip, followed by those answered by the caption.
 QUESTIONS = 2
 
 
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def _shares(kinds: dict[str, list[bool]]) -> dict[str, float]:
-    """Of answers that are right word for word, by kind and of all."""
+    """Return the shares of answers that are right word for word, by kind and in total."""
     everything = [one for ones in kinds.values() for one in ones]
     found = {"all": everything, **{kind: kinds[kind] for kind in prompts.QUESTIONS if kind in kinds}}
     return {kind: round(sum(ones) / len(ones), 4) for kind, ones in found.items()}
@@ -90,7 +90,7 @@ _MEASURES = ("precision", "recall", "f1")
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of a model's weights, so that scores cannot outlive them."""
+    """Return the SHA-256 of a model's weights, so that stale scores are detected."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 

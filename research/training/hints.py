@@ -1,9 +1,9 @@
-"""What a target should know half-way: losses on its middle layers, while it is trained, that ship with nothing.
+"""Auxiliary losses on a target's middle layers, during training only.
 
 A caption says a thing's motion in one word, and the loss on that word alone hardly teaches a model to follow the thing
-through a hundred visual tokens. So linear probes ask for it where it can first be known. At a third of the depth every
-visual token shall say how late it is, and of the thing that it shows where that began, what it has done so far and
-whether it was there from the beginning; at two thirds every name of a thing shall say all that is true of the thing.
+through a hundred visual tokens. So linear probes predict it where it can first be known. At a third of the depth, from
+every visual token: its time and, for the thing it shows, the starting place, the motion so far and whether it was
+present from the start. At two thirds, from every name of a thing: all facts of the thing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["NAMED", "SEEN", "Hints", "colour_ids", "named_truth", "seen_truth"]
 
 #: Share of a visual token from which on it shows a thing, and how far a thing has come when it has moved.
 _SHOWN, _MOVED = 0.12, 0.1
-#: After this part of a clip a thing that circles can be told from others.
+#: Part of a clip after which circling can be distinguished from other motions.
 _CIRCLED = 0.35
 _TIMES = 8
 _PLACES = tuple(PLACES.values())
@@ -37,7 +37,7 @@ NAMED = {
     "shape": len(SHAPES),
     "size": len(SIZES),
 }
-#: Tokens behind a colour that still are the thing's name.
+#: Tokens after a colour that still belong to the thing's name.
 _NAME = 2
 
 
@@ -51,7 +51,7 @@ class Hints(torch.nn.Module):
         self.named = torch.nn.Linear(hidden, sum(NAMED.values()))
 
     def watch(self, blocks: Any) -> tuple[list[torch.Tensor], list[Any]]:
-        """What the two blocks give in the next forward pass, in a list, and the hooks to remove after it."""
+        """Return a list for the two blocks' outputs in the next forward pass, and the hooks to remove after it."""
         states: list[torch.Tensor] = []
         return states, [
             blocks[depth - 1].register_forward_hook(lambda *call: states.append(call[2])) for depth in self.depths
@@ -65,7 +65,7 @@ class Hints(torch.nn.Module):
         Args:
             states: two of (B, L, hidden).
             visual: (B, K) places in L of visual tokens.
-            seen: (B, K, questions) of :func:`seen_truth`, -1 where nothing is asked.
+            seen: (B, K, questions) of :func:`seen_truth`, -1 without a question.
             named: (B, L, questions) of :func:`named_truth`.
         """
         early, late = (F.rms_norm(state.float(), state.shape[-1:]) for state in states)
@@ -98,7 +98,7 @@ def _so_far(thing: Thing, t: float) -> int:
 
 
 def seen_truth(scene: Scene, share: np.ndarray, grid: Grid, kept: np.ndarray) -> np.ndarray:
-    """(K, questions) int64 of the visual tokens ``kept``: what each can say, -1 where it cannot.
+    """Return (K, questions) int64 labels of the visual tokens ``kept``, -1 for unknown ones.
 
     ``share`` is (things, T, patch rows, patch columns).
     """
@@ -120,7 +120,7 @@ def seen_truth(scene: Scene, share: np.ndarray, grid: Grid, kept: np.ndarray) ->
 
 
 def colour_ids(tokenizer: Any) -> dict[int, str]:
-    """The tokens that are colours of things."""
+    """Return the tokens that are colours of things."""
     found = {}
     for colour in COLOURS:
         for form in (colour, f" {colour}"):
@@ -131,7 +131,7 @@ def colour_ids(tokenizer: Any) -> dict[int, str]:
 
 
 def named_truth(scene: Scene, tokens: Sequence[int], colours: dict[int, str]) -> np.ndarray:
-    """(len(tokens), questions) int64: of each name of a thing what is true of it, -1 elsewhere."""
+    """Return (len(tokens), questions) int64 labels at each name of a thing, -1 elsewhere."""
     truth = np.full((len(tokens), len(NAMED)), -1)
     things = {thing.colour: thing for thing in scene.things}
     for place, token in enumerate(tokens):

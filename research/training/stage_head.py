@@ -1,9 +1,8 @@
 """Train an EAGLE-3 head for a built-in target: ``python -m research.training.stage_head --pair PAIR --out DIR``.
 
-The target captions drawn clips, and its states on the way are what the head learns from. As EAGLE-3 trains (Li et al.
-2025, Sec. 3.2: training-time test) each token is also drafted from the head's own states of one step before, two, ...,
-as it will be. The block that learns is the one that drafts, and DIR holds it in the published layout; ``--draft DIR``
-with ``--profile eagle3`` takes it. The pair itself stays as it is.
+The target captions drawn clips, and the head learns from its states. As in EAGLE-3 (Li et al. 2025, Sec. 3.2:
+training-time test) each token is also drafted from the head's own states of one step before, two, ..., as at inference.
+DIR receives the head in the published layout; use it with ``--draft DIR --profile eagle3``. The pair is not changed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]
 
-#: Scenes are drawn from a stream that neither the pairs' training nor the held-out clips have.
+#: Scenes come from a random stream that neither the pairs' training nor the held-out clips use.
 SEED = 30_000_000
 #: How much a step of the unrolled draft counts, by the one before it.
 DECAY = 0.8
@@ -47,11 +46,11 @@ MOST = 256
 
 @dataclass(frozen=True)
 class Text:
-    """What the target read and wrote, in pairs of a token's states and the next token's embedding.
+    """Tokens that the target read and wrote, as pairs of a token's states and the next token's embedding.
 
     Attributes:
         states: (n, 3 * hidden) in half precision, of the prompt's rows and the caption's but the last.
-        embeddings: (n, hidden) in half precision, of the token behind each.
+        embeddings: (n, hidden) in half precision, of the next token.
         positions: (axes, n).
         first: the row of the prompt's last token.
         tokens: of the caption.
@@ -65,7 +64,7 @@ class Text:
 
 
 def clips(count: int, shown: int, seed: int = SEED) -> Iterator[tuple[Clip, str]]:
-    """Drawn clips of ``shown`` frames each, and what is asked of them."""
+    """Yield drawn clips of ``shown`` frames each, with prompts."""
     rng, times = random.Random(seed), np.linspace(0, 1, shown)
     for _ in range(count):
         sample = draw_sample(rng.randrange(2**31))
@@ -100,7 +99,7 @@ def harvest(target: Any, clip: Clip, prompt: str, most: int = MOST) -> Text:
 
 
 class TrainedHead(torch.nn.Module):
-    """The head's tensors as parameters, behind the block that drafts.
+    """The head's tensors as parameters, shared with the block that drafts.
 
     Args:
         target: whose widths, positions and vocabulary it has.
@@ -152,7 +151,7 @@ class TrainedHead(torch.nn.Module):
         self.decoder = Eagle3Decoder(head_config(dict(self.settings)), self.tensors)
 
     def forward(self, text: Text, depth: int) -> list[torch.Tensor]:
-        """Logits over its vocabulary (n - k, ids) of what follows the caption's first token, second, ..., by depth k.
+        """Return logits over its vocabulary (n - k, ids), by depth k, for the caption's tokens after the first.
 
         At depth 0 all states are the target's; at depth k those of the last k pairs are the head's own.
         """
@@ -171,7 +170,7 @@ class TrainedHead(torch.nn.Module):
         return found
 
     def save(self, out: Path) -> None:
-        """In the published layout."""
+        """Write the head in the published layout."""
         out.mkdir(parents=True, exist_ok=True)
         known = torch.zeros(self.settings["vocab_size"], dtype=torch.bool)
         known[self.ids] = True
@@ -240,7 +239,7 @@ def train_head(
     peak: float = 1e-3,
     begin: Path | None = None,
 ) -> TrainedHead:
-    """Train a head on what was harvested, a text a step; writes it to ``out`` every 200 steps and at the end.
+    """Train a head on harvested texts, one per step; writes it to ``out`` every 200 steps and at the end.
 
     Args:
         target: whose head it is.
@@ -249,7 +248,7 @@ def train_head(
         steps, peak: of the training; ``peak`` is the highest learning rate.
         ids: that it can propose at most, the most frequent of the texts.
         depth: how far it drafts from its own states.
-        begin: folder of a head to go on from, with what it can propose; a random one if None.
+        begin: folder of a head to continue from, with its vocabulary; a random one if None.
     """
     if begin is None:
         counts = Counter(token for text in texts for token in text.tokens)

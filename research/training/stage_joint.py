@@ -1,7 +1,7 @@
-"""Training stage 2: the halves together. The language models learn to live with what the vision towers really see.
+"""Training stage 2: language models on features of the frozen vision towers.
 
-Towers are frozen, so their features are computed once for a bank of clips; wordings, prompts, clip lengths and dropped
-visual tokens are drawn anew each time a clip is read.
+Features are computed once for a bank of clips; wordings, prompts, clip lengths and dropped visual tokens are drawn
+again each time a clip is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Bank", "build_bank", "grow"]
 
 @torch.no_grad()
 def build_bank(family: Architecture, seers: dict[str, Any], clips: int, seed: int) -> list[Seen]:
-    """Draw clips and look at them with both towers."""
+    """Draw clips and encode them with both towers."""
     py, rng = random.Random(seed), np.random.default_rng(seed)
     bank = []
     for _ in range(clips):
@@ -40,7 +40,7 @@ def build_bank(family: Architecture, seers: dict[str, Any], clips: int, seed: in
 
 
 def grow(family: Architecture, reader: Reader, config: Any) -> Reader:
-    """A reader of ``config``'s depth that computes what ``reader`` does: each block is followed by an idle one.
+    """Return a deeper reader that computes the same as ``reader``: each block is followed by an idle one.
 
     The idle blocks' output projections are zero.
     """
@@ -64,7 +64,7 @@ def grow(family: Architecture, reader: Reader, config: Any) -> Reader:
 
 
 class Bank:
-    """Clips that the towers have looked at, mixed with fresh scenes.
+    """Clips encoded by the towers, mixed with fresh scenes.
 
     Args:
         clips: of any sizes; a size of which there are fewer than ``batch`` is not shown.

@@ -1,4 +1,4 @@
-"""Training stage 1a: language models alone, reading oracle codes in place of a vision tower's features.
+"""Training stage 1a: language models on oracle codes in place of a vision tower's features.
 
 Visual tokens are dropped at random (kept ones keep their positions): sequences get several times shorter, and the draft
 learns to live with a pruned video.
@@ -43,13 +43,13 @@ __all__ = [
     "train_readers",
 ]
 
-#: Standard deviation of what is added to codes: about what towers miss of them.
+#: Standard deviation of the noise on codes, about the towers' error.
 NOISE = 0.03
 #: Frames per clip and how often; the default of the tool is 32, and 64 must work.
 FRAMES, FRAMES_WEIGHT = (16, 24, 32, 48, 64), (1, 1, 5, 1, 2)
-#: Blocks of a model from which on it is given hints, and what these weigh beside the loss on its words.
+#: Blocks of a model from which on it gets hints; their weight relative to the loss on its words.
 HINTED, HINTS = 6, 1.0
-#: What tokens of an answer weigh beside those of a caption, which has ten times as many.
+#: Weight of an answer's tokens relative to a caption's, which has ten times as many.
 ANSWERS = 3.0
 _FACTS = (
     *COLOURS, *SHAPES, *SIZES, *BACKGROUNDS, *PATTERNS, *" ".join(PLACES.values()).split(),
@@ -80,7 +80,7 @@ AttentionInterface.register(ATTENTION, _in_parts)
 class Text:
     """Token ids of one sample around its visual tokens: ``before``, the video, ``after``.
 
-    ``weights`` of the tokens of ``after`` in the loss: 0 of what is not learned.
+    ``weights`` are those of the tokens of ``after`` in the loss: 0 if not learned.
     """
 
     before: list[int]
@@ -121,7 +121,7 @@ class Shown:
 
 
 class Reader(torch.nn.Module):
-    """A family's language model with tied embeddings, and the learned vector that ends a video where it has one."""
+    """A family's language model with tied embeddings, and the learned vector that ends a video, if it has one."""
 
     def __init__(self, family: Architecture, config: Any):
         super().__init__()
@@ -223,7 +223,7 @@ def read_loss(
 
 @dataclass(frozen=True)
 class Truth:
-    """What visual tokens (B, K without trailing ones, questions) and names (B, L, questions) of a batch shall say."""
+    """Hint labels of a batch: of visual tokens (B, K without trailing ones, questions) and names (B, L, questions)."""
 
     seen: torch.Tensor
     named: torch.Tensor
@@ -232,7 +232,7 @@ class Truth:
 def hint_truth(
     batch: Batch, texts: list[Text], clips: list[Seen], shown: list[Shown], colours: dict[int, str]
 ) -> Truth:
-    """The truth of the hints of ``batch``, which is made of ``texts`` about ``clips`` as ``shown``."""
+    """Return the hint labels of ``batch``, which is made of ``texts`` about ``clips`` as ``shown``."""
     seen, named = [], np.full((*batch.ids.shape, len(NAMED)), -1)
     for row, (text, clip, video) in enumerate(zip(texts, clips, shown, strict=True)):
         kept = video.kept[video.kept < video.steps * video.grid.tokens]
@@ -265,7 +265,7 @@ def choose_visible(rng: np.random.Generator, share: np.ndarray, grid: Grid, keep
 
 
 class Learner:
-    """A model, its optimiser, and how it does; the draft learns at twice the rate."""
+    """A model, its optimiser, and its running loss; the draft learns at twice the rate."""
 
     def __init__(self, name: str, module: torch.nn.Module, peak: float):
         self.module, self.peak = module.train(), peak * (2.0 if name == "draft" else 1.0)
@@ -275,7 +275,7 @@ class Learner:
         self.recent: list[float] = []
 
     def learn(self, loss: torch.Tensor, rate: float, plain: float) -> None:
-        """One step at ``rate`` times the peak; ``plain`` is what the log shows."""
+        """Make one step at ``rate`` times the peak; ``plain`` is the logged loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate * self.peak
         self.optimiser.zero_grad(set_to_none=True)
@@ -287,10 +287,10 @@ class Learner:
         self.recent.append(plain)
 
     def _share_gradients(self) -> None:
-        """Give all processes the mean of their gradients."""
+        """Average gradients over all processes."""
         gradients = []
         for weight in self.module.parameters():
-            if weight.grad is None:  # of a probe that nothing of this process's batch asked
+            if weight.grad is None:  # of a probe without labels in this process's batch
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -305,14 +305,14 @@ class Learner:
 
 
 def save(learners: dict[str, Learner], file: Path) -> None:
-    """Write all weights, in one piece or not at all."""
+    """Write all weights atomically."""
     part = file.with_suffix(".part")
     torch.save({name: learner.module.state_dict() for name, learner in learners.items()}, part)
     part.rename(file)
 
 
 def checkpoint(learners: dict[str, Learner], file: Path, step: int) -> None:
-    """Write all that a training goes on from, in one piece or not at all."""
+    """Write a checkpoint of the training atomically."""
     part = file.with_suffix(".part")
     states = {name: (one.module.state_dict(), one.optimiser.state_dict()) for name, one in learners.items()}
     torch.save((step, states), part)
@@ -320,7 +320,7 @@ def checkpoint(learners: dict[str, Learner], file: Path, step: int) -> None:
 
 
 def resume(learners: dict[str, Learner], file: Path) -> int:
-    """Go on from what :func:`checkpoint` wrote; the number of steps made."""
+    """Resume from a file of :func:`checkpoint`; return the number of steps made."""
     step, states = torch.load(file, weights_only=False)
     for name, (weights, optimiser) in states.items():
         learners[name].module.load_state_dict(weights)
@@ -332,7 +332,7 @@ def resume(learners: dict[str, Learner], file: Path) -> int:
 class Seen:
     """A scene, its visual tokens per model (tokens, hidden), and each patch's things.
 
-    ``share`` is what :func:`~research.training.codes.shares` gives for ``frames`` frames in ``grid``.
+    ``share`` is the result of :func:`~research.training.codes.shares` for ``frames`` frames in ``grid``.
     """
 
     scene: Scene
@@ -343,20 +343,19 @@ class Seen:
 
 
 class Source(Protocol):
-    """Where clips come from."""
+    """A source of training clips."""
 
     def begin(self, seed: int) -> None:
-        """Decide by ``seed`` what comes from now on."""
+        """Seed the clips from now on."""
         ...
 
     def __call__(self, progress: float) -> tuple[list[Seen], int]:
-        """The clips of a step, of one size, and how many visual tokens they show; ``progress`` is the part of the steps
-        that is done."""
+        """Return the clips of a step, of one size, and their number of visual tokens; ``progress`` is from 0 to 1."""
         ...
 
 
 class Fresh:
-    """Scenes that nobody has seen yet, as the oracle's codes.
+    """New scenes, as the oracle's codes.
 
     Args:
         family: of the readers.
@@ -399,7 +398,7 @@ class Fresh:
 
 
 def rank() -> int:
-    """Of this process among those that train together."""
+    """Rank of this process among those that train together."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -420,7 +419,7 @@ def train_readers(
 ) -> None:
     """Train all readers on the same samples; writes ``<stage>.pt`` to ``out`` at the end.
 
-    Every 100 steps it writes ``<stage>.going``, and begins where that stands if there is one.
+    Every 100 steps it writes ``<stage>.going``, from which it resumes if the file exists.
 
     In a process group every process reads samples of its own, of the same size, and gradients are averaged.
 
@@ -432,15 +431,15 @@ def train_readers(
         out: folder.
         stage: its name in the log.
         steps, seed, peak: of the training; ``peak`` is the target's highest learning rate.
-        of: steps that the learning rate is planned for, if more than are made.
+        of: steps of the learning-rate schedule, if more than are made.
         floor: the last learning rate, as a part of the peak.
-        draft_every: the draft learns from one of so many samples: it shall be worse than the target.
+        draft_every: the draft learns from one of this many samples, so that it is worse than the target.
     """
     facts, colours = fact_ids(tokenizer), colour_ids(tokenizer)
     learners = {name: Learner(name, reader, peak) for name, reader in readers.items()}
     begun, going = time.monotonic(), out / f"{stage}.going"
     first = resume(learners, going) if going.exists() else 0
-    drawn = seed + first + 1000 * rank()  # what was read before is not read again
+    drawn = seed + first + 1000 * rank()  # skip samples read before
     py, rng = random.Random(drawn), np.random.default_rng(drawn)
     if first:
         source.begin(seed + first)
@@ -487,5 +486,5 @@ def train_readers(
 
 
 def interval(rng: random.Random, frames: int, grid: Grid) -> float:
-    """Seconds per step of a clip as long as the shipped kind, shown in so many frames."""
+    """Return seconds per step of a clip of the shipped kind's length in ``frames`` frames."""
     return rng.uniform(7.5, 15.5) * grid.frames / frames

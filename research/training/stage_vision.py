@@ -1,4 +1,4 @@
-"""Training stage 1b: vision towers and projectors alone, by regression onto the codes of what every patch shows."""
+"""Training stage 1b: vision towers and projectors alone, by regression onto every patch's codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _noises() -> torch.Tensor:
 
 
 def _noise(shape: torch.Size, rng: np.random.Generator) -> torch.Tensor:
-    """White noise, cut out of a store of it: drawing it anew takes as long as drawing the frames."""
+    """Return white noise, cut from a store: drawing new noise takes as long as drawing the frames."""
     count = shape.numel()
     if count > len(_noises()) // 2:
         return torch.randn(shape)
@@ -70,7 +70,7 @@ def train_vision(
         widths: of their language models.
         out: folder.
         steps, scenes, seed, peak: of the training; ``scenes`` a step, ``peak`` is the highest learning rate.
-        of: steps that the learning rate is planned for, if more than are made.
+        of: steps of the learning-rate schedule, if more than are made.
         floor: the last learning rate, as a part of the peak.
     """
     py, rng = random.Random(seed), np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def train_vision(
 
 
 def _two_times(py: random.Random, rng: np.random.Generator, grid: Grid) -> np.ndarray:
-    """Two frames of a clip: any two where every frame is a step, else two that follow each other."""
+    """Return two frames of a clip: any two if every frame is a step, else adjacent ones."""
     if grid.frames == 1:
         return np.sort(rng.uniform(0, 1, 2))
     gap = 1 / (py.choices(FRAMES, FRAMES_WEIGHT)[0] - 1)

@@ -4,8 +4,8 @@ It starts from the shipped pair's weights, which the stage ``shipped`` takes apa
 ``language`` the language models learn from fresh scenes as the oracle's codes, in ``joint`` also from the clips that
 the towers look at in ``bank``. ``--from nothing`` trains ``language`` and ``vision``, side by side, one core each, and
 has a last stage ``polish``; there the Qwen2.5-VL pair's language models start from the shipped LLaVA-OneVision pair's:
-its text is the same, only where visual tokens stand is new. ``export`` writes the pair, ``scores`` captions held-out
-clips. ``--stage`` runs one stage. Finished stages are not run again: delete their file in DIR to repeat one.
+the text is the same, only the positions of visual tokens are new. ``export`` writes the pair, ``scores`` captions
+held-out clips. ``--stage`` runs one stage. Finished stages are not run again: delete their file in DIR to repeat one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAMILIES = ("llava_onevision", "qwen2_5_vl")
 PAIRS = {"llava_onevision": "embedded", "qwen2_5_vl": "embedded-qwen"}
 #: Of the last training from shipped weights: seed, and steps of the stages ``language`` and ``joint``.
 LAST = {"llava_onevision": (1, 1100, 300), "qwen2_5_vl": (2, 400, 250)}
-#: What the pairs are trained with, by what they start from; recorded beside the weights.
+#: Training settings by starting point; recorded with the weights.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "shipped": {
         family: {
@@ -195,7 +195,7 @@ class Run:
         self._together(readers, torch.load(self.out / "bank.pt", weights_only=False), "joint")
 
     def polish(self) -> None:
-        """More of the same, with fewer clips of a single object: they are mastered first."""
+        """Continue joint training with fewer clips of a single object, which are learned first."""
         clips = torch.load(self.out / "bank.pt", weights_only=False)
         clips = [clip for k, clip in enumerate(clips) if len(clip.scene.things) > 1 or k % 4 == 0]
         self._together(self.readers("joint"), clips, "polish")
@@ -209,7 +209,7 @@ class Run:
             self._read(readers, Bank(clips, batch, seed, fresh=fresh, **shown), stage, number, settings)
 
     def export(self) -> None:
-        """Write the pair of the last stage that is done."""
+        """Write the pair of the last finished stage."""
         stage = next(stage for stage in ("polish", "joint", "language") if (self.out / f"{stage}.pt").exists())
         readers, seers = self.readers(stage), self.seers()
         for name, config in self.configs.items():
@@ -233,7 +233,7 @@ def _part_file(job: tuple[str, str, Path, int, int]) -> Path:
 
 
 def _bank_part(job: tuple[str, str, Path, int, int]) -> None:
-    """Build one part of the bank in a process of its own, and leave it in a file."""
+    """Build one part of the bank in a separate process, and write it to a file."""
     family, begin, out, seed, clips = job
     torch.set_num_threads(1)
     run = Run(architecture(family), out, begin)
@@ -241,7 +241,7 @@ def _bank_part(job: tuple[str, str, Path, int, int]) -> None:
 
 
 def _member(rank: int, size: int, family: str, out: Path, begin: str, stage: str) -> None:
-    """One of ``size`` processes of a stage: with a thread each they wait for each other once a step, not in a layer."""
+    """Run one of ``size`` processes of a stage: with one thread each they synchronise per step, not per layer."""
     torch.set_num_threads(1)
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", PORT, size, is_master=rank == 0

@@ -1,4 +1,4 @@
-"""Word a scene as a paragraph: every statement is decided by the scene, only its wording is drawn at random.
+"""Captions of scenes: the scene determines every statement, only the wording is drawn at random.
 
 The first sentence has one wording. A model that has not read the clip yet can draft it up to what the clip decides, so
 that tokens drafted while the target reads its prompt are as likely to be right as later ones.
@@ -36,22 +36,22 @@ _MOTIONS = {
 
 
 def _pick(rng: random.Random, *choices: str) -> str:
-    """One of two wordings; the first is likelier (weights 3 and 2)."""
+    """Return one of two wordings; the first is likelier (weights 3 and 2)."""
     return rng.choices(choices, weights=(3, 2))[0]
 
 
 def listed(items: list[str]) -> str:
-    """The items as a sentence names them."""
+    """Return the items as an enumeration."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def article(phrase: str) -> str:
-    """The phrase with ``a`` or ``an`` before it."""
+    """Return the phrase with ``a`` or ``an`` before it."""
     return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
 
 
 def counted(count: int) -> str:
-    """So many objects."""
+    """Return the number of objects in words."""
     return f"{_COUNTS[count]} {'object' if count == 1 else 'objects'}"
 
 
@@ -67,12 +67,12 @@ def _introduction(rng: random.Random, thing: Thing, index: int, count: int) -> s
 
 
 def draw_prompt(rng: random.Random) -> str:
-    """One of :data:`~vidspec.embedded.prompts.PROMPTS`, most often the first."""
+    """Return one of :data:`~vidspec.embedded.prompts.PROMPTS`, most often the first."""
     return PROMPTS[0] if rng.random() < 0.6 else rng.choice(PROMPTS)
 
 
 def caption(scene: Scene, rng: random.Random) -> str:
-    """A paragraph that states all facts of ``scene``; ``rng`` draws the wording."""
+    """Return a paragraph that states all facts of ``scene``; ``rng`` draws the wording."""
     things = scene.things
     count = len(things)
     number = counted(count)

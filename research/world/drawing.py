@@ -1,4 +1,4 @@
-"""Turn a scene into pixels, and into the dense labels the vision towers are trained on. NumPy only."""
+"""Rendering of scenes to pixels, and to the dense labels for training the vision towers. NumPy only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Times: TypeAlias = Sequence[float] | NDArray[np.float64]
 
 
 def _grid(height: int, width: int) -> tuple[Floats, Floats]:
-    """Pixel centres in units of the frame's height: x in [0, 4/3], y in [0, 1]."""
+    """Return pixel centres in units of the frame's height: x in [0, 4/3], y in [0, 1]."""
     x = (np.arange(width, dtype=np.float32) + 0.5) / width * ASPECT
     y = (np.arange(height, dtype=np.float32) + 0.5) / height
     return x.astype(np.float32), y.astype(np.float32)
 
 
 def _distance(thing: Thing, x: Any, y: Any) -> Any:
-    """Signed distance (negative inside, approximate outside) to the outline of ``thing`` centred at the origin."""
+    """Return the signed distance (negative inside, approximate outside) to the outline of ``thing`` at the origin."""
     r = np.float32(thing.radius)
     if thing.shape == "circle":
         return np.hypot(x, y) - r
@@ -54,7 +54,7 @@ def _distance(thing: Thing, x: Any, y: Any) -> Any:
 
 
 def _masks(scene: Scene, times: Times, height: int, width: int) -> Floats:
-    """Anti-aliased coverage of each thing, (things, T, height, width) in [0, 1], before occlusion."""
+    """Return the anti-aliased coverage of each thing, (things, T, height, width) in [0, 1], before occlusion."""
     x, y = _grid(height, width)
     pixel = 0.5 * (ASPECT / width + 1 / height)
     masks = np.zeros((len(scene.things), len(times), height, width), dtype=np.float32)
@@ -75,7 +75,7 @@ def _masks(scene: Scene, times: Times, height: int, width: int) -> Floats:
 
 
 def _backdrop(scene: Scene, height: int, width: int, rng: np.random.Generator) -> Floats:
-    """The background alone, (height, width, 3) in 0..255."""
+    """Return the background alone, (height, width, 3) in 0..255."""
     base = np.array(BACKGROUNDS[scene.background], dtype=np.float32) + rng.uniform(-6, 6, 3).astype(np.float32)
     lighter = base + 34 + 0.25 * base
     x, y = _grid(height, width)
@@ -116,7 +116,7 @@ def frames(scene: Scene, times: Times, height: int = 240, width: int = 320) -> N
 
 
 def coverage(scene: Scene, times: Times, rows: int, columns: int, finer: int = 4) -> Floats:
-    """Share of each cell of a ``rows`` x ``columns`` grid that each thing visibly covers.
+    """Return the share of each cell of a ``rows`` x ``columns`` grid that each thing visibly covers.
 
     Args:
         scene: the scene.

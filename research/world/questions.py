@@ -1,6 +1,6 @@
-"""Questions about a scene whose one right answer its truth decides, and dialogues made of them.
+"""Questions about a scene with one right answer by its ground truth, and dialogues made of them.
 
-An answer has one wording, so that it is right or wrong: what :func:`is_right` says is compared, not judged.
+An answer has one wording, so that :func:`is_right` compares strings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOVING = ("right", "left", "up", "down", "circles")
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked and the one right answer; ``kind`` is a key of :data:`QUESTIONS`."""
+    """A question and its one right answer; ``kind`` is a key of :data:`QUESTIONS`."""
 
     kind: str
     text: str
@@ -39,13 +39,13 @@ def _those(things: list[Thing], one: str, many: str) -> str:
 
 
 def _each(things: tuple[Thing, ...]) -> str:
-    """Of every thing whether it moves, in the order in which a caption names them."""
+    """Return the motion of every thing, in the order in which a caption names them."""
     said = {True: "moves", False: "does not move"}
     return " ".join(f"The {_name(thing)} {said[thing.motion in _MOVING]}." for thing in things)
 
 
 def questions(scene: Scene) -> list[Question]:
-    """All that a scene itself answers: one question of each kind, and where each of its things ends."""
+    """Return the questions that a scene answers: one of each kind, and the final place of each thing."""
     things = scene.things
     events = [
         _those([thing for thing in things if thing.motion == motion], one, many)
@@ -71,7 +71,7 @@ def questions(scene: Scene) -> list[Question]:
 
 
 def about_the_caption(text: str) -> list[Question]:
-    """What a caption itself answers, right or wrong about its video; nothing of a caption that does not say it."""
+    """Return the questions that a caption answers, right or wrong about its video; none it does not mention."""
     said = parse(text)
     found = []
     if said.objects and {"size", "colour", "shape"} <= (first := said.objects[0]).keys():
@@ -83,9 +83,9 @@ def about_the_caption(text: str) -> list[Question]:
 
 
 def draw_dialogue(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
-    """Prompts and right answers: a caption with up to six questions behind it, or four to seven questions only.
+    """Draw prompts and right answers: a caption followed by up to six questions, or four to seven questions.
 
-    Two of three dialogues begin with the caption, and only these ask what was said in it. Questions in :data:`_HARD`
+    Two of three dialogues begin with the caption, and only these ask about its text. Questions in :data:`_HARD`
     come four times as soon as others.
     """
     begins = rng.random() < 2 / 3
@@ -97,5 +97,5 @@ def draw_dialogue(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
 
 
 def is_right(said: str, question: Question) -> bool:
-    """Whether an answer is the right one, but for space around it."""
+    """Return True if an answer is right, ignoring surrounding whitespace."""
     return " ".join(said.split()) == question.answer

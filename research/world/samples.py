@@ -1,6 +1,6 @@
-"""Writes drawn scenes as mp4 clips with their ground truth.
+"""Drawn scenes as mp4 clips with their ground truth.
 
-``python -m research.world.samples`` makes the clips that come with the package anew.
+``python -m research.world.samples`` draws the package's sample clips again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHIPPED = (
 
 @dataclass(frozen=True)
 class Sample:
-    """What a clip will show: a scene over so many frames, and one right way to word it."""
+    """A clip to draw: a scene, its number of frames, and one right caption."""
 
     seed: int
     scene: Scene
@@ -49,13 +49,13 @@ class Sample:
         return self.frames / FPS
 
     def record(self, file: str) -> dict[str, Any]:
-        """The clip's entry in ``truth.json``."""
+        """Return the clip's entry in ``truth.json``."""
         facts = asdict(truth(self.scene))
         return {"file": file, "seed": self.seed, "duration": self.duration, "facts": facts, "caption": self.caption}
 
 
 def draw_sample(seed: int, count: int | None = None) -> Sample:
-    """The sample of ``seed``, with ``count`` objects (1 to 3, drawn too, if None)."""
+    """Return the sample of ``seed``, with ``count`` objects (1 to 3, drawn too, if None)."""
     rng = random.Random(seed)
     scene = draw_scene(rng, count=count)
     length = rng.randint(SECONDS[0] * FPS, SECONDS[1] * FPS)
@@ -82,12 +82,12 @@ def draw(out: Path, count: int, seed: int) -> list[Path]:
 
 
 def ship(folder: Path = CLIPS) -> list[Path]:
-    """Make the shipped clips and their ``truth.json``; earlier ones are replaced."""
+    """Write the sample clips and their ``truth.json``; earlier ones are replaced."""
     return _write(folder, {f"{name}.mp4": draw_sample(seed, count) for name, seed, count in SHIPPED})
 
 
 def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
-    """Seed and facts of the clips in a folder by file name, from its ``truth.json``; empty if it has none.
+    """Return seed and facts of the clips in a folder by file name, from its ``truth.json``; empty if it has none.
 
     Raises:
         UsageError: the file is not one that this module writes.
@@ -105,7 +105,7 @@ def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
 
 
 def _write(out: Path, drawn: dict[str, Sample]) -> list[Path]:
-    """Write the clips, then ``truth.json``, which so stands for a complete set."""
+    """Write the clips, then ``truth.json``, which marks a complete set."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, sample in drawn.items():

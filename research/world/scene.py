@@ -74,7 +74,7 @@ _CIRCLE_RADIUS = 0.15
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: what it looks like, where it starts, how it moves and where it ends."""
+    """One object: its looks, starting place, motion and final place."""
 
     colour: str
     shape: str
@@ -97,7 +97,7 @@ class Thing:
 
     @property
     def end_place(self) -> str | None:
-        """Where it is in the last frame; None when it has vanished."""
+        """Place in the last frame; None if it has vanished."""
         return None if self.motion == "vanishes" else PLACES[self.end]
 
     def visible(self, t: float) -> bool:

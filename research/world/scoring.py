@@ -1,4 +1,4 @@
-"""Score a caption against a scene or its facts: facts stated against facts true. Text in, numbers out; no model here.
+"""Scores of captions against a scene: facts stated against true facts. No models.
 
 A scene has the facts: number of objects, background colour, pattern, and for every object its colour, shape, size,
 place at the start, motion, state at the end, and on which side of the next one it begins. Stated objects are matched to
@@ -30,7 +30,7 @@ _BACKDROP = re.compile(rf"\b{_any(PATTERNS)} {_any(BACKGROUNDS)} background\b")
 _COUNT = re.compile(rf"\b{_any(COUNTS)} objects?\b")
 _STATE = re.compile(rf"\bthe {_COLOUR} {_SHAPE} is (?:at the {_PLACE}|(gone))")
 _SIDE = re.compile(rf"\bthe {_COLOUR} {_SHAPE} begins to the (left|right) of the", re.IGNORECASE)
-#: What says that an object moves so.
+#: Wordings of each motion.
 MOTIONS = {
     "still": re.compile(r"stays in the same spot|does not move at any time"),
     "right": re.compile(r"moves to the right|travels right"),
@@ -76,7 +76,7 @@ class Score:
 
 
 def truth(scene: Scene) -> Statement:
-    """All facts of a scene."""
+    """Return all facts of a scene."""
     statement = Statement(
         {"count": len(scene.things), "background": scene.background, "pattern": scene.pattern},
         [
@@ -97,7 +97,7 @@ def truth(scene: Scene) -> Statement:
 
 
 def parse(text: str) -> Statement:
-    """The facts a caption states; of contradicting statements the first counts."""
+    """Return the facts a caption states; of contradicting statements the first counts."""
     statement = Statement()
     current: dict[str, str] | None = None
     for sentence in re.split(r"(?<=\.)\s+", text.strip()):
@@ -132,7 +132,7 @@ def _attach(statement: Statement, colour: str, shape: str, name: str, value: str
 
 
 def score(text: str, real: Scene | Statement) -> Score:
-    """Precision, recall and F1 of the facts a caption states.
+    """Return precision, recall and F1 of the facts a caption states.
 
     Args:
         text: the caption.
@@ -150,6 +150,6 @@ def score(text: str, real: Scene | Statement) -> Score:
 
 
 def total(scores: Iterable[Score]) -> Score:
-    """Pooled counts over clips (micro average)."""
+    """Return pooled counts over clips (micro average)."""
     rows = list(scores)
     return Score(sum(s.matched for s in rows), sum(s.stated for s in rows), sum(s.true for s in rows))

@@ -1,1 +1,1 @@
-"""Which drafted tokens are emitted: pure functions over one window, one rule per file."""
+"""Acceptance rules: pure functions over one draft window, one rule per file."""

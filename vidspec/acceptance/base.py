@@ -1,10 +1,11 @@
-"""The acceptance rule's contract: the only place that decides what is emitted."""
+"""The contract of acceptance rules, which alone decide the emitted tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
+from vidspec.deprecation import old_names
 from vidspec.events.events import LooseToken
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Verdict:
     """The result of verifying a window.
 
     Attributes:
-        path: indices of the window's tokens that are emitted, in order; of a chain 0, 1, ...
+        path: indices of the window's tokens that are emitted, in order; 0, 1, ... for a chain.
         token: the target's own token after them: a correction, or a bonus if the whole window was accepted.
         loosened: accepted tokens that the target would not have chosen, by index in ``path``; empty for lossless rules.
     """
@@ -37,7 +38,7 @@ class Verdict:
 
     @classmethod
     def chain(cls, accepted: int, token: int, loosened: tuple[LooseToken, ...] = ()) -> Verdict:
-        """Of a chain the first ``accepted`` tokens."""
+        """Return the verdict that accepts the first ``accepted`` tokens of a chain."""
         return cls(tuple(range(accepted)), token, loosened)
 
 
@@ -48,9 +49,9 @@ class AcceptanceRule(Protocol):
     the target's end tokens, and ``protected``, the ids of ``accept.protect``.
 
     Attributes:
-        lossless: whether the output is exactly the target's own.
-        draws: whether it can verify sampled tokens; else greedy choices only.
-        accepts_unverified: the share of a window that is accepted without a check.
+        lossless: True if the output is exactly the target's own.
+        draws: True if it can verify sampled tokens; else greedy choices only.
+        accepts_unverified: share of a window that is accepted without a check.
     """
 
     lossless: ClassVar[bool]
@@ -73,12 +74,12 @@ class AcceptanceRule(Protocol):
 
 @runtime_checkable
 class GroundedRule(Protocol):
-    """A rule that also uses the target's visual states, which it is given before a clip's first window."""
+    """A rule that also reads the target's visual states, given before a clip's first window."""
 
     grounded: ClassVar[bool]
 
     def for_clip(self, visual_states: torch.Tensor) -> AcceptanceRule:
-        """The rule for one clip.
+        """Return the rule for one clip.
 
         Args:
             visual_states: (N, hidden) the target's last states, after the final norm, at the visual positions of its
@@ -88,9 +89,13 @@ class GroundedRule(Protocol):
 
 
 def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> AcceptanceRule:
-    """``rule`` ready for a clip whose prompt has been read; only a :class:`GroundedRule` one needs the states."""
+    """Return the rule for a clip whose prompt has been read; only a :class:`GroundedRule` needs the states."""
     if not isinstance(rule, GroundedRule):
         return rule
     if visual_states is None:
         raise ValueError("this rule needs the visual states of the prompt")
     return rule.for_clip(visual_states)
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(__name__, {"Acceptance": "AcceptanceRule", "Grounded": "GroundedRule"})

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class ExactRule:
     """Greedy: output equals the target's own argmax sequence. Sampled: output has the target's own distribution.
 
-    It follows the target's choice at each node down the window, a chain or a tree, as long as a child equals it. A
-    choice is the argmax; or a draw from p, which is the exact rule for tokens that were drafted greedily: for one child
-    it accepts x with probability p(x) and else gives p without x, renormalised; or, where the draft drew x ~ q, x by
-    rejection sampling (:func:`~vidspec.engine.sampling.choose_tokens`), done in the pass for all clips. Each emitted
-    token takes one random number, wherever windows end: if the draft draws none, a seed gives plain decoding's text.
+    The accepted path follows the target's choice from node to child, in a chain or a tree. The choice is the argmax in
+    greedy decoding. In sampled decoding with a greedy draft it is a draw from p, which is exact: a single child x is
+    accepted with probability p(x), and else the draw is from p without x, renormalised. If the draft drew x ~ q, it is
+    the outcome of rejection sampling (:func:`~vidspec.engine.sampling.choose_tokens`), done in the pass for all clips.
+
+    Each emitted token takes one random number, wherever windows end: if the draft draws none, a seed gives plain
+    decoding's text.
     """
 
     lossless: ClassVar[bool] = True
@@ -30,7 +32,7 @@ class ExactRule:
     accepts_unverified: ClassVar[float] = 0.0
 
     def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
-        if draft.is_chain:  # without a search for children, of which there are as many as clips times nodes
+        if draft.is_chain:  # no search for children: it would cost clips times nodes
             accepted = 0
             while accepted < len(draft.tokens) and draft.tokens[accepted] == passed.chosen[accepted]:
                 accepted += 1

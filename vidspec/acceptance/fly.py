@@ -20,16 +20,16 @@ class FlyRule(FlyMinusRule):
     """FLy's entropy gate and deferred window.
 
     With H as in :class:`~vidspec.acceptance.fly_minus.FlyMinusRule` and t the target's argmax given the drafted tokens
-    before it, the loose one included::
+    before it, including the loose one::
 
         accept d_i  if  d_i = t_i
                     or  H_i >= theta  and  d_j = t_j for j = i + 1 ... i + W - 1
 
-    The window W includes the mismatch itself. The last W positions of the K drafted are never loose, because the tokens
+    The window W includes the mismatch itself. The last W of the K drafted positions are never loose, because the tokens
     after them are unknown.
 
     Args:
-        sampling, eos, protected: of :class:`LooseRule`.
+        sampling, eos, protected: see :class:`LooseRule`.
     """
 
     def __init__(

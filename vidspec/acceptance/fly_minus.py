@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FlyMinusRule", "Theta"]
 
 Theta = Annotated[float, key("the entropy in nats from which a mismatch may pass", ge=0, allow_inf_nan=False)]
-#: How many of the likeliest tokens the entropy sums over.
+#: Number of likeliest tokens that the entropy sums over.
 LIKELIEST = 3
 
 
@@ -33,7 +33,7 @@ class FlyMinusRule(LooseRule):
         accept d_i  if  d_i = t_i  or  H_i >= theta
 
     Args:
-        sampling, eos, protected: of :class:`LooseRule`.
+        sampling, eos, protected: see :class:`LooseRule`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FlyMinusRule(LooseRule):
         self.theta = theta
 
     def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
-        """Entropy at the position of each drafted token: of the distribution after its parent."""
+        """Return the entropy at the position of each drafted token, of the distribution after its parent."""
         import torch
 
         logits = passed.logits

@@ -1,4 +1,4 @@
-"""The base of all loose rules: they follow each branch of a window and accept some of its mismatches."""
+"""The base of loose rules, which accept some mismatches on each branch of a window."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["LooseRule", "WindowBranch", "branches"]
 
 @dataclass(frozen=True)
 class WindowBranch:
-    """One path from the last emitted token to a leaf of the window: K drafted tokens; of a chain the whole window.
+    """One path from the last emitted token to a leaf: K drafted tokens; the whole window for a chain.
 
     Attributes:
         tokens: (K) drafted token ids.
-        wanted: (K + 1) the target's argmax at the position of each, given the drafted ones before it, and after all.
+        wanted: (K + 1) the target's argmax at each position, given the drafted tokens before it, and after all.
         measured: (K) the rule's measure of each drafted token.
     """
 
@@ -37,20 +37,20 @@ class WindowBranch:
 
     @property
     def mismatches(self) -> list[int]:
-        """Indices at which the target's argmax is another token."""
+        """Indices at which the target's argmax differs."""
         return [i for i, token in enumerate(self.tokens) if token != self.wanted[i]]
 
 
 class LooseRule(ABC):
-    """Accepts drafted tokens that equal the target's argmax, and those mismatches that the rule pardons.
+    """Accepts drafted tokens that equal the target's argmax, and the mismatches in :meth:`accepted_mismatches`.
 
-    It goes from left to right and ends at the first mismatch that is not pardoned, where the target's argmax is
-    emitted. If all pass, the target's next argmax is the bonus. A pardoned token is emitted as drafted. Every branch of
-    a tree, from the root to a leaf, is a window of its own, and the one with the most accepted tokens wins (LVSpec
-    App. E); ties go to the better-ranked child.
+    It goes from left to right and ends at the first rejected mismatch, where the target's argmax is emitted. If all
+    pass, the target's next argmax is the bonus. A loose token is emitted as drafted. Every branch of a tree, from the
+    root to a leaf, counts as a window, and the one with the most accepted tokens wins (LVSpec App. E); ties go to the
+    better-ranked child.
 
-    Decisions: an end token and a protected token are never loose, whether the draft or the target chose them; a rule
-    that ranks or counts tokens includes them. Rules work on greedy drafts and targets only, as the papers' do.
+    **D**: end tokens and protected tokens are never loose, whether the draft or the target chose them; a rule that
+    ranks or counts tokens includes them. Rules work on greedy drafts and targets only, as the papers' do.
 
     Args:
         sampling: must be greedy.
@@ -80,20 +80,20 @@ class LooseRule(ABC):
         measured = self.measure(draft, passed, rng) if draft.tokens else []
         best: Verdict | None = None
         for path in branches(draft):
-            verdict = self._judged(draft, path, choices, measured)
+            verdict = self._verify_branch(draft, path, choices, measured)
             if best is None or verdict.accepted > best.accepted:
                 best = verdict
         return best or Verdict((), choices[0])
 
     @abstractmethod
     def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
-        """A number for each drafted token of the window; the arguments are those of the rule."""
+        """Return the rule's measure of each drafted token; the arguments are those of the rule."""
 
     @abstractmethod
     def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
-        """Indices of mismatches of a branch to accept, with the reason; end and protected tokens are excluded later."""
+        """Return the mismatches to accept by index, with reasons; end and protected tokens are excluded later."""
 
-    def _judged(
+    def _verify_branch(
         self, draft: Draft, path: tuple[int, ...], choices: Sequence[int], measured: Sequence[float]
     ) -> Verdict:
         branch = WindowBranch(
@@ -101,19 +101,19 @@ class LooseRule(ABC):
             (choices[0], *(choices[node + 1] for node in path)),
             tuple(measured[node] for node in path),
         )
-        pardoned = self.accepted_mismatches(branch)
+        accepted = self.accepted_mismatches(branch)
         loosened: list[LooseToken] = []
         for i, (token, wanted) in enumerate(zip(branch.tokens, branch.wanted, strict=False)):
             if token == wanted:
                 continue
-            if i not in pardoned or token in self.strict or wanted in self.strict:
+            if i not in accepted or token in self.strict or wanted in self.strict:
                 return Verdict(path[:i], wanted, tuple(loosened))
-            loosened.append(pardoned[i])
+            loosened.append(accepted[i])
         return Verdict(path, branch.wanted[-1], tuple(loosened))
 
 
 def branches(draft: Draft) -> Iterator[tuple[int, ...]]:
-    """The paths from the last emitted token to each leaf, as window indices, depth first; one for a chain."""
+    """Yield the paths from the last emitted token to each leaf, as window indices, depth first; one for a chain."""
     if draft.is_chain:
         yield tuple(range(len(draft.tokens)))
         return

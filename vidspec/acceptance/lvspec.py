@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def relevance(hidden: torch.Tensor, visual_states: torch.Tensor, similar: int) -> torch.Tensor:
-    """Visual relevance of tokens, (n,) float32: the mean of each token's largest cosines (LVSpec Eq. 8).
+    """Return (n,) float32 visual relevance of tokens: the mean of each token's largest cosines (LVSpec Eq. 8).
 
     Args:
         hidden: (n, hidden) the target's last states at the tokens' own positions.
-        visual_states: (N, hidden) those at the prompt's visual positions, each of length 1.
+        visual_states: (N, hidden) the last states at the prompt's visual positions, each of length 1.
         similar: number of cosines in the mean; all if N is smaller.
     """
     import torch
@@ -39,23 +39,22 @@ def relevance(hidden: torch.Tensor, visual_states: torch.Tensor, similar: int) -
 class LVSpec(LooseRule):
     """LVSpec's visual-semantic guidance and position-shift tolerance.
 
-    With H_V the target's last states at the prompt's N_V visual positions and h_i the one at the position of the
-    i-th of K drafted tokens d itself, t the target's argmax at each position::
+    With H_V the target's last states at the prompt's N_V visual positions, h_i that at the i-th of K drafted tokens d
+    (its own position), and t the target's argmax at each position::
 
         A_i = mean of the N largest of cos(h_i, H_V)                                    (Eq. 8)
-        I'  = the floor(lam * K) indices with the smallest A; of equals the lower first (Eq. 9)
+        I'  = the floor(lam * K) indices with the smallest A; ties to the lower index   (Eq. 9)
         accept d_i  if  d_i = t_i,  or  i in I',  or  t_i in {d_1 ... d_K}              (Eq. 10-11)
 
     The third case is the tolerance. The states are taken after the final norm. lam = 0 without tolerance is exact
     greedy verification, token for token.
 
-    Decisions: K is the length of the current window, which is shorter at the end of a text, and in the parallel
-    schedule that of the pending window. I' is chosen among all K tokens, whether or not they match or may be loose.
-    floor(lam * K) is that of the decimal number, so that 0.57 * 100 gives 57. A prompt with fewer than N visual tokens
-    takes the mean over all.
+    **D**: K is the length of the current window, which is shorter at the end of a text; in the parallel schedule, that
+    of the pending window. I' is chosen among all K tokens, whether or not they match or may be loose. floor(lam * K) is
+    computed in decimal, so that 0.57 * 100 gives 57. A prompt with fewer than N visual tokens takes the mean over all.
 
     Args:
-        sampling, eos, protected: of :class:`LooseRule`.
+        sampling, eos, protected: see :class:`LooseRule`.
     """
 
     grounded: ClassVar[bool] = True
@@ -82,14 +81,14 @@ class LVSpec(LooseRule):
         return one
 
     def measure(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Sequence[float]:
-        """Visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
+        """Return the visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
         if self._visual is None:
             raise ValueError("lvspec needs the target's last states at the prompt's visual tokens")
         return relevance(passed.hidden[1:], self._visual, self.similar).tolist()
 
     def accepted_mismatches(self, branch: WindowBranch) -> Mapping[int, LooseToken]:
         relevance = branch.measured
-        ranked = sorted(range(len(relevance)), key=relevance.__getitem__)  # stable: of equals the lower index first
+        ranked = sorted(range(len(relevance)), key=relevance.__getitem__)  # stable: ties to the lower index
         loose = set(ranked[: int(self.lam * len(relevance) + 1e-9)])
         found: dict[int, LooseToken] = {}
         for i in branch.mismatches:

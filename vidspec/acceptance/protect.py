@@ -1,4 +1,4 @@
-"""The tokens that are never loose: numbers, negations, a user's own words. Plain ids, no torch."""
+"""Protected tokens, which are never loose: numbers, negations, a user's own words. Plain ids, no torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ third fourth fifth sixth seventh eighth ninth tenth once twice
 _NEGATIONS = """
 no not never none nothing nobody nowhere neither nor without cannot n't 't
 """
-#: What tokenizers leave in front of "n't" or "'t".
+#: Stems that tokenizers split off before "n't" or "'t".
 _STEMS = "isn aren wasn weren don doesn didn hasn haven hadn won wouldn couldn shouldn mustn"
-#: Words of each class, of the language that the supported models caption in. Digits are numbers as well.
+#: English words of each class, the language of the supported models' captions. Digits are numbers as well.
 CLASSES = {"numbers": tuple(_NUMBERS.split()), "negations": tuple(_NEGATIONS.split())}
-#: A token with a digit, but not the name of a byte that is none.
+#: Tokens with a digit, except names of bytes that are not digits.
 _NUMERIC = re.compile(r"<0x3[0-9]>|(?!<0x..>$).*[0-9].*", re.DOTALL)
 
 
 @lru_cache(maxsize=8)
 def protected_ids(tokenizer: Any, protect: tuple[str, ...]) -> frozenset[int]:
-    """Ids of every token that occurs in a protected word.
+    """Return the ids of every token that occurs in a protected word.
 
     A word is looked up as written, in lower case and capitalised, with and without a space before it. If the tokenizer
-    splits it, all of its pieces are protected, wherever else they occur: more tokens than needed are strict, and none
-    is loose that should not be. Of the class ``numbers`` every token with a digit counts too, and
-    ``negations`` holds the stems that tokenizers cut from contractions ("isn" of "isn't"), where they are one token.
+    splits it, all its pieces are protected wherever they occur: too many tokens are strict rather than too few. The
+    class ``numbers`` also includes every token with a digit, and ``negations`` the stems that tokenizers cut from
+    contractions ("isn" of "isn't") where they are one token.
 
     Args:
         tokenizer: of the target.

@@ -26,7 +26,7 @@ class RandomLoose(LooseRule):
     Each node of the window has one draw, so that branches of a tree that share the node agree.
 
     Args:
-        sampling, eos, protected: of :class:`LooseRule`.
+        sampling, eos, protected: see :class:`LooseRule`.
     """
 
     def __init__(

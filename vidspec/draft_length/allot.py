@@ -1,4 +1,4 @@
-"""The windows of several clips with the most tokens per second, for given times of passes. Pure.
+"""Allotment of draft windows to clips for the most tokens per second, given pass times. Pure.
 
 The machine's cost and the clips' acceptance are arguments; :mod:`vidspec.draft_length.pace` measures both.
 """
@@ -23,22 +23,23 @@ def allot_windows(
     highest: int = 16,
     rate: float = 0.0,
 ) -> tuple[list[int], float]:
-    """The windows with the most tokens per second, and that rate.
+    """Return the windows with the most tokens per second, and that rate.
 
-    For a guess of the rate (Dinkelbach) and the price of a row, each draft pass takes the clips that are worth it, the
-    highest acceptance first: the clips of pass g gain the sum of beta_i^g. If all rows cost the same this is exact.
-    Otherwise it tries each price of the curve, windows that end at its kinks, and windows of equal length.
+    For a guess of the rate (Dinkelbach) and the price of a row, each draft pass takes the clips that gain more than
+    they cost, the highest acceptance first: the clips of pass g gain the sum of beta_i^g. This is exact if all rows
+    cost the same. Otherwise it tries each price of the curve, windows that end at its kinks, and windows of equal
+    length.
 
     Args:
         betas: acceptance rate of each clip.
-        draft: seconds of a draft pass by clips, from 0 on.
+        draft: seconds of a draft pass by number of clips, from 0.
         verify: seconds of the target's pass by rows, with all clips in it.
         highest: the longest window.
         rate: a first guess of the rate.
     """
     clips = len(betas)
     order = sorted(range(clips), key=lambda i: -betas[i])
-    sums = _sums([betas[i] for i in order], highest)
+    sums = _beta_sums([betas[i] for i in order], highest)
     best: list[int] = []  # clips in the first, second, ... draft pass
     fastest = clips / verify(clips)
     ends = [x - clips for x in verify.kinks]
@@ -60,11 +61,11 @@ def allot_windows(
     for _ in range(8):
         found = []
         for price in verify.prices:
-            passes = _worth(sums, [guess * (seconds + price * n) for n, seconds in enumerate(draft)])
+            passes = _profitable_clips(sums, [guess * (seconds + price * n) for n, seconds in enumerate(draft)])
             found.append((reached(passes), passes))
         at = max(range(len(found)), key=lambda k: found[k][0])
         for (_, wider), (_, narrower) in pairwise(found[max(0, at - 1) : at + 2]):
-            for passes in _between(sums, narrower, wider, ends):
+            for passes in _interpolated_windows(sums, narrower, wider, ends):
                 reached(passes)
         if fastest - guess <= 0.01 * guess:
             break
@@ -75,8 +76,8 @@ def allot_windows(
     return gammas, fastest
 
 
-def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
-    """Clips in each draft pass, as many as gain most over their cost; 0 in all passes after the first with 0."""
+def _profitable_clips(sums: list[list[float]], costs: list[float]) -> list[int]:
+    """Return the most profitable number of clips in each draft pass; 0 in all passes after the first with 0."""
     costs[0] = 0.0
     passes = []
     for gains in sums:
@@ -88,8 +89,10 @@ def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
     return passes
 
 
-def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]) -> list[list[int]]:
-    """Windows between these and wider ones that end at so many drafted rows, rounded both ways."""
+def _interpolated_windows(
+    sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]
+) -> list[list[int]]:
+    """Return windows between ``passes`` and ``wider`` with about the given drafted rows, rounded both ways."""
     least, most = sum(passes), sum(wider)
     ends = sorted({end for x in rows if least < x < most for end in (math.floor(x), math.ceil(x))} - {least, most})
     if not ends:
@@ -105,8 +108,8 @@ def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows:
     return made
 
 
-def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
-    """For each g from 1 on and each n, the sum of beta^g over the first n clips."""
+def _beta_sums(betas: Sequence[float], highest: int) -> list[list[float]]:
+    """Return, for each g from 1 and each n, the sum of beta^g over the first n clips."""
     powers = list(betas)
     sums = []
     for _ in range(highest):
@@ -116,7 +119,7 @@ def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
 
 
 def round_seconds(gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]) -> float:
-    """Duration of a round with these windows."""
+    """Return the seconds of a round with these windows."""
     passes = (sum(gamma >= g for gamma in gammas) for g in range(1, max(gammas) + 1))
     return sum(draft[n] for n in passes) + verify(len(gammas) + sum(gammas))
 
@@ -124,6 +127,6 @@ def round_seconds(gammas: Sequence[int], draft: Sequence[float], verify: Callabl
 def tokens_per_second(
     betas: Sequence[float], gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]
 ) -> float:
-    """Tokens per second with these windows."""
+    """Return the tokens per second with these windows."""
     tokens = sum(map(chain_tokens, betas, gammas))
     return tokens / round_seconds(gammas, draft, verify)

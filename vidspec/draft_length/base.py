@@ -1,4 +1,4 @@
-"""The contract of a draft window that adapts while a text is written."""
+"""The contract of a draft window that adapts during decoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["WindowSize"]
 
 
 class WindowSize(Protocol):
-    """The number of tokens the draft proposes per round; it is given the time of every forward pass."""
+    """Draft tokens per round, updated with the time of every forward pass."""
 
     @property
     def gamma(self) -> int:
@@ -16,9 +16,9 @@ class WindowSize(Protocol):
         ...
 
     def add_draft_pass(self, seconds: float) -> None:
-        """A draft forward pass on one token took ``seconds``."""
+        """Add the time of a draft pass over one token."""
         ...
 
     def add_target_pass(self, rows: int, seconds: float) -> None:
-        """A target forward pass on ``rows`` tokens took ``seconds``."""
+        """Add the time of a target pass over ``rows`` tokens."""
         ...

@@ -1,7 +1,7 @@
-"""How many clips to decode at once, by the measured times of passes. Pure; memory is not considered.
+"""The number of clips to decode at once, from measured pass times. Pure; memory is not considered.
 
-A round of B clips is d draft passes with a row of each and a target pass over r rows of each, so its tokens per second
-grow as B / (d T_q(B) + T_p(B, B r)). d and r are recent means.
+A round of B clips is d draft passes with one row per clip and a target pass with r rows per clip, so its tokens per
+second grow as B / (d T_q(B) + T_p(B, B r)). d and r are recent means.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from vidspec.draft_length.passes import PassTimes
 
 __all__ = ["GAIN", "SIZES", "START", "BatchSize"]
 
-#: The numbers of clips to choose from, and the first one.
+#: Batch sizes to choose from, and the initial one.
 SIZES, START = (4, 8, 16, 32), 8
-#: The least gain in tokens per second from twice as many clips: they take memory, and each of them ends later.
+#: Least gain in tokens per second for twice as many clips: they take memory, and each of them ends later.
 GAIN = 1.03
-#: The number is chosen anew after this many target passes of nearly the allowed number of clips; older passes fade.
+#: The size is chosen again after this many target passes at nearly full batch size; older passes fade.
 PASSES, FADE = 32, 0.95
 
 
 class BatchSize:
-    """The fewest clips for which twice as many gain less than ``GAIN``; it doubles at most once per measurement.
+    """The smallest batch for which twice as many clips gain less than ``GAIN``; doubles at most once per measurement.
 
     Attributes:
         most: clips at once.
@@ -32,11 +32,11 @@ class BatchSize:
         self._drafting = self._full = 0
 
     def add_pass(self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1) -> None:
-        """Add a pass without prompts, or ``passes`` of a chain, of which ``seconds`` is the mean.
+        """Add a pass without prefill, or ``passes`` of a chain, of which ``seconds`` is the mean.
 
         Args:
             lane: ``target`` or ``draft``.
-            sequences, rows: clips in it, and tokens of all of them.
+            sequences, rows: number of clips, and of tokens in total.
         """
         if lane != "target":
             self._draft.add(sequences, rows, seconds)
@@ -53,7 +53,7 @@ class BatchSize:
             self.most = min(next(enough, SIZES[-1]), 2 * self.most)
 
     def rate(self, clips: int) -> float:
-        """A number proportional to the tokens per second with so many clips; needs at least one pass of each kind."""
+        """Return a value proportional to the tokens per second of ``clips``; needs at least one pass of each kind."""
         seconds = self._verify.by_rows(clips)(clips * self._rows / self._clips)
         if self._draft:
             seconds += self._drafts / self._rounds * self._draft.by_clips()(clips)

@@ -1,7 +1,7 @@
-"""The window of a draft that works at the same time as its target: a fixed number, or the ratio of forward times.
+"""The draft window of the parallel schedule: a fixed number, or the ratio of pass times.
 
-It fills one target pass, whatever is accepted; windows of drafts in turns, whose passes add up, are chosen by
-:mod:`vidspec.draft_length.pace`. Pure: times are arguments.
+It fills one target pass, whatever is accepted. The windows of the sequential schedule, whose passes add up, are chosen
+by :mod:`vidspec.draft_length.pace`. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Rounding = Literal["down", "up"]
 
 
 def window_for(tp: float, tq: float, rounding: Rounding = "down", lowest: int = 1, highest: int = 32) -> int:
-    """The window that fills one target pass: T_p(gamma) / T_q(alpha), rounded (ParallelVLM Eq. 6 and App. A).
+    """Return the window that fills one target pass: T_p(gamma) / T_q(alpha), rounded (ParallelVLM Eq. 6, App. A).
 
     Args:
         tp: time of a target pass on the window.
         tq: time of a draft pass on one token, same unit.
-        rounding: ``down`` keeps the target from waiting; ``up`` suits self drafting, with its small windows and long
+        rounding: ``down`` keeps the target from waiting; ``up`` suits self-drafting, with its small windows and long
             accepted runs.
         lowest, highest: the result stays between them.
 
@@ -37,7 +37,7 @@ def window_for(tp: float, tq: float, rounding: Rounding = "down", lowest: int = 
 
 
 def settled_window(verify: Callable[[int], float], tq: float, rounding: Rounding = "down", highest: int = 32) -> int:
-    """The window that fills a target pass on that window, from below: where :class:`AutoGamma` settles.
+    """Return the smallest window that fills a target pass over itself, at which :class:`AutoGamma` settles.
 
     Args:
         verify: time of a target pass by its rows.
@@ -59,19 +59,19 @@ class FixedGamma:
         self.gamma = gamma
 
     def add_draft_pass(self, seconds: float) -> None:
-        """Nothing depends on it."""
+        """Ignored: the window is constant."""
 
     def add_target_pass(self, rows: int, seconds: float) -> None:
-        """Nothing depends on it."""
+        """Ignored: the window is constant."""
 
 
 class AutoGamma:
     """The window that fills one target pass, measured during the run.
 
-    T_p and T_q are medians of the last ``memory`` passes. T_p is that of passes over a window; until there is one, of
-    passes over a single token. The window changes when the ratio is outside the current window's interval by more than
+    T_p and T_q are medians of the last ``memory`` passes. T_p counts passes over a window; until there is one, passes
+    over a single token. The window changes when the ratio is outside the current window's interval by more than
     ``slack``, so that a ratio near a whole number does not make it oscillate. As T_p depends on the window, its
-    measurements are dropped when the window changes, and the window settles where both agree.
+    measurements are dropped when the window changes; the window settles where both agree.
 
     Args:
         start: the window before anything has been measured.
@@ -101,18 +101,18 @@ class AutoGamma:
         self._settled = False
 
     def add_draft_pass(self, seconds: float) -> None:
-        """A draft forward pass on one token took ``seconds``."""
+        """Add the time of a draft pass over one token."""
         self._draft.append(seconds)
 
     def add_target_pass(self, rows: int, seconds: float) -> None:
-        """A target forward pass on ``rows`` tokens took ``seconds``; the window may change."""
+        """Add the time of a target pass over ``rows`` tokens; the window may change."""
         (self._window if rows > 1 else self._single).append(seconds)
         passes = self._window or self._single
         tq, tp = (median(self._draft) if self._draft else 0.0), median(passes)
         if tq <= 0 or tp <= 0:
             return
         low = self.gamma - (1 if self.rounding == "up" else 0)
-        # The first measurement decides alone: there is no settled window to hold on to yet.
+        # The first measurement decides without hysteresis.
         slack = self.slack if self._settled else 0.0
         self._settled = True
         if low - slack <= tp / tq < low + 1 + slack:

@@ -1,4 +1,4 @@
-"""Times of a model's passes by their clips and rows, learned during the run. Pure: times are arguments."""
+"""Model of pass times by clips and rows, fitted during the run. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from statistics import median_low
 
 __all__ = ["PassTimes", "TimeCurve", "pass_times"]
 
-#: Before passes of other widths are measured, a row and a clip are assumed to add these shares of an empty pass.
+#: Priors until other widths are measured: a row and a clip add these shares of an empty pass.
 ROW, CLIP = 0.04, 0.06
-#: A pass that takes more than this many times the expected time counts only if the previous one did too.
+#: A pass slower than this many times the expected time counts only if the previous one was too.
 SPIKE = 2.0
-#: The uncertainty of those shares, and of a measured time.
+#: Uncertainty of the priors, and of a measured time.
 ROW_OFF, CLIP_OFF, TIME_OFF = 0.04, 0.1, 0.05
-#: Passes after which a pass has half its weight; passes kept of one width; widths kept.
+#: Half-life of a pass in passes; passes kept per width; widths kept.
 HALF, MEMORY, WIDTHS = 128, 9, 24
 #: All widths are fitted again after this many passes, or when one has changed.
 AGAIN = 16
-#: Prices of a row that differ by less than this factor count as one.
+#: Row prices that differ by less than this factor count as equal.
 ALIKE = 1.2
 
 
 class TimeCurve:
-    """Seconds of a pass as a function of its rows or clips: linear between points, with a given slope beyond them.
+    """Seconds of a pass by its rows or clips: linear between points, with a given slope beyond them.
 
     Args:
         points: (x, seconds, weight); decreasing neighbours are merged, so that the curve never decreases.
         slope: beyond the points, at least 0.
 
     Attributes:
-        kinks: the points at which lines meet.
-        prices: the slopes in ascending order, the possible cost of one more.
+        kinks: x at which lines meet.
+        prices: slopes in ascending order, the possible costs of one more row or clip.
     """
 
     def __init__(self, points: Sequence[tuple[float, float, float]], slope: float) -> None:
@@ -91,12 +91,12 @@ class _WidthTimes:
 
 
 class PassTimes:
-    """T(clips, rows) of one model, from passes as they come.
+    """T(clips, rows) of one model, fitted to its passes.
 
-    Each width counts with the median of its recent passes, so that spikes have no effect. All widths together give a
-    plane, base + per row + per clip, none of them negative, by least squares of relative errors, in which old passes
-    fade and outliers have little weight; ``ROW`` and ``CLIP`` are the priors. Measured widths near the requested one
-    bend the plane.
+    Each width counts with the median of its recent passes, so that spikes have no effect. A plane, base + per row + per
+    clip, none of them negative, is fitted to all widths by least squares of relative errors, in which old passes fade
+    and outliers have little weight; ``ROW`` and ``CLIP`` are the priors. Measured widths near the requested one correct
+    the plane.
     """
 
     def __init__(self) -> None:
@@ -110,12 +110,12 @@ class PassTimes:
         return bool(self._widths)
 
     def add(self, clips: int, rows: int, seconds: float) -> None:
-        """Add a pass over so many clips and rows."""
+        """Add the time of a pass."""
         if not (seconds > 0 and math.isfinite(seconds) and 1 <= clips <= rows):
             return
         self._heard += 1
         if self._plane is not None:
-            was, self._slow = self._slow, seconds > SPIKE * self._of(clips, rows)
+            was, self._slow = self._slow, seconds > SPIKE * self._plane_seconds(clips, rows)
             if self._slow and not was:
                 return
         key = clips, rows // max(1, clips // 2)
@@ -129,56 +129,56 @@ class PassTimes:
             self._fitted = -1
 
     def since(self, clips: int, rows: int) -> float:
-        """Number of passes since one with about so many clips and rows."""
+        """Return the number of passes since one of about this size."""
         width = rows / clips
         about = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips)
         last = max((w.last for w in about if abs(w.rows / w.clips - width) <= 0.15 * width), default=-math.inf)
         return self._heard - last
 
     def widest(self, clips: int) -> int:
-        """Rows of each clip in the widest passes of about so many clips that occurred more than once recently."""
+        """Return rows per clip of the widest passes of about ``clips`` that recently occurred more than once."""
         near = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips and w.weight(self._heard) > 1)
         return int(max((w.rows / w.clips for w in near), default=1))
 
     def by_rows(self, clips: int) -> TimeCurve:
-        """Seconds by rows, with so many clips in the pass."""
+        """Return seconds by rows, for passes of ``clips``."""
         base, row, clip = self._fit()
         base += clip * clips
         near = (w for w in self._widths.values() if 8 * abs(w.clips - clips) <= clips)
-        return self._bent([(w.rows * clips / w.clips, w) for w in near], base, row)
+        return self._corrected_curve([(w.rows * clips / w.clips, w) for w in near], base, row)
 
     def by_clips(self) -> TimeCurve:
-        """Seconds by clips, with a single row of each."""
+        """Return seconds by clips, with one row each."""
         base, row, clip = self._fit()
         single = (w for w in self._widths.values() if 4 * (w.rows - w.clips) <= w.clips)
-        return self._bent([(w.clips, w) for w in single], base, row + clip)
+        return self._corrected_curve([(w.clips, w) for w in single], base, row + clip)
 
-    # A width counts by its ratio to the plane, so that neighbours can stand for each other.
-    def _bent(self, near: list[tuple[float, _WidthTimes]], base: float, slope: float) -> TimeCurve:
+    # A width counts by its ratio to the plane, which its neighbours share.
+    def _corrected_curve(self, near: list[tuple[float, _WidthTimes]], base: float, slope: float) -> TimeCurve:
         points: dict[float, tuple[float, float, float]] = {}
         for x, width in near:
             weight = width.weight(self._heard)
-            ratio = width.seconds / self._of(width.clips, width.rows)
+            ratio = width.seconds / self._plane_seconds(width.clips, width.rows)
             if weight < 3:
                 ratio = min(1.5, max(0.67, ratio))
             if x not in points or weight > points[x][2]:
                 points[x] = x, (base + slope * x) * ratio ** (weight / (weight + 0.5)), weight
         return TimeCurve(list(points.values()) or [(1, base + slope, 1.0)], slope)
 
-    def _of(self, clips: float, rows: float) -> float:
+    def _plane_seconds(self, clips: float, rows: float) -> float:
         base, row, clip = self._plane or (0.0, 0.0, 0.0)
         return base + row * rows + clip * clips
 
     def _fit(self) -> tuple[float, float, float]:
         if self._plane is None:
-            self._plane = self._solved()  # outliers show against a first plane only
+            self._plane = self._solve_plane()  # outliers show against a first plane only
             self._fitted = -1
         if self._fitted < 0:
-            self._plane = self._solved()
+            self._plane = self._solve_plane()
             self._fitted = self._heard
         return self._plane
 
-    def _solved(self) -> tuple[float, float, float]:
+    def _solve_plane(self) -> tuple[float, float, float]:
         now, found = self._heard, list(self._widths.values())
         typical = median_low(width.seconds for width in found)
         by_row, by_clip = (typical * ROW_OFF / TIME_OFF) ** -2, (typical * CLIP_OFF / TIME_OFF) ** -2
@@ -189,7 +189,7 @@ class PassTimes:
         for width in found:
             t, r, c = width.seconds, width.rows, width.clips
             width.fitted = t
-            off = abs(1 - self._of(c, r) / t) if self._plane is not None else 0.0
+            off = abs(1 - self._plane_seconds(c, r) / t) if self._plane is not None else 0.0
             w = width.weight(now) / (t * t) * min(1.0, 2 * TIME_OFF / off if off else 1.0)
             bb += w
             br += w * r
@@ -215,7 +215,7 @@ class PassTimes:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """A small symmetric positive system, by elimination."""
+    """Solve a small symmetric positive definite system by elimination."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
     for i in range(size):
@@ -230,7 +230,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
 
 
 def pass_times(points: list[tuple[int, float]]) -> TimeCurve:
-    """T_p(rows) through measured ``(rows, time)`` points: linear between them, extrapolated by the last line.
+    """Return T_p(rows) through measured ``(rows, time)`` points: linear between them, extrapolated by the last line.
 
     Raises:
         ValueError: no point, a row count twice or below 1, or a time that is not positive.
@@ -241,6 +241,6 @@ def pass_times(points: list[tuple[int, float]]) -> TimeCurve:
     if ordered[0][0] < 1 or not all(0 < time < float("inf") for _, time in ordered):
         raise ValueError("rows must be at least 1 and times positive")
     (n0, t0), (n1, t1) = ordered[-2] if len(ordered) > 1 else (0, ordered[-1][1]), ordered[-1]
-    if ordered[0][0] > 1:  # fewer rows than were measured take as long
+    if ordered[0][0] > 1:  # fewer rows than measured take as long
         ordered.insert(0, (1, ordered[0][1]))
     return TimeCurve([(rows, time, 1.0) for rows, time in ordered], max(0.0, (t1 - t0) / (n1 - n0)))

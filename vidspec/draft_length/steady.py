@@ -1,4 +1,4 @@
-"""The rate at which several clips are decoded together, without their prompts and the end of the batch. Pure."""
+"""Decoding rate of several clips at once, without their prefills and the end of the batch. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class SteadyRate:
 
     Attributes:
         count: clips that are decoded together.
-        began: when the last of them had its first token; None before.
-        ended: when the first of them ended, from ``began`` on; None before.
+        began: time of the last clip's first token; None before.
+        ended: time at which the first clip ended, not before ``began``; None before.
         tokens: emitted in between.
     """
 
@@ -36,17 +36,17 @@ class SteadyRate:
             self.began = when
 
     def finished(self, when: float) -> None:
-        """A clip has ended."""
+        """Record the end of a clip."""
         if self.ended is None:
             self.ended = when
 
     @property
     def seconds(self) -> float:
-        """0 if a clip ended before all had begun."""
+        """Time from ``began`` to ``ended``; 0 if a clip ended before all had begun."""
         return self.ended - self.began if self.began is not None and self.ended is not None else 0.0
 
     @staticmethod
     def combine(groups: Iterable[SteadyRate]) -> dict[str, float]:
-        """Tokens and seconds of several, as JSON values."""
+        """Return the total tokens and seconds of several groups, as JSON values."""
         counted = [one for one in groups if one.seconds > 0]
         return {"tokens": sum(one.tokens for one in counted), "seconds": sum(one.seconds for one in counted)}

@@ -1,14 +1,14 @@
-"""The growth of a tree of drafted tokens, and when a chain is the better window. Pure: times are arguments.
+"""Growth of draft trees, and the choice between tree and chain. Pure: times are arguments.
 
 A node's score is the probability that all of its path is accepted: the product of the draft's probabilities of its
 tokens, each calibrated by the recent acceptance of tokens of about that probability. The best nodes are expanded while
-the expected tokens are worth another pass of the draft, and the best nodes are proposed, as many as are worth their
-rows in the target's pass (EAGLE-2, Li et al. 2024, with measured times in place of its fixed sizes). Seconds are
-converted to tokens at the recent rate, which maximises tokens per second (Dinkelbach).
+the expected tokens are worth another draft pass, and as many of the best nodes are proposed as are worth their rows in
+the target's pass (EAGLE-2, Li et al. 2024, with measured times in place of its fixed sizes). Seconds are converted to
+tokens at the recent rate, which maximises tokens per second (Dinkelbach).
 
-A pass of a tree has several rows where a chain's has one, and the host waits for each. For every grown tree the same
-probabilities give the gain of a chain in its place; chains are drafted until trees gain more, and at intervals the
-other kind is tried.
+A draft pass of a tree has several rows where a chain's has one, and the host waits for each pass. The probabilities of
+every grown tree also give the gain of a chain in its place. Chains are drafted until trees gain more; the other kind is
+tried at intervals.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 __all__ = ["CHAIN", "DEEPEST", "MOST", "WIDEST", "DraftCalibration", "GrowingTree", "TreeBudget", "TreeController"]
 
-#: The most passes of the draft for one tree; its most nodes; the most rows of such a pass, and children of a node.
+#: Most draft passes for one tree; most nodes; most rows of such a pass, and children of a node.
 DEEPEST, MOST, WIDEST = 16, 64, 8
-#: Probabilities of a draft are told apart by these, each as of so many tokens at first, which count that one later.
+#: Edges of the bins of draft probabilities; weight of each bin's prior in tokens; fading per token.
 EDGES, PRIOR_TOKENS, FADE = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), 4.0, 0.998
-#: A first tree is grown after so many rounds, then so many in a row; what one showed counts that when the next did.
+#: Rounds before the first tree; trees in a row in a trial; fading of a tree's gain per tree.
 FIRST, TRIALS, RECENT = 8, 4, 0.8
-#: The share of a round's tokens that trees have to gain, and that of all tokens that trials may cost; those of chains
-#: may cost as much.
+#: Share of a round's tokens that trees have to gain; share of all tokens that trials of trees may cost, and those of
+#: chains as much.
 SLACK, TRYING = 0.02, 0.005
 #: A tree has at most this many times the widest measured number of rows.
 WIDER = 1.5
-#: The fewest rounds before the other kind is tried again; they double with every trial in vain, so many times at most.
+#: Fewest rounds before the other kind is tried again; how often they may double, once per failed trial.
 REST, DOUBLINGS = 16, 5
 
 
 class TreeBudget(NamedTuple):
-    """The limits of one window.
+    """Limits of one window.
 
     Attributes:
         depth: passes of the draft; no node is deeper.
         width: rows of such a pass, and children of a node.
-        nodes: rows of the target's pass, without that of the last committed token.
+        nodes: rows of the target's pass, excluding the last committed token.
     """
 
     depth: int
@@ -54,12 +54,12 @@ class TreeBudget(NamedTuple):
     nodes: int
 
 
-#: Of a window that is no tree.
+#: Limits of a chain.
 CHAIN = TreeBudget(DEEPEST, 1, DEEPEST)
 
 
 class DraftCalibration:
-    """The acceptance rate of drafted tokens by the draft's probability of them."""
+    """Acceptance rate of drafted tokens by the draft's probability."""
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
@@ -67,33 +67,33 @@ class DraftCalibration:
         self._kept = list(self._promised)
 
     def __call__(self, probability: float) -> float:
-        """The probability that a token after accepted ones is accepted."""
+        """Return the probability that a token after accepted ones is accepted."""
         at = bisect(EDGES, probability)
         return min(0.99, probability * self._kept[at] / self._promised[at])
 
     def update(self, probability: float, right: bool) -> None:
-        """Add a verified token with the draft's ``probability``."""
+        """Add a verified token of the draft's ``probability``."""
         at = bisect(EDGES, probability)
         self._promised[at] = FADE * self._promised[at] + probability
         self._kept[at] = FADE * self._kept[at] + right
 
 
 class GrowingTree:
-    """One growing tree: nodes in the order in which they were added, children after their parents.
+    """One growing tree: nodes in the order of addition, children after their parents.
 
     Args:
         calibration: acceptance by probability.
-        budget: the limits.
+        budget: limits of the tree.
         prices: cost of 0, 1, ... drafted rows, in tokens.
-        levels: cost of a pass of the draft over 0, 1, ... rows, in tokens.
-        beta: the acceptance rate of tokens that are not drafted yet.
+        levels: cost of a draft pass over 0, 1, ... rows, in tokens.
+        beta: acceptance rate assumed for tokens not drafted yet.
 
     Attributes:
-        parents: of each node, -1 for those after the last committed token.
-        probabilities: the draft's, of each node after its parent.
-        scores: the probability that all of a node's path is accepted.
-        depths: 1 for those without a parent.
-        children: of each node that was expanded, -1 included, the best first.
+        parents: by node; -1 for children of the last committed token.
+        probabilities: by node, the draft's given its parent.
+        scores: by node, the probability that all of its path is accepted.
+        depths: by node; 1 without a parent.
+        children: by expanded node, -1 included; the best first.
         spent: cost of the draft's passes, in tokens.
     """
 
@@ -115,7 +115,7 @@ class GrowingTree:
         self._passes = 1
 
     def add_children(self, node: int, probabilities: Sequence[float]) -> None:
-        """Add the draft's probabilities of the best tokens after ``node``, the best first."""
+        """Add children to ``node``, with the draft's probabilities, the best first."""
         first = len(self.parents)
         above, depth = (self.scores[node], self.depths[node]) if node >= 0 else (1.0, 0)
         for probability in probabilities:
@@ -126,11 +126,11 @@ class GrowingTree:
         self.children[node] = range(first, len(self.parents))
 
     def next_nodes(self) -> list[int]:
-        """Nodes that the next pass of the draft expands; none if no pass is worth its time."""
+        """Return the nodes that the next draft pass expands; none if no pass is worth its time."""
         depth, width, nodes = self.budget
         if self._passes == depth:
             return []
-        left = min(width, MOST - (len(self.children) - 1))  # what was read stays in the cache until the round is over
+        left = min(width, MOST - (len(self.children) - 1))  # read nodes stay in the cache until the round ends
         scores = self.scores
         open_ = (node for node in range(len(scores)) if node not in self.children and self.depths[node] < depth)
         best = sorted(open_, key=lambda node: -scores[node])[:left]
@@ -145,23 +145,23 @@ class GrowingTree:
         return best[:chosen]
 
     def best_nodes(self) -> list[int]:
-        """The nodes to propose, at least one: the best, each with its parent."""
+        """Return the nodes to propose, at least one: the best, each with its parent."""
         order = sorted(range(len(self.scores)), key=lambda node: -self.scores[node])[: self.budget.nodes]
         gains = self._gains([self.scores[node] for node in order])
         return order[: max(1, gains.index(max(gains)))]
 
     @property
     def expected(self) -> float:
-        """Accepted tokens of the kept nodes, by their scores."""
+        """Return the expected accepted tokens of the proposed nodes."""
         return math.fsum(self.scores[node] for node in self.best_nodes())
 
     @property
     def cost(self) -> float:
-        """That of the kept nodes' rows and of all passes, in tokens."""
+        """Return the cost of the proposed nodes' rows and of all draft passes, in tokens."""
         return self.prices[len(self.best_nodes())] + self.spent
 
     def as_chain(self, gamma: int) -> float:
-        """Expected accepted tokens of a chain of ``gamma`` in place of the tree."""
+        """Return the expected accepted tokens of a chain of ``gamma`` in place of the tree."""
         gain, score, node, depth = 0.0, 1.0, -1, 0
         while depth < gamma and node in self.children:
             node, depth = self.children[node][0], depth + 1
@@ -173,7 +173,7 @@ class GrowingTree:
         return max(self._gains(scores))
 
     def _gains(self, scores: Sequence[float]) -> list[float]:
-        """For the first 0, 1, ... nodes: expected tokens less the cost of their rows."""
+        """Return, for the first 0, 1, ... nodes, the expected tokens less the cost of their rows."""
         gains, sum_ = [0.0], 0.0
         for count, score in enumerate(scores, 1):
             sum_ += score
@@ -181,8 +181,8 @@ class GrowingTree:
         return gains
 
 
-class _Standing:
-    """The recent gain of trees over chains, with about so many clips at once."""
+class _TreeGain:
+    """Recent gain of trees over chains at one batch size."""
 
     def __init__(self) -> None:
         self.gain = self.weight = 0.0
@@ -198,42 +198,42 @@ class _Standing:
 
 
 class TreeController:
-    """Measurements of trees, for all clips of one pace.
+    """Decides between trees and chains, and limits trees, for all clips of one loop.
 
     Args:
-        pace: the cost of passes.
+        pace: source of pass costs.
     """
 
     def __init__(self, pace: WindowController) -> None:
         self.pace = pace
         self.calibration = DraftCalibration()
-        self._standings: dict[int, _Standing] = {}
+        self._tree_gains: dict[int, _TreeGain] = {}
         self._own = 0.0
 
     def add_host_time(self, seconds: float) -> None:
-        """Add the host's time of a clip after each pass for its tree."""
+        """Add the host time that a clip takes per pass of its tree."""
         self._own = RECENT * self._own + (1 - RECENT) * seconds if self._own else seconds
 
     @property
     def tried(self) -> bool:
-        """Whether any clip's drafter grows trees."""
-        return bool(self._standings)
+        """True if any clip's drafter grows trees."""
+        return bool(self._tree_gains)
 
     @property
-    def _standing(self) -> _Standing:
-        return self._standings.setdefault(self.pace.clips.bit_length(), _Standing())
+    def _tree_gain(self) -> _TreeGain:
+        return self._tree_gains.setdefault(self.pace.clips.bit_length(), _TreeGain())
 
     def rest(self) -> bool:
-        """Whether the next window is a chain, whatever rows cost."""
-        standing = self._standing
+        """Return True if the next window is a chain, whatever rows cost."""
+        standing = self._tree_gain
         return not standing.trees and self.pace.rounds < standing.due
 
     def budget(self, window: DraftWindow, gamma: int) -> TreeBudget:
-        """The limits of a clip's next window, at most ``gamma`` deep.
+        """Return the limits of a clip's next window, at most ``gamma`` deep.
 
         A width of 1 means a chain, whose length the pace chooses.
         """
-        now, standing = self.pace.rounds, self._standing
+        now, standing = self.pace.rounds, self._tree_gain
         wide = self.affordable(gamma)
         if wide.width == 1:
             if now >= standing.due:
@@ -254,10 +254,10 @@ class TreeController:
         return wide if standing.trees != trying else CHAIN
 
     def affordable(self, gamma: int) -> TreeBudget:
-        """The widest tree that could be worth its time; a chain until the cost of rows is known.
+        """Return the widest tree that could be worth its time; a chain until the cost of rows is known.
 
-        All nodes together are worth less than one token for each of their levels, and the child of rank r is the right
-        one in at most one case of r + 1. The cost of many more rows than were measured is unknown.
+        All nodes of a level are worth less than one token together, and the child of rank r is right in at most one of
+        r + 1 cases. The cost of many more rows than were measured is unknown.
         """
         depth, prices = min(gamma, DEEPEST), self.pace.row_prices(MOST)
         if not prices or depth < 1:
@@ -269,14 +269,14 @@ class TreeController:
         return TreeBudget(depth, min(width, nodes), nodes)
 
     def growth(self, window: DraftWindow, budget: TreeBudget) -> GrowingTree:
-        """A tree of one clip."""
+        """Return a new tree for one clip."""
         levels = self.pace.prices_of_levels(WIDEST, self._own)
         return GrowingTree(self.calibration, budget, self.pace.row_prices(MOST), levels, window.beta)
 
     def add_tree(self, growth: GrowingTree, gamma: int, accepted: int) -> None:
-        """Add a verified tree: its gain over that of the clip's chain.
+        """Add a verified tree: its gain over the clip's chain.
 
-        Where a chain would rest only what was accepted counts: the probabilities of such a draft promise too much.
+        Where a chain would rest only accepted tokens count: the probabilities of such a draft are too optimistic.
 
         Args:
             growth: the tree.
@@ -285,4 +285,4 @@ class TreeController:
         """
         gain = (growth.expected if gamma else accepted) - growth.cost
         chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
-        self._standing.add(gain - chain)
+        self._tree_gain.add(gain - chain)

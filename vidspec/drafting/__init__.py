@@ -1,1 +1,1 @@
-"""Drafters, one per file. Most depend on nothing of the target but token ids and kept indices."""
+"""Drafters, one per file. Most need only token ids and kept indices of the target."""

@@ -1,6 +1,6 @@
-"""A tree, wide where the draft is unsure and deep where it is sure (as EAGLE-2's), or a chain where that gains more.
+"""Adaptive trees, wide where the draft is unsure and deep where it is sure (EAGLE-2), or chains where they gain more.
 
-Its growth is decided by :mod:`vidspec.draft_length.trees`, from measured times and the draft's own probabilities.
+Growth is decided by :mod:`vidspec.draft_length.trees`, from measured times and the draft's own probabilities.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["AdaptiveDrafter"]
 
 
 class AdaptiveDrafter(TreeDrafter):
-    """Greedy choices. Nodes are proposed in the order of their scores, so that parents come before their children.
+    """Greedy tree of variable shape; nodes are proposed in the order of their scores, parents before children.
 
     Args:
         engine: the drafting model.
@@ -33,11 +33,11 @@ class AdaptiveDrafter(TreeDrafter):
 
     def __init__(self, engine: Engine, span: KVSpan) -> None:
         super().__init__(engine, span, ())
-        self.set_pace(pace := WindowController(), pace.window())  # until another is known
+        self.set_pace(pace := WindowController(), pace.window())  # default, replaced by the loop's
         self._growth: GrowingTree | None = None
-        self._tokens: list[int] = []  # of all nodes that were offered
-        self._kept: list[int] = []  # of those, the window
-        self._chain = 0  # the length of the chain in its place
+        self._tokens: list[int] = []  # all nodes of the tree
+        self._kept: list[int] = []  # indices of the proposed nodes
+        self._chain = 0  # length of a chain in place of the tree
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
         self.trees, self.window = pace.trees, window
@@ -52,7 +52,7 @@ class AdaptiveDrafter(TreeDrafter):
     def propose(self, gamma: int) -> Steps[Draft]:
         self._growth, self._draft = None, Draft((), ())
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
-            yield from self._grown(budget)
+            yield from self._grow(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
             tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
             self.forwards += length
@@ -63,7 +63,7 @@ class AdaptiveDrafter(TreeDrafter):
             self.declined += gamma > 0
         return self._draft
 
-    def _grown(self, budget: TreeBudget) -> Steps[None]:
+    def _grow(self, budget: TreeBudget) -> Steps[None]:
         growth = self._growth = self.trees.growth(self.window, budget)
         self._tokens, self._entry = [], {}
         read: list[int] = []
@@ -88,11 +88,11 @@ class AdaptiveDrafter(TreeDrafter):
         if self._growth is None:
             self.window.update(len(self._draft.tokens), len(path))
         else:
-            self._judged(self._growth, [self._kept[node] for node in path], token)
+            self._record_verdict(self._growth, [self._kept[node] for node in path], token)
         super().commit(path, token)
 
-    def _judged(self, growth: GrowingTree, path: Sequence[int], token: int) -> None:
-        """The target accepted ``path``, nodes in the order of growth, and continued with ``token``."""
+    def _record_verdict(self, growth: GrowingTree, path: Sequence[int], token: int) -> None:
+        """Update calibration and the tree's gain; ``path`` are the accepted nodes, in the order of growth."""
         self.trees.add_tree(growth, self._chain, len(path))
         reached = (-1, *path)
         wanted = (*(self._tokens[node] for node in path), token)

@@ -1,4 +1,4 @@
-"""The drafter's contract: propose a window, then commit what the target accepted of it.
+"""The contract of drafters: propose a window, then commit the tokens that the target accepted.
 
 A :class:`DrafterKind` is registered; it opens a :class:`Drafter` for each clip. A drafter without a model derives from
 :class:`FreeDrafter`, which is both, and implements ``guess``. Further abilities of a drafter are hooks: attributes and
@@ -42,11 +42,11 @@ class Draft:
     """A proposed window: a chain, or a tree of alternatives.
 
     Attributes:
-        tokens: token ids; of a chain gamma of them or fewer.
+        tokens: token ids; at most gamma for a chain.
         parents: index of each token's parent in the window, -1 for the last committed token; a chain is -1, 0, 1, ...
             Parents come before their children.
         probs: (gamma, V) the distributions a chain's tokens were drawn from; None if they were chosen greedily.
-        weights: of an ensemble, the weight of each context in this window; they sum to 1.
+        weights: for an ensemble, the weight of each context in this window; they sum to 1.
     """
 
     tokens: tuple[int, ...]
@@ -68,14 +68,14 @@ class Draft:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens from the last committed one to each token, which is the last of them."""
+        """Token path from the last committed token to each node, inclusive."""
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens, self.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
         return tuple(paths)
 
     def children(self, node: int) -> list[int]:
-        """Nodes that follow ``node``; -1 for those that follow the last committed token."""
+        """Return the children of ``node``; -1 stands for the last committed token."""
         return [index for index, parent in enumerate(self.parents) if parent == node]
 
 
@@ -85,13 +85,13 @@ class Drafter(ABC):
     Attributes:
         forwards: passes of the draft model so far, prefill excluded.
         spans: sequences that hold the emitted text, or its beginning, after their prompts.
-        declined: rounds so far in which it would have cost more than it was expected to gain, and proposed nothing.
-        paces: whether it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
-        learns: whether it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
+        declined: rounds so far without a proposal, because it was expected to cost more than it gains.
+        paces: True if it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
+        learns: True if it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
             refuses it, as it does one with ``tapped``.
         tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
-        history: the emitted text, with penalties that its own choices should follow too, since the target's do; set
-            before the text begins, None without penalties.
+        history: the emitted text with the profile's penalties, which the drafter's choices should follow as the
+            target's do; set before the first token, None without penalties.
     """
 
     forwards: int = 0
@@ -108,19 +108,19 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, gamma: int) -> Steps[Draft]:
-        """A window; no token in it is more than ``gamma`` after the last committed one.
+        """Propose a window; no token is more than ``gamma`` after the last committed one.
 
-        A generator: it yields engine requests for the passes that it needs, and returns the window.
+        A generator that yields engine requests for its passes and returns the window.
         """
 
     @abstractmethod
     def commit(self, path: Sequence[int], token: int) -> None:
-        """Take the verdict: the tokens at ``path`` of the last window were emitted, then the target's own ``token``."""
+        """Commit the tokens at ``path`` of the last window, and the target's own ``token`` after them."""
 
     def rest(self) -> bool:
-        """Whether to propose nothing in the next round, which is plain decoding's then; called before every round.
+        """Return True to propose nothing in the next round, which is then plain decoding; called before every round.
 
-        Of such rounds it hears by :meth:`catch_up` only, before it proposes again or not at all.
+        Tokens of such rounds arrive by :meth:`catch_up`, before it proposes again or not at all.
         """
         return False
 
@@ -130,13 +130,13 @@ class Drafter(ABC):
             self.commit((), token)
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:  # noqa: B027
-        """Take the measured cost of passes, and the clip's window, to which every round is reported.
+        """Take the measured cost of passes, and the clip's window, to which the drafter reports every round.
 
-        Called before the text begins, if it ``paces``.
+        Called before the first token, if it ``paces``.
         """
 
     def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:  # noqa: B027
-        """The target's verdict on the last window, before its :meth:`commit`. Called if it ``learns``.
+        """Observe the target's pass over the last window, before its :meth:`commit`. Called if it ``learns``.
 
         Args:
             path: indices of the window's tokens that are emitted, in order.
@@ -146,7 +146,7 @@ class Drafter(ABC):
         """
 
     def observe_states(self, states: torch.Tensor) -> None:  # noqa: B027
-        """The target's states in the pass over the last window, before its :meth:`commit`. Called if it has ``tapped``.
+        """Observe the target's states over the last window, before its :meth:`commit`. Called if it has ``tapped``.
 
         Args:
             states: (gamma + 1, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated; row 0 is that of the
@@ -178,33 +178,33 @@ class DrafterKind(ABC):
 
     @abstractmethod
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        """A generator that reads the draft's prompt and returns the drafter of one clip."""
+        """Read the draft's prompt and return the drafter of one clip; a generator of engine requests."""
 
     def encode(self, clip: DraftContext) -> Steps[object]:
-        """The work that does not depend on the pruner's choice. Called if it is ``remote``."""
+        """Do the work that does not depend on the pruner's choice. Called if it is ``remote``."""
         return clip.own()
 
     def prefix(self, clip: DraftContext) -> Steps[EmbeddedPrompt]:
-        """The prompt that the draft model reads: its own, with the kept visual tokens. Called if it is ``remote``."""
+        """Return the draft model's prompt: its own, with the kept visual tokens. Called if it is ``remote``."""
         return clip.kept_of_own()
 
     def prepare(self, target: VideoLanguageModel) -> None:  # noqa: B027
         """Take the loaded target, before any clip; raise an error here if the options do not fit it."""
 
     def forget(self) -> None:  # noqa: B027
-        """Drop what was learned from earlier clips: a measurement begins, or begins again."""
+        """Drop everything learned from earlier clips, before a measurement."""
 
     def close(self) -> None:  # noqa: B027
-        """Called after the last clip."""
+        """Release resources after the last clip."""
 
 
 def drafter_of(section: DraftSection) -> DrafterKind:
-    """The drafter that a profile's ``draft`` section names, with its options."""
+    """Return the drafter that a profile's ``draft`` section names, with its options."""
     return cast(DrafterKind, build_part(drafters.get(section.kind), section))
 
 
 class FreeDrafter(DrafterKind, Drafter):
-    """A drafter without a model: it proposes from token ids alone. It is its own kind; each clip has a copy.
+    """A drafter without a model, which proposes from token ids alone. It is its own kind; each clip has a copy.
 
     Attributes:
         prompt: ids of the text of the target's prompt, visual tokens left out.
@@ -231,10 +231,10 @@ class FreeDrafter(DrafterKind, Drafter):
 
     @abstractmethod
     def guess(self, gamma: int) -> Sequence[int]:
-        """Ids that may follow :attr:`text`, in order: at most ``gamma``, possibly none."""
+        """Return ids that may follow :attr:`text`, in order: at most ``gamma``, possibly none."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """Take ids that were emitted; they are the end of :attr:`text` now."""
+        """Observe emitted ids, which have been appended to :attr:`text`."""
 
     def begin(self, token: int) -> None:
         self._emitted([token])

@@ -1,4 +1,4 @@
-"""A chain of tokens, one pass of the drafting model each, over a prompt that has been read."""
+"""Chains of draft tokens, one pass of the drafting model each, over a prompt that has been read."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def greedy_chain(
 ) -> Steps[list[int]]:
     """Continue a sequence by ``gamma`` tokens, at least one, in as many passes.
 
-    After a rest the first pass reads all tokens of the rest. It is a request of its own, so that its time is not taken
-    for that of a row.
+    After a rest the first pass reads all tokens of the rest. It is a separate request, so that its time does not count
+    as that of a row.
 
     Args:
         engine: the drafting model.
         span: the sequence; it grows by all tokens but the last.
         unread: emitted tokens that it does not hold; two after a window that was accepted whole.
         gamma: tokens to add.
-        history: of penalties on them.
+        history: penalties on them.
     """
     if len(unread) <= 2:
         return (yield Chain(engine, span, unread, gamma, history=history))  # type: ignore[no-any-return]
@@ -46,16 +46,16 @@ def greedy_chain(
 
 
 class ChainWindows(Drafter):
-    """The base of drafters of chains: counts the emitted tokens that its sequences hold.
+    """Base of chain drafters: counts the emitted tokens that its sequences hold.
 
     Args:
-        spans: one or several prompts that have been read; windows are read after each of them.
+        spans: one or several prompts that have been read; windows are appended to each.
     """
 
     def __init__(self, spans: Sequence[KVSpan]) -> None:
         self.spans = tuple(spans)
         self._prompts = [span.length for span in spans]
-        self._committed = 0  # entries behind the prompts that belong to emitted text
+        self._committed = 0  # entries of emitted text, after the prompts
         self._unread: list[int] = []  # emitted tokens the draft has not read yet: one, or two after a full window
         self._window: tuple[int, ...] = ()
 

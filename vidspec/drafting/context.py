@@ -1,4 +1,4 @@
-"""The inputs of a drafter when a clip begins, and the chain or tree over a prompt."""
+"""Inputs of a drafter at the start of a clip, and the chain or tree over a prompt."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = ["DraftContext"]
 
 @dataclass
 class DraftContext:
-    """The inputs of a drafter. Most need few of them.
+    """Inputs of a drafter; most need few of them.
 
     Attributes:
-        profile: the settings.
+        profile: settings.
         request: the clip and its prompt.
         sampling: how drafted tokens are chosen.
         rng: CPU generator.
         room: cache entries needed after the prompt: max_new_tokens and one window.
-        trace: times work, in the draft's lane.
+        trace: times work in the draft's lane.
         tokens: N, the target's visual tokens; None if not known (yet).
         kept: (K,) sorted indices of those the drafter may see; all if None.
         draft: the draft model's engine, if the profile has one.
@@ -51,7 +51,7 @@ class DraftContext:
         self_draft: the engine of a target that drafts for itself, with the target's weights or copies of them as codes,
             over the target's slab.
         target, prefix, read_by_target, taps: the target's engine, its prompt, the prefill of that prompt, and signals
-            observed during it, for drafters that share its weights; they may copy from the span, or write behind it as
+            observed during it, for drafters that share its weights; they may copy from the span, or write after it as
             a follower, see :meth:`~vidspec.engine.slab.KVSpan.make_follower`.
         caption: a short caption of the video by another model, for TABED's context C.
         texts: token ids of the target's prompt with each of these texts in place of the video, for a target in another
@@ -78,7 +78,7 @@ class DraftContext:
     _own: EmbeddedPrompt | None = None
 
     def release(self) -> None:
-        """Let go of the clip and its embeddings, once the prompt has been read; :meth:`rows` needs neither."""
+        """Release the clip and its embeddings once the prompt has been read; :meth:`rows` needs neither."""
         self._own, self.request = None, replace(self.request, clip=None, ahead={})
 
     def drafting(self) -> Engine[VideoLanguageModel]:
@@ -88,7 +88,7 @@ class DraftContext:
         return self.draft
 
     def own(self, *, pooled: bool = False) -> Steps[EmbeddedPrompt]:
-        """The draft model's own prompt with all visual tokens, encoded once by its own vision tower."""
+        """Return the draft model's own prompt with all visual tokens, encoded once by its own vision tower."""
         if pooled:
             return (yield from encode_prompt(self.drafting().model, self.request, self.trace, "draft", pooled=True))
         if self._own is None:
@@ -96,7 +96,7 @@ class DraftContext:
         return self._own
 
     def kept_of_own(self) -> Steps[EmbeddedPrompt]:
-        """The draft model's own prompt with the kept visual tokens."""
+        """Return the draft model's own prompt with the kept visual tokens."""
         return self.pruned((yield from self.own()))
 
     @property
@@ -105,7 +105,7 @@ class DraftContext:
         return () if self.prefix is None else self.prefix.text_ids
 
     def text(self, instead: str) -> EmbeddedPrompt:
-        """The target's prompt with a text in place of the video, for the draft model."""
+        """Return the target's prompt with a text in place of the video, for the draft model."""
         ids = self.texts.get(instead)
         if ids is None:
             if self.target is None:
@@ -114,7 +114,7 @@ class DraftContext:
         return self.drafting().model.text_prefix(ids)
 
     def pruned(self, prefix: EmbeddedPrompt) -> EmbeddedPrompt:
-        """``prefix`` with only the kept visual tokens.
+        """Return ``prefix`` with only the kept visual tokens.
 
         Raises:
             ModelError: see :meth:`rows`.
@@ -124,7 +124,7 @@ class DraftContext:
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
 
     def rows(self, prefix: EmbeddedPrompt) -> torch.Tensor:
-        """Rows of ``prefix``, sorted, without the visual tokens that the drafter may not see.
+        """Return the rows of ``prefix``, sorted, without the pruned visual tokens.
 
         Raises:
             ModelError: its number of visual tokens differs from the target's, and some are to be pruned.
@@ -139,7 +139,7 @@ class DraftContext:
         return prefix.rows_kept(self.kept.to(prefix.embeds.device))
 
     def read(self, engine: Engine, prefix: Prompt) -> Steps[PrefillResult]:
-        """Prefill, timed as the draft's; a prefix cached by earlier turns of a dialogue is not read again.
+        """Prefill a prompt, timed as the draft's; a prefix cached by earlier turns of a dialogue is not read again.
 
         A head's prompt consists of the target's states, and is read whole.
         """
@@ -152,7 +152,7 @@ class DraftContext:
         return found  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:
-        """A drafter of the profile's topology over a prompt that has been read."""
+        """Return a drafter of the profile's topology over a prompt that has been read."""
         wanted = self.profile.draft
         if wanted.topology == "tree":
             return TreeDrafter(engine, span, parse_tree(wanted.tree))

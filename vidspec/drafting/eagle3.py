@@ -1,4 +1,4 @@
-"""A published EAGLE-3 head of the target drafts (Li et al. 2025), ``models.draft``."""
+"""Drafting by a published EAGLE-3 head of the target (Li et al. 2025), ``models.draft``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from vidspec.registry import drafters
 
 @drafters.register("eagle3")
 class Eagle3Draft(HeadDraft):
-    """A block trained for the target, over states of three of its blocks."""
+    """A head trained for the target, over states of three of its blocks."""
 
     model = "head"

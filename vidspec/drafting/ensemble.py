@@ -20,7 +20,7 @@ __all__ = ["EnsembleDraft", "prefix_of"]
 
 @drafters.register("ensemble")
 class EnsembleDraft(DrafterKind):
-    """Contexts M, T, C, P of TABED in one batch of the draft model; their prompts are read separately."""
+    """TABED's contexts M, T, C, P in one batch of the draft model; their prompts are read separately."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class EnsembleDraft(DrafterKind):
 
 
 def prefix_of(context: str, clip: DraftContext) -> Steps[EmbeddedPrompt]:
-    """The draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
+    """Return the draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
 
     Args:
         context: ``video`` (M, the kept visual tokens), ``text`` (T, a newline), ``caption`` (C, ``image:`` and a short

@@ -27,7 +27,7 @@ class EnsembleChain(ChainWindows):
 
     Args:
         engine: the draft model, which reads all contexts in one pass.
-        spans: the contexts' prompts, read.
+        spans: the contexts' prompts, which have been read.
         sampling: how tokens are chosen.
         rng: CPU generator.
     """
@@ -51,7 +51,7 @@ class EnsembleChain(ChainWindows):
             passed = yield Forward(self.engine, rows, "draft")
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
-            self._seen(each)
+            self._store_distributions(each)
             if place == 0:
                 weights = self._weights()
             mixed = mix_distributions(weights, each[-1])
@@ -67,11 +67,11 @@ class EnsembleChain(ChainWindows):
         draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
         return replace(draft, weights=weights)
 
-    def _seen(self, each: torch.Tensor) -> None:
-        """Distributions (n, m, V) after n tokens that were just read."""
+    def _store_distributions(self, each: torch.Tensor) -> None:
+        """Store the distributions (n, m, V) after the n tokens just read."""
 
     def _weights(self) -> tuple[float, ...]:
-        """Weights of the next window."""
+        """Return the context weights of the next window."""
         return equal_weights(self.contexts)
 
 
@@ -95,8 +95,8 @@ class AdaptiveEnsembleChain(EnsembleChain):
     ) -> None:
         super().__init__(engine, spans, sampling, rng)
         self.evidence = evidence
-        self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
-        #: (V,) the target's distribution and the emitted token, at positions that no context has read yet.
+        self._rows: list[torch.Tensor] = []  # (m, V) at each position of the window
+        #: The target's distribution (V,) and the emitted token, at positions that no context has read yet.
         self._labels: list[tuple[torch.Tensor, int]] = []
 
     def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
@@ -105,12 +105,12 @@ class AdaptiveEnsembleChain(EnsembleChain):
         labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))
         for (p, emitted), q in zip(labels, self._rows, strict=False):
             self.evidence.add(p, q, emitted)
-        self._labels += labels[len(self._rows) :]  # behind a window that passed whole
+        self._labels += labels[len(self._rows) :]  # after a window accepted whole
         self._rows = []
 
-    def _seen(self, each: torch.Tensor) -> None:
+    def _store_distributions(self, each: torch.Tensor) -> None:
         *late, row = each
-        if late:  # the place of a bonus, judged before any context read that far
+        if late:  # a bonus, verified before any context read that far
             for (p, emitted), q in zip(self._labels, late, strict=True):
                 self.evidence.add(p.to(q.device), q, emitted)
             self._labels = []

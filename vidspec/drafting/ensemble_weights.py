@@ -1,6 +1,6 @@
-"""The weight of each context of an ensemble: rules over the verified positions so far (TABED 5.1, App. B).
+"""Weights of an ensemble's contexts from the verified positions so far (TABED 5.1, App. B).
 
-Pure functions of tensors, and the evidence they are applied to; no models, no prompts.
+Pure functions of tensors, and the accumulated errors they apply to; no models, no prompts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
 
 #: Errors below this are rounding (nats, float32); contexts without error have equal weights.
 FLOOR = 1e-6
-#: Candidates of the grid that are mixed at once; four contexts have 286, and a vocabulary may have 152,064 entries.
+#: Grid candidates mixed at once; four contexts have 286, and a vocabulary may have 152,064 entries.
 CHUNK = 32
 
 
 def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """D_KL(p || q) in nats, (n,), of p (V,) and q (n, V), float32, as in e_t of TABED 5.1.
+    """Return D_KL(p || q) in nats, (n,), of p (V,) and q (n, V), float32, as in e_t of TABED 5.1.
 
     A q that is zero by rounding counts as the smallest float32. Negative results of rounding are 0.
     """
@@ -38,12 +38,12 @@ def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Total variation distance, half the sum of |p - q|: (n,) of p (V,) and q (n, V), float32."""
+    """Return the total variation distance, half the sum of |p - q|: (n,) of p (V,) and q (n, V), float32."""
     return 0.5 * (p - q).abs().sum(-1)
 
 
 def simplex_grid(contexts: int, steps: int = 10) -> torch.Tensor:
-    """All weights of so many contexts that are multiples of 1 / steps and sum to 1 (TABED App. B.2).
+    """Return all context weights that are multiples of 1 / ``steps`` and sum to 1 (TABED App. B.2).
 
     Returns:
         (n, contexts) float64, those that favour the earlier contexts first.
@@ -58,36 +58,36 @@ def simplex_grid(contexts: int, steps: int = 10) -> torch.Tensor:
 
 
 def grid_weights(candidates: torch.Tensor, matches: torch.Tensor, errors: torch.Tensor) -> tuple[float, ...]:
-    """The candidate with the most top-1 matches; ties by the smallest error, then the first (MT*).
+    """Return the candidate with the most top-1 matches; ties by the smallest error, then the first (MT*).
 
     Args:
         candidates: (n, m).
         matches: (n,) number of positions at which each mixture's argmax is the emitted token (hard labels).
-        errors: (n,) float64, accumulated divergence of the target from each one's mixture.
+        errors: (n,) float64 accumulated divergence of the target from each mixture.
     """
     best = min(range(len(candidates)), key=lambda j: (-float(matches[j]), float(errors[j]), j))
     return tuple(candidates[best].tolist())
 
 
 def softmax_weights(errors: torch.Tensor) -> tuple[float, ...]:
-    """softmax(1 / e) of accumulated errors (m,) float64, temperature 1 (MTCP*; TABED App. B.2)."""
+    """Return softmax(1 / e) of accumulated errors (m,) float64, temperature 1 (MTCP*; TABED App. B.2)."""
     return tuple((1 / errors.clamp(min=FLOOR)).softmax(0).tolist())
 
 
 def inverse_weights(errors: torch.Tensor) -> tuple[float, ...]:
-    """Proportional to 1 / e of accumulated errors (m,) float64, as in the paper's released code."""
+    """Return weights proportional to 1 / e of accumulated errors (m,) float64, as in the paper's released code."""
     inverse = 1 / errors.clamp(min=FLOOR)
     return tuple((inverse / inverse.sum()).tolist())
 
 
 class ContextErrors:
-    """The errors of each candidate at the verified positions; a few numbers for each, no distributions.
+    """Accumulated errors of each candidate at the verified positions; stores no distributions.
 
-    Decision: the positions of a verification pass count, those of correction and bonus included; the prefill's own
-    token does not, so that the first window has equal weights.
+    **D**: all positions of a verification pass count, including correction and bonus. The prefill's own token does not,
+    so the first window has equal weights.
 
     Args:
-        rule: ``grid``, ``softmax`` or ``inverse``; the last two judge each context alone, the grid its candidates.
+        rule: ``grid``, ``softmax`` or ``inverse``; the last two rate single contexts, the grid its candidates.
         contexts: m.
         divergence: ``kl`` (of the mixture from the target) or ``tvd``.
         history: number of last positions that count; all if None.
@@ -107,7 +107,7 @@ class ContextErrors:
         Args:
             p: (V,) the target's distribution (a soft label), float32.
             q: (m, V) the distribution of each context, float32, on the same device.
-            emitted: the token there.
+            emitted: the emitted token.
         """
         parts: list[torch.Tensor] = []
         for some in self.candidates.to(q).split(CHUNK):
@@ -116,7 +116,7 @@ class ContextErrors:
         self._seen.append(torch.cat(parts).cpu().double())
 
     def weights(self) -> tuple[float, ...]:
-        """Weights by the rule, over the history; equal before the first position."""
+        """Return the weights by the rule, over the history; equal before the first position."""
         if not self._seen:
             return equal_weights(self.contexts)
         matches, errors = torch.stack(list(self._seen)).sum(0).unbind(-1)
@@ -126,10 +126,10 @@ class ContextErrors:
 
 
 def equal_weights(contexts: int) -> tuple[float, ...]:
-    """The same weight for each context (MT, MTCP; the first window of all)."""
+    """Return the same weight for each context (MT, MTCP; the first window of all rules)."""
     return (1 / contexts,) * contexts
 
 
 def mix_distributions(weights: Sequence[float], q: torch.Tensor) -> torch.Tensor:
-    """(V,) weighted mean of distributions q (m, V) float32 (W-AVG of TABED, Algorithm 1)."""
+    """Return the (V,) weighted mean of distributions q (m, V) float32 (W-AVG of TABED, Algorithm 1)."""
     return torch.tensor(weights, dtype=q.dtype, device=q.device) @ q

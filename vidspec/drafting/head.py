@@ -1,4 +1,4 @@
-"""A head drafts from the target's own states: a chain of greedy choices. The drafter's kind chooses the head.
+"""Drafting by a head over the target's states: a chain of greedy choices. The drafter's kind chooses the head.
 
 The head reads pairs: the target's states at a token, and the embedding of the next token. For verified text the states
 are the target's; after it the head continues from its own state. A pair is at the rotary position of the token whose
@@ -33,11 +33,11 @@ class HeadChain(Drafter):
     """The chain of one clip.
 
     Args:
-        engine: the head's.
+        engine: the head's engine.
         span: its entries for all pairs of the prompt but the last, which needs the target's first token.
-        states: (1, hidden) of the prompt's last row, concatenated.
+        states: (1, hidden) target states of the prompt's last row, concatenated over tapped blocks.
         position: (axes, 1) of that row.
-        following: the position of the target's first token.
+        following: position of the target's first token.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class HeadChain(Drafter):
         self.engine, self.span = engine, span
         self.tapped = engine.model.blocks
         self._kept = span.length  # entries of pairs of the prompt and of emitted text
-        self._positions = position  # of the pairs that were not read yet
+        self._positions = position  # of pairs not read yet
         self._states = states
         self._tokens: list[int] = []
         self._following = following
         self._window: tuple[int, ...] = ()
-        self._read = 0  # pairs that the last window was drafted behind
+        self._read = 0  # pairs read for the last window
         self._seen: torch.Tensor | None = None  # the target's states in the pass over the last window
 
     def begin(self, token: int) -> None:
@@ -97,7 +97,7 @@ class HeadChain(Drafter):
         self.span.rollback(self._kept)
         if self._read:
             self._tokens, self._states, self._positions = tokens, states, positions
-        else:  # nothing was drafted: what waits goes on waiting
+        else:  # nothing drafted: unread pairs stay unread
             self._tokens = [*self._tokens, *tokens]
             self._states = torch.cat([self._states, states])
             self._positions = torch.cat([self._positions, positions], dim=1)
@@ -108,7 +108,7 @@ class HeadDraft(DrafterKind):
     """A head of the target.
 
     Args:
-        visual: which visual tokens it reads: ``all`` that ``prune`` keeps, or ``none``.
+        visual: ``all``: it reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
     """
 
     draws = False

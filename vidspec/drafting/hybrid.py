@@ -1,4 +1,4 @@
-"""A model drafts, unless a lookup in earlier text promises more tokens per second."""
+"""Drafting by a model, or by lookup in earlier text when that is expected to be faster."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class HybridDrafter(Drafter):
-    """In each round the proposal with the higher expected gain: accepted tokens, less the cost of its passes in tokens.
+    """Proposes, per round, by model or lookup: by expected accepted tokens less the cost of passes in tokens.
 
-    The lookup is rated by its scores, the model by its acceptance rate, both by the measured times of rows and of the
-    draft's passes. Before it drafts again, the model reads the tokens that it did not draft.
+    The lookup is rated by its scores, the model by its acceptance rate, both with the measured times of rows and of
+    draft passes. Before it drafts again, the model reads the tokens that it did not draft.
 
     Args:
-        model: drafts a greedy chain.
-        lookup: the drafter that looks up.
+        model: drafter of a greedy chain.
+        lookup: drafter by lookup.
         gamma: the model's window; None for the adaptive one.
     """
 
@@ -94,7 +94,7 @@ class HybridDrafter(Drafter):
         self.model.commit((), token)
 
     def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
-        """The model observes every token, including those from the lookup."""
+        """Forward the pass to the model, also for tokens from the lookup."""
         if not self._looked_up:
             self.model.observe(path, token, passed)
             return
@@ -103,7 +103,7 @@ class HybridDrafter(Drafter):
             self.model.observe((), one, passed.row(row))
 
     def observe_states(self, states: torch.Tensor) -> None:
-        """A head reads the target's states of every token, including those from the lookup."""
+        """Forward the states to the head, also for tokens from the lookup."""
         self._states = states
         if not self._looked_up:
             self.model.observe_states(states)
@@ -117,9 +117,9 @@ class HybridDraft(DrafterKind):
     """``suffix`` or a drafter with a model, whichever is expected to be faster in a round.
 
     Args:
-        of: the drafter with a model.
+        of: name of the drafter with a model.
         settings: its options.
-        least, most, capacity, memory: as of ``suffix``.
+        least, most, capacity, memory: options of ``suffix``.
     """
 
     draws = False

@@ -1,8 +1,8 @@
-"""Drafts by lookup: continuations of earlier occurrences of the end of the text, most frequent first. No torch.
+"""Drafting by lookup: continuations of earlier occurrences of the text's last tokens, most frequent first. No torch.
 
 A continuation's score is the probability that all of it is accepted: at each step its share of the occurrences, times
 the recent acceptance of such shares after matches of that length. Tokens are proposed while their score is worth a row
-of the target's pass: many after long matches, and none after a weak match.
+of the target's pass: many after a long match, none after a weak one.
 """
 
 from __future__ import annotations
@@ -24,46 +24,45 @@ if TYPE_CHECKING:
 
 __all__ = ["LONGEST", "LookupDrafter", "LookupProposal", "MatchAcceptance", "RowPrices"]
 
-#: Tokens of the longest proposal; the score below which none is proposed; the same while the cost of rows is unknown.
+#: Tokens of the longest proposal; the lowest score to propose; the same while the cost of rows is unknown.
 LONGEST, LEAST, UNPRICED = 32, 0.02, 0.15
-#: Acceptance of shares after matches of 1, 2-3, 4-7, 8-15 and more tokens; its weight in tokens; the fading per
-#: window.
+#: Prior acceptance after matches of 1, 2-3, 4-7, 8-15 and more tokens; its weight in tokens; fading per window.
 PRIOR, PRIOR_TOKENS, FADE = (0.2, 0.4, 0.7, 0.9, 0.95), 8.0, 0.998
 
 
 class MatchAcceptance:
-    """The acceptance rate of the most frequent continuations by the length of the match, over all clips."""
+    """Acceptance rate of the most frequent continuations by match length, over all clips."""
 
     def __init__(self) -> None:
         self._promised = [PRIOR_TOKENS] * len(PRIOR)
         self._kept = [PRIOR_TOKENS * share for share in PRIOR]
 
     def __call__(self, length: int) -> float:
-        """The probability that the only continuation of a match of so many tokens is right."""
+        """Return the probability that the only continuation of a match of ``length`` tokens is right."""
         at = min(length.bit_length(), len(PRIOR)) - 1
         return min(0.99, self._kept[at] / self._promised[at])
 
     def update(self, length: int, share: float, right: bool) -> None:
-        """Add a proposal with ``share`` of the continuations of such a match, and whether one of them was right."""
+        """Add a verified proposal, which held ``share`` of the continuations of a match of ``length``."""
         at = min(length.bit_length(), len(PRIOR)) - 1
         self._promised[at] = FADE * self._promised[at] + share
         self._kept[at] = FADE * self._kept[at] + right
 
 
 class RowPrices(Protocol):
-    """The cost of rows."""
+    """Source of row costs."""
 
     def row_prices(self, rows: int) -> Sequence[float]:
-        """The cost of 0, 1, ... ``rows`` drafted rows, in tokens; empty until it is known."""
+        """Return the cost of 0, 1, ... ``rows`` drafted rows, in tokens; empty until it is known."""
         ...
 
 
 class LookupProposal(NamedTuple):
-    """A proposal, the best scores first.
+    """A proposal by lookup, the best scores first.
 
     Attributes:
         tokens, parents: a window.
-        shares: of each token, the share of the occurrences that it followed.
+        shares: by token, the share of the occurrences that it followed.
         length: of the match.
         gain: expected accepted tokens, less the cost of their rows in tokens.
     """
@@ -79,7 +78,7 @@ NOTHING = LookupProposal((), (), (), 0, 0.0)
 
 
 class LookupDrafter(FreeDrafter):
-    """Searches its own text and prompt, and the texts of a memory if there is one.
+    """Searches the clip's text and prompt, and the texts of a memory if there is one.
 
     Args:
         least: the shortest match, in tokens.
@@ -101,12 +100,12 @@ class LookupDrafter(FreeDrafter):
         self.start(clip.room, len(parse_tree(draft.tree)) if draft.topology == "tree" else None)
 
     def start(self, room: int, nodes: int | None = None, prices: RowPrices | None = None) -> None:
-        """Begin a text.
+        """Start a text.
 
         Args:
-            room: tokens that it may have, about.
+            room: expected number of tokens.
             nodes: the most nodes of a proposed tree; chains if None.
-            prices: the cost of rows.
+            prices: source of row costs.
         """
         self._nodes, self._prices = nodes, prices
         self._own = IndexedText(len(self.prompt) + room, self.least, self.most)
@@ -122,7 +121,7 @@ class LookupDrafter(FreeDrafter):
         self._own.add(token_ids)
 
     def wrote(self, token_ids: Sequence[int]) -> None:
-        """Take emitted ids that another drafter proposed."""
+        """Add emitted ids that another drafter proposed."""
         self._emitted(list(token_ids))
 
     def finish(self, token_ids: Sequence[int]) -> None:
@@ -135,14 +134,14 @@ class LookupDrafter(FreeDrafter):
         return self.proposed(self._found)
 
     def proposed(self, found: LookupProposal) -> Draft:
-        """The found proposal as a window to be verified."""
+        """Return the proposal as a window to verify."""
         self._found, self.window = found, found.tokens
         return Draft(found.tokens, found.parents)
 
     def commit(self, path: Sequence[int], token: int) -> None:
         found, self._found = self._found, NOTHING
         if self._turns is not None:
-            self._turns.update(0, len(path))  # nothing was drafted by a model
+            self._turns.update(0, len(path))  # the model drafted nothing
         node, depth = -1, 0
         for following in [*path, None]:
             share = sum(s for s, parent in zip(found.shares, found.parents, strict=True) if parent == node)
@@ -153,7 +152,7 @@ class LookupDrafter(FreeDrafter):
         super().commit(path, token)
 
     def look(self, gamma: int) -> LookupProposal:
-        """The proposal, at most ``gamma`` deep."""
+        """Return the proposal, at most ``gamma`` deep."""
         if gamma <= 0:
             return NOTHING
         end = self._own.tokens[-self.most :]
@@ -164,17 +163,17 @@ class LookupDrafter(FreeDrafter):
             return NOTHING
         most = min(gamma, LONGEST) if self._nodes is None else self._nodes
         prices = self._prices.row_prices(most) if self._prices is not None else []
-        grown = self._grown(found, min(gamma, LONGEST), most, prices)
+        grown = self._grow(found, min(gamma, LONGEST), most, prices)
         self.declined += not grown.tokens
         return grown
 
-    def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> LookupProposal:
-        """Continuations of ``matches``, the best first: as many as are worth their rows.
+    def _grow(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> LookupProposal:
+        """Return continuations of ``matches``, the best first: as many as are worth their rows.
 
         Args:
             matches: of one length.
-            depth: no token is further after the last one of the text.
-            most: tokens.
+            depth: largest distance of a token from the text's last one.
+            most: largest number of tokens.
             prices: the cost of rows in tokens, by number of proposed tokens; empty if unknown.
         """
         length, number = matches[0].length, count()
@@ -187,7 +186,7 @@ class LookupDrafter(FreeDrafter):
                     following.setdefault(tokens[place], []).append((tokens, place + 1))
             known = sum(map(len, following.values()))
             trust = self.reliance(length + at)
-            ranked = sorted(following.items(), key=lambda one: -len(one[1]))  # of equals the newest first
+            ranked = sorted(following.items(), key=lambda one: -len(one[1]))  # ties: the newest first
             for token, group in ranked if self._nodes is not None else ranked[:1]:
                 share = len(group) / known
                 heapq.heappush(heap, (-score * trust * share, next(number), parent, at + 1, token, share, group))

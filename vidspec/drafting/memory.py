@@ -1,4 +1,4 @@
-"""Earlier texts, and occurrences of the end of a new text in them. No torch, no models: token ids.
+"""Index of earlier texts, searched for the last tokens of a new text. Token ids only: no torch, no models.
 
 Positions are chained by a hash of their last 1, 2 and 4 tokens (times ``least``), newest first, as compressors of the
 LZ77 family find repetitions: 28 bytes per token and some 30 microseconds per lookup, where a suffix automaton of Python
@@ -23,18 +23,18 @@ __all__ = ["BREAK", "IndexedText", "Match", "TextMemory", "longest_matches"]
 
 #: Separates texts, so that no match continues into the next; no token has this id.
 BREAK = -1
-#: Lengths of the chains' hashes, in shortest matches, and the most positions that are followed in each.
+#: Run lengths that are hashed, in shortest matches, and the most positions followed in each chain.
 ORDERS, FOLLOWED = (1, 2, 4), 16
-#: The hash of a run of tokens, 64 bits with well-mixed high ones: the base of a polynomial, and a final factor.
+#: Hash of a run of tokens, 64 bits with well-mixed high ones: the base of a polynomial, a final factor, a mask.
 BASE, MIXED, WORD = 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15, (1 << 64) - 1
-#: From this many tokens on they are added all at once.
+#: From this many tokens on they are added in bulk.
 MANY = 64
 #: Seconds between two saves during a run.
 EVERY = 30.0
 
 
 class Match(NamedTuple):
-    """An earlier occurrence of the end of a text.
+    """An earlier occurrence of the last tokens of a text.
 
     Attributes:
         tokens: the text that contains it; it only grows.
@@ -48,7 +48,7 @@ class Match(NamedTuple):
 
 
 class IndexedText:
-    """Token ids that are appended, and found by the tokens before them.
+    """Appendable token ids, searchable by the tokens before a position.
 
     Args:
         room: expected number of tokens; more make lookups slower.
@@ -61,7 +61,7 @@ class IndexedText:
         self.most = most
         bits = max(6, (room - 1).bit_length())
         self._shift = 64 - bits
-        # Of each order: by hash the index behind its newest occurrence, and by that index less one the one before it.
+        # Per order: index after the newest occurrence by hash, and, by that index less one, the occurrence before it.
         self._chains = [(least * n, array("i", [0]) * (1 << bits), array("i")) for n in ORDERS if least * n <= most]
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class IndexedText:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in bytes."""
         arrays = [self.tokens, *(one for _, newest, before in self._chains for one in (newest, before))]
         return sum(len(one) * one.itemsize for one in arrays)
 
@@ -97,13 +97,13 @@ class IndexedText:
         return (code * MIXED & WORD) >> self._shift
 
     def _add_many(self, token_ids: Sequence[int]) -> None:
-        """The same, all positions of an order at once."""
+        """Append ids, all positions of an order at once."""
         import numpy as np
 
         start = len(self.tokens)
         self.tokens.extend(token_ids)
         for n, newest, before in self._chains:
-            first = max(0, start + 1 - n)  # where the first new run of n tokens begins
+            first = max(0, start + 1 - n)  # start of the first new run of n tokens
             new = np.array(self.tokens[first:], dtype=np.int64).astype(np.uint64)
             ends = np.arange(first + n, len(self.tokens) + 1)
             codes = np.zeros(len(ends), dtype=np.uint64)
@@ -118,16 +118,16 @@ class IndexedText:
             earlier[again] = ends[order][:-1][again[1:]]
             found = np.empty(len(order), dtype=np.int32)
             found[order] = earlier
-            there[ordered] = ends[order]  # of equal places the last stays
+            there[ordered] = ends[order]  # the last of equal slots stays
             del there
             before.extend([0] * (len(self.tokens) - len(before) - len(found)))
             before.frombytes(found.tobytes())
 
     def find(self, end: array[int]) -> list[Match]:
-        """The newest places where the longest end of ``end`` occurred, of equal length, newest first.
+        """Return the newest occurrences of the longest matching suffix of ``end``, of equal length, newest first.
 
         Beyond four times the shortest match only the newest ``FOLLOWED`` candidates are compared. The end of this text
-        itself is not found.
+        itself is not returned.
         """
         tokens, known = self.tokens, len(end)
         for n, newest, before in reversed(self._chains):
@@ -150,11 +150,11 @@ class IndexedText:
 
 
 class TextMemory:
-    """Whole texts of all clips of a run; threads may share it. The oldest half is dropped at a time.
+    """Finished texts of all clips of a run, thread-safe; when full, the older half is dropped.
 
     Args:
         capacity: the most tokens, breaks included.
-        least, most: as of :class:`IndexedText`.
+        least, most: see :class:`IndexedText`.
         file: keeps texts between runs; its texts are added first.
     """
 
@@ -168,29 +168,29 @@ class TextMemory:
         if file is not None:
             known = file.read()[-2 * self._half :]
             for half in (known[: -self._half], known[-self._half :]):
-                self._put(half)
+                self._append(half)
 
     def __len__(self) -> int:
         return sum(map(len, self.texts))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in bytes."""
         return sum(text.nbytes for text in self.texts)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add a text, or its end if it is longer than half the capacity."""
         text = array("i", [BREAK, *token_ids][-self._half :])
         with self._lock:
-            self._put(text)
+            self._append(text)
             if self.file is not None:
                 self._unsaved += text
                 if time.monotonic() - self._saved >= EVERY:
-                    with suppress(OutputError):  # said when all is saved
+                    with suppress(OutputError):  # raised by the final save
                         self._save()
 
     def find(self, end: array[int]) -> list[Match]:
-        """As :meth:`IndexedText.find` in both halves."""
+        """Return the longest matches of :meth:`IndexedText.find` in both halves."""
         with self._lock:
             found = [match for text in self.texts for match in text.find(end)]
         return longest_matches(found)
@@ -205,7 +205,7 @@ class TextMemory:
             if self._unsaved:
                 self._save()
 
-    def _put(self, text: array[int]) -> None:
+    def _append(self, text: array[int]) -> None:
         if len(self.texts[0]) + len(text) > self._half:
             self.texts = [IndexedText(self._half, *self._lengths), self.texts[0]]
         self.texts[0].add(text)
@@ -218,6 +218,6 @@ class TextMemory:
 
 
 def longest_matches(found: list[Match]) -> list[Match]:
-    """The matches of the greatest length."""
+    """Return the matches of the greatest length."""
     length = max((match.length for match in found), default=0)
     return [match for match in found if match.length == length]

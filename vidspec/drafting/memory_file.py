@@ -1,4 +1,4 @@
-"""A memory of texts in a file that runs share: read whole, replaced whole, also by runs at the same time.
+"""File of texts that runs share, also at the same time; read and replaced as a whole.
 
 One line, ``vidspec memory 1 TOKENIZER COUNT CRC32``, then COUNT token ids of 32 bits, little-endian, each text after a
 break. A damaged file is not used and is replaced; only speed depends on it.
@@ -17,7 +17,7 @@ from vidspec.files import FileLock
 
 __all__ = ["MemoryFile"]
 
-#: The format that is read and written; an unknown one is neither read nor replaced.
+#: The supported format; an unknown one is neither read nor replaced.
 MAGIC, VERSION = b"vidspec memory ", b"1"
 
 
@@ -25,9 +25,9 @@ class MemoryFile:
     """One memory file.
 
     Args:
-        path: it need not exist; its folder is created.
-        tokenizer: a digest of the tokenizer of the ids.
-        capacity: the most tokens that it holds.
+        path: need not exist; its folder is created.
+        tokenizer: digest of the tokenizer of the ids.
+        capacity: the most tokens kept.
 
     Raises:
         UsageError: it is not a memory file, or one for another tokenizer or version of vidspec.
@@ -36,14 +36,14 @@ class MemoryFile:
 
     def __init__(self, path: Path, tokenizer: str, capacity: int) -> None:
         self.path, self.tokenizer, self.capacity = path, tokenizer, capacity
-        #: Whether an existing file was damaged.
+        #: True if an existing file was damaged.
         self.damaged = False
         self.read()
         with self._locked():  # and is writable
             pass
 
     def read(self) -> array[int]:
-        """The ids; none if there is no file, or a damaged one."""
+        """Return the ids; none if there is no file, or a damaged one."""
         try:
             if self.path.is_char_device():  # which may have no end
                 raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
@@ -75,7 +75,7 @@ class MemoryFile:
         return tokens
 
     def add(self, tokens: array[int]) -> None:
-        """Append texts to those in the file, including other runs'; beyond the capacity the oldest are dropped.
+        """Append texts to those in the file, other runs' included; beyond the capacity the oldest are dropped.
 
         Raises:
             OutputError: it cannot be written.

@@ -1,4 +1,4 @@
-"""A smaller model of the target's family drafts (Std-SD; SpecVLM 4, ParallelVLM 4)."""
+"""Drafting by a smaller model of the target's family (Std-SD; SpecVLM 4, ParallelVLM 4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @drafters.register("model")
 class ModelDraft(DrafterKind):
-    """Its own vision tower, its own prompt with the kept visual tokens, its own cache."""
+    """A draft model with its own vision tower, prompt (the kept visual tokens) and KV cache."""
 
     trees = True
     remote = True

@@ -1,4 +1,4 @@
-"""The layer for multi-token prediction in the target's own checkpoint drafts (DeepSeek-V3, Sec. 2.2; Qwen3.5)."""
+"""Drafting by the multi-token prediction layer of the target's checkpoint (DeepSeek-V3, Sec. 2.2; Qwen3.5)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from vidspec.registry import drafters
 
 @drafters.register("mtp")
 class MtpDraft(HeadDraft):
-    """The layer continues from its own state, once for each token of a window."""
+    """A chain of the MTP layer, which continues from its own state for each token of a window."""
 
     model = "layer"

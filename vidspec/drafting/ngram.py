@@ -1,4 +1,4 @@
-"""Prompt lookup: proposes what followed earlier occurrences of the last tokens in the text or its prompt."""
+"""Prompt lookup: proposes the continuations of earlier occurrences of the last tokens in text and prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token recycling: drafts from the target's latest choice after each token (Luo et al. 2024, section 3)."""
+"""Token recycling: drafting from the target's latest choice after each token (Luo et al. 2024, section 3)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @drafters.register("recycle")
 class RecycleDraft(FreeDrafter):
-    """A chain through a table of successors, shared by all clips of a run.
+    """Chains through a table of successors, shared by all clips of a run.
 
     The successor of a token is the target's greedy choice after its last occurrence, in the text or in a drafted
-    window: rows of rejected tokens are computed anyway, so they count too. The paper keeps the k most probable
+    window, rejected tokens included, since their rows are computed anyway. The paper keeps the k most probable
     successors and drafts a tree.
     """
 

@@ -1,4 +1,4 @@
-"""The target drafts for itself: over kept visual tokens (Self-SD; SpecVLM 4), with weights of few bits, or both."""
+"""Self-drafting by the target: over kept visual tokens (Self-SD; SpecVLM 4), with low-bit weights, or both."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 @drafters.register("self")
 class SelfDraft(DrafterKind):
-    """The target's weights, or copies of them as integers (``draft.precision``).
+    """A draft with the target's weights, or copies of them as integers (``draft.precision``).
 
-    Where visual tokens are pruned, the kept entries are gathered from the target's own KV cache after its prefill, so
-    there is no second prefill, and lower layers have attended to the whole video. Otherwise it drafts on that cache
-    itself: its entries are written behind the text, and verification overwrites them with the target's. That a model
-    drafts for itself with weights or a cache of few bits is known from work on self-speculation (such as QuantSpec);
-    no paper's system is followed here.
+    If visual tokens are pruned, the kept entries are gathered from the target's KV cache after its prefill: there is no
+    second prefill, and lower layers have attended to the whole video. Otherwise it drafts on that cache: its entries
+    are written after the text, and verification overwrites them with the target's. Self-speculation with low-bit
+    weights or cache is known (such as QuantSpec); no paper's system is followed here.
 
     A drafter in its own process has a second copy of the weights and reads the pruned prompt.
     """
@@ -50,5 +49,5 @@ class SelfDraft(DrafterKind):
         with clip.trace.span("draft_prefill", "draft"):
             rows = prefix.rows_kept(clip.kept.to(prefix.embeds.device))
             span = read.span.select(rows, len(rows) + clip.room)
-            span.offset = prefix.next_position - len(rows)  # entries keep the positions they were read at
+            span.offset = prefix.next_position - len(rows)  # entries keep their positions
         return clip.walker(engine, span)

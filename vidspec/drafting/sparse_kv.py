@@ -1,4 +1,4 @@
-"""The target drafts with the visual entries that each KV head attends to most (STD, as in ParallelVLM 5.1)."""
+"""Self-drafting with the visual entries that each KV head attends to most (STD, as in ParallelVLM 5.1)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["SparseKVDraft", "entries_to_keep"]
 
 
 def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
-    """K, the visual entries of each KV head: K + text is ``wanted``, but K at most ``share`` of all visual ones.
+    """Return K, the visual entries of each KV head: ``wanted`` less text, at most ``share`` of all visual ones.
 
     The paper's 1024 entries are meant for prompts of tens of thousands; a short prompt is pruned by the share instead.
 
     Args:
         visual, text: entries of the prompt.
-        wanted: entries in all.
+        wanted: entries in total.
         share: the largest share of the visual entries.
     """
     return min(visual, max(1, min(wanted - text, round(share * visual))))
@@ -32,7 +32,7 @@ def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
 
 @drafters.register("sparse_kv")
 class SparseKVDraft(DrafterKind):
-    """Per layer and KV head the K visual entries with the most text-to-visual attention, and all text entries.
+    """Drafts on all text entries and, per layer and KV head, the K visual entries with the most attention.
 
     The attention of the text rows after the video, summed over the query heads of the group, is observed during the
     target's prefill; entries are chosen once. Generated tokens keep their positions.
@@ -73,7 +73,7 @@ class SparseKVDraft(DrafterKind):
 
 
 def _rows(scores: torch.Tensor, visual: torch.Tensor, text: torch.Tensor, count: int) -> torch.Tensor:
-    """(kv_heads, count + text) sorted prompt rows of one layer, of ``scores`` (kv_heads, N)."""
+    """Return (kv_heads, count + text) sorted prompt rows of one layer, by ``scores`` (kv_heads, N)."""
     import torch
 
     best = visual.to(scores.device)[scores.topk(count, dim=-1).indices]

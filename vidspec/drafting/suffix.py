@@ -1,4 +1,4 @@
-"""Lookup in this text, earlier captions of the run, and those of earlier runs (SuffixDecoding, Oliaro et al. 2024)."""
+"""Lookup in this text and in captions of this and earlier runs (SuffixDecoding, Oliaro et al. 2024)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MemoryPath = Annotated[
 
 @drafters.register("suffix")
 class SuffixDraft(LookupDrafter):
-    """Drafts depend on other clips' captions, which affects the speed of a caption, never its text.
+    """Lookup with a memory of captions. Other clips' captions affect the speed of a caption, never its text.
 
     Args:
         least: the shortest match, in tokens.
         most: the longest match that is compared.
-        capacity: the most tokens of captions that are kept.
+        capacity: the most tokens of captions kept.
     """
 
     def __init__(

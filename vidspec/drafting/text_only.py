@@ -22,7 +22,7 @@ class TextOnlyDraft(DrafterKind):
     remote = True
 
     def encode(self, clip: DraftContext) -> Steps[object]:
-        """The video is not used."""
+        """Do nothing: the video is not used."""
         yield from ()
         return None
 

@@ -1,4 +1,4 @@
-"""A static tree of alternatives (SD-Tree and SpecVLM): the best children of each node, one pass per level."""
+"""Static draft trees (SD-Tree and SpecVLM): the best children of each node, one pass per level."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vidspec.engine.slab import KVSpan
 
 __all__ = ["Best", "TreeDrafter"]
 
-#: Of each row of a pass the likeliest tokens, and their probabilities.
+#: The likeliest tokens of each row of a pass, and their probabilities.
 Best: TypeAlias = Sequence[tuple[Sequence[int], Sequence[float]]]
 
 
@@ -24,7 +24,7 @@ class TreeDrafter(Drafter):
     Args:
         engine: the drafting model.
         span: the prompt it has read.
-        nodes: of :func:`parse_tree`.
+        nodes: see :func:`parse_tree`.
     """
 
     def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[TreePath]) -> None:
@@ -32,9 +32,9 @@ class TreeDrafter(Drafter):
         self.spans = (span,)
         self._nodes = tuple(nodes)
         self._base = span.length  # cache entries that belong to emitted text
-        self._unread: list[int] = []  # emitted tokens that were not read yet
+        self._unread: list[int] = []  # emitted tokens not read yet
         self._draft = Draft((), ())
-        self._entry: dict[int, int] = {}  # per read node, how far behind the base its cache entry is
+        self._entry: dict[int, int] = {}  # by read node, the offset of its cache entry from the base
 
     def begin(self, token: int) -> None:
         self._unread = [token]
@@ -64,7 +64,7 @@ class TreeDrafter(Drafter):
     def _forward(
         self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int], width: int
     ) -> Steps[Best]:
-        """The likeliest tokens after each node of the frontier; -1 is the last emitted token."""
+        """Return the likeliest tokens after each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         processor = None
         if self.history is not None:

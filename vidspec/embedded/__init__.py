@@ -1,4 +1,4 @@
-"""The built-in pairs: a drawn world, and small models that know nothing else. Importing it imports nothing."""
+"""The built-in models, trained on clips of a drawn world only. Importing this package imports nothing else."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["ships"]
 
 
 def ships(source: str) -> bool:
-    """Whether the model of that folder came with vidspec."""
+    """Return True if the model ``source`` comes with vidspec."""
     return Path(__file__).resolve().parent in Path(source).expanduser().resolve().parents

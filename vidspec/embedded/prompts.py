@@ -1,6 +1,6 @@
-"""What the built-in models were trained to be asked; they know no other prompt. Plain text, no torch.
+"""Prompts of the built-in models, which were trained on no others. Plain text, no torch.
 
-The right answers, and the clips they are about, are not here: research draws both.
+The reference answers and their clips are drawn by ``research.world``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROMPTS = (
     "Describe the subjects, their actions and the background.",
     "Caption this video.",
 )
-#: Questions by kind; ``{thing}`` is a colour and a shape. A caption alone, without the clip, answers the last two.
+#: Questions by kind; ``{thing}`` is a colour and a shape. The last two can be answered from a caption alone.
 QUESTIONS = {
     "count": "How many objects are there?",
     "moves": "Which objects move?",
@@ -32,6 +32,6 @@ SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 
 
 def is_known(prompt: str) -> bool:
-    """Whether the built-in models were trained for a prompt."""
+    """Return True if the built-in models were trained for ``prompt``."""
     things = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
     return prompt in PROMPTS or any(text.format(thing=one) == prompt for text in QUESTIONS.values() for one in things)

@@ -1,4 +1,4 @@
-"""The clips that come with the package, and copies of them. More are drawn by research, not here."""
+"""The package's sample clips, and copies of them. More are drawn by ``research.world``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from vidspec.errors import OutputError
 
 __all__ = ["CLIPS", "TRUTH", "copy", "shipped"]
 
-#: The file beside clips that says what they show.
+#: The file next to clips that describes their content.
 TRUTH = "truth.json"
 CLIPS = Path(__file__).resolve().parent / "clips"
 
 
 def shipped() -> list[Path]:
-    """The clips that come with the package, sorted by name."""
+    """Return the package's sample clips, sorted by name."""
     return sorted(CLIPS.glob("*.mp4"))
 
 
 def copy(out: Path) -> list[Path]:
-    """Copy the shipped clips and their ``truth.json`` into the folder ``out``, made if absent.
+    """Copy the sample clips and their ``truth.json`` into the folder ``out``, created if absent.
 
     Returns:
         the copies' paths.
@@ -28,7 +28,7 @@ def copy(out: Path) -> list[Path]:
     Raises:
         OutputError: the folder cannot be written, or holds one of these files already.
     """
-    files = [*shipped(), CLIPS / TRUTH]  # the truth last: it stands for a complete set
+    files = [*shipped(), CLIPS / TRUTH]  # truth.json last: it marks a complete set
     taken = next((out / file.name for file in files if (out / file.name).exists()), None)
     if taken is not None:
         raise OutputError(f"{taken}: exists already, and is left as it is", hint="name another folder")

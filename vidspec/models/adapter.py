@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, TypeVar
 import torch
 from typing_extensions import Self
 
+from vidspec.deprecation import old_names
 from vidspec.engine.decoder import with_own_slab
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import memory_for
@@ -381,3 +382,7 @@ class Adapter:
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(__name__, {"Message": "ChatMessage"})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 from typing_extensions import Self
 
+from vidspec.deprecation import old_names
 from vidspec.engine.decoder import LanguageModel
 from vidspec.models.preprocess import PixelRules, normalise
 
@@ -312,3 +313,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings (..., hidden) of token ids."""
         ...
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(__name__, {"Seen": "VisionOutput", "Prefix": "EmbeddedPrompt"})

@@ -1,1 +1,1 @@
-"""What the draft sees of the video: one pruner per file. The target always sees everything."""
+"""Pruners of the draft's visual tokens, one per file. The target's are pruned in ``target`` only."""

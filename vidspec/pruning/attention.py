@@ -1,4 +1,4 @@
-"""The tokens the target's text attends to most while it reads its prompt (SpecVLM Eq. 4-5; HIPPO Eq. 2)."""
+"""Pruning by language-to-video attention in the target's prefill (SpecVLM Eq. 4-5; HIPPO Eq. 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pruner's contract: signals in, sorted kept indices out, exactly the budget. Scores are in ``scores``."""
+"""The contract of pruners: signals in, exactly ``kept_count`` sorted indices out. Scores are in ``scores``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from vidspec.deprecation import old_names
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +36,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Signals:
-    """What a pruner may look at: the video's tokens, and of the rest what it declared to need.
+    """Inputs of a pruner: the visual tokens, and the signals it declared in ``needs``.
 
     Attributes:
-        visual: places and features of the N visual tokens.
+        visual: positions and features of the N visual tokens.
         attention: (N,) language-to-video attention of the target over all blocks; needs ``attention``, or
-            ``visual_attention`` for that whose softmax runs over the visual keys alone.
-        seed: for pruners that draw.
-        text: (r,) rows of the text after the video in the states of ``hidden``.
-        hidden: per layer l the target's states (L, d) of the whole prompt behind l blocks, 0 being the embeddings
-            that enter the first; needs ``hidden@l``.
-        block_attention: per block l, the first being 0, its own language-to-video attention (N,); needs
-            ``attention@l``.
+            ``visual_attention`` for a softmax over the visual keys alone.
+        seed: for random pruners.
+        text: (r,) rows of the text after the video, as indices into the states of ``hidden``.
+        hidden: by layer l, the target's states (L, d) of the whole prompt after l blocks; layer 0 is the embeddings.
+            Needs ``hidden@l``.
+        block_attention: by block l, counted from 0, its language-to-video attention (N,); needs ``attention@l``.
     """
 
     visual: VisualTokens
@@ -80,7 +81,7 @@ class Pruner(ABC):
     """Chooses the visual tokens the draft may see.
 
     ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``visual_attention``,
-    ``attention@l`` and ``hidden@l`` are observed while the target reads its prompt, and only if a pruner needs them.
+    ``attention@l`` and ``hidden@l`` are observed during the target's prefill, only if a pruner needs them.
 
     The parameters of its constructor are keys of a profile's ``prune`` section, ``depth``, the number of blocks of the
     target, or ``family``, the target's; all have defaults.
@@ -90,7 +91,7 @@ class Pruner(ABC):
 
     @abstractmethod
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
-        """(K,) sorted indices of the visual tokens kept, K = :func:`kept_count` of N and ``alpha``."""
+        """Return (K,) sorted indices of the visual tokens kept, K = :func:`kept_count` of N and ``alpha``."""
 
 
 class ScoringPruner(Pruner):
@@ -98,17 +99,17 @@ class ScoringPruner(Pruner):
 
     @abstractmethod
     def scores(self, signals: Signals) -> torch.Tensor:
-        """(N,) float32, of each visual token."""
+        """Return (N,) float32 scores of the visual tokens."""
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         return top_scored(self.scores(signals), signals.visual, alpha)
 
 
 def make_taps(needs: Iterable[str], prefix: EmbeddedPrompt) -> Taps | None:
-    """Observers of what a pruner (or drafter) needs of the target's prefill; None if that is nothing.
+    """Return observers of the prefill signals that a pruner or drafter needs; None if it needs none.
 
     Raises:
-        ValueError: a signal that does not exist.
+        ValueError: unknown signal.
     """
     from vidspec.engine.taps import Taps
 
@@ -138,7 +139,7 @@ def make_taps(needs: Iterable[str], prefix: EmbeddedPrompt) -> Taps | None:
 
 
 def make_signals(prefix: EmbeddedPrompt, taps: Taps | None, seed: int = 0) -> Signals:
-    """What was observed while the target read ``prefix``."""
+    """Return the signals of one prefill of ``prefix``."""
     if taps is None:
         return Signals(prefix.visual, seed=seed, text=prefix.text_rows_after_video)
     return Signals(
@@ -152,7 +153,7 @@ def make_signals(prefix: EmbeddedPrompt, taps: Taps | None, seed: int = 0) -> Si
 
 
 def attention_ranks(taps: Taps | None) -> tuple[tuple[str, bytes], ...]:
-    """The attention that was observed, as :class:`~vidspec.events.events.Prefilled` has it."""
+    """Return the observed attention by signal name, as ranks, for :class:`~vidspec.events.events.Prefilled`."""
     if taps is None:
         return ()
     whole = (
@@ -163,44 +164,44 @@ def attention_ranks(taps: Taps | None) -> tuple[tuple[str, bytes], ...]:
 
 
 def _ranks(scores: torch.Tensor) -> torch.Tensor:
-    """(N,) places in increasing order, from 0 to 255."""
+    """Return (N,) ranks in increasing order, scaled to 0 ... 255."""
     return scores.argsort(stable=True).argsort() * 255 // max(1, len(scores) - 1)
 
 
 def kept_count(n: int, alpha: float) -> int:
-    """How many of ``n`` visual tokens stay when a share ``alpha`` is pruned: at least one."""
+    """Return the budget: the number of ``n`` visual tokens kept when a share ``alpha`` is pruned, at least one."""
     return max(1, round((1 - alpha) * n))
 
 
 @dataclass(frozen=True)
 class BudgetSplit:
-    """A budget divided: ``required`` (r,) stay, and ``wanted`` of ``free`` (f,) join them; both in prompt order."""
+    """A budget: ``required`` (r,) tokens and ``wanted`` of the ``free`` (f,) ones; both in prompt order."""
 
     required: torch.Tensor
     free: torch.Tensor
     wanted: int
 
     def kept(self, chosen: torch.Tensor) -> torch.Tensor:
-        """(K,) sorted: the required tokens and those ``chosen`` of the free ones."""
+        """Return (K,) sorted indices: the required tokens and the ``chosen`` free ones."""
         import torch
 
         return torch.cat([self.required, chosen]).sort().values
 
 
 def split(visual: VisualTokens, alpha: float) -> BudgetSplit:
-    """Which tokens must stay, and how many of the others may."""
+    """Return the required tokens, the free ones, and the number of free ones to keep."""
     places = kept_count(len(visual), alpha)
     required = visual.required.nonzero()[:places, 0]
     return BudgetSplit(required, (~visual.required).nonzero()[:, 0], places - len(required))
 
 
 def with_required(order: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
-    """Required tokens first, then others in the given order of preference.
+    """Select the required tokens, then others by preference.
 
     Args:
         order: a permutation of the N tokens, best first.
-        visual: the tokens; those ``required`` count towards ``wanted``.
-        wanted: how many.
+        visual: the tokens; ``required`` ones count towards ``wanted``.
+        wanted: number of tokens to select.
 
     Returns:
         (wanted,) sorted indices.
@@ -212,25 +213,28 @@ def with_required(order: torch.Tensor, visual: VisualTokens, wanted: int) -> tor
 
 
 def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
-    """(wanted,) sorted: the tokens that must stay, then those with the highest scores, of equal ones the earlier.
+    """Select the required tokens, then those with the highest scores; ties go to the earlier token.
 
     Args:
         scores: (N,) of the visual tokens.
-        visual: the tokens; those ``required`` count towards ``wanted``.
-        wanted: how many.
+        visual: the tokens; ``required`` ones count towards ``wanted``.
+        wanted: number of tokens to select.
+
+    Returns:
+        (wanted,) sorted indices.
     """
     return with_required(scores.sort(descending=True, stable=True).indices, visual, wanted)
 
 
 def top_scored(scores: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
-    """The best-scored tokens within the budget; of equal scores the earlier token."""
+    """Select the best-scored tokens within the budget; ties go to the earlier token."""
     return best(scores, visual, kept_count(len(visual), alpha))
 
 
 def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -> torch.Tensor:
-    """(wanted,) of the places 0 ... count - 1, sorted: the middle of each of ``wanted`` equal stretches.
+    """Return the middles of ``wanted`` equal stretches of 0 ... count - 1, sorted.
 
-    In integers, so that no two coincide.
+    Integer arithmetic, so that no two coincide.
     """
     import torch
 
@@ -238,11 +242,11 @@ def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -
 
 
 def whole_frames(order: Iterable[int], visual: VisualTokens, alpha: float) -> torch.Tensor:
-    """Fill the budget frame by frame. The last frame that fits only in part gives evenly spaced tokens.
+    """Fill the budget frame by frame; a last frame that fits in part gives evenly spaced tokens.
 
     Args:
-        order: frames, best first, whose free tokens together suffice.
-        visual: the tokens; those ``required`` count towards the budget.
+        order: frames, best first; their free tokens must suffice.
+        visual: the tokens; ``required`` ones count towards the budget.
         alpha: share to prune.
 
     Returns:
@@ -265,7 +269,7 @@ def whole_frames(order: Iterable[int], visual: VisualTokens, alpha: float) -> to
 
 
 def token_grid(visual: VisualTokens) -> torch.Tensor:
-    """(frames, rows, columns) which token is where; -1 where there is none. Separators are nowhere."""
+    """Return (frames, rows, columns) token indices; -1 for empty cells. Separators are left out."""
     placed = ((visual.row >= 0) & (visual.column >= 0)).nonzero()[:, 0]
     if not len(placed):
         return visual.index.new_full((visual.frames, 0, 0), -1)
@@ -273,3 +277,16 @@ def token_grid(visual: VisualTokens) -> torch.Tensor:
     grid = placed.new_full((visual.frames, int(row.max()) + 1, int(column.max()) + 1), -1)
     grid[frame, row, column] = placed
     return grid
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(
+        __name__,
+        {
+            "Split": "BudgetSplit",
+            "taps_for": "make_taps",
+            "signals_of": "make_signals",
+            "ranked": "attention_ranks",
+            "budget": "kept_count",
+        },
+    )

@@ -1,10 +1,10 @@
 """Temporal merging in groups of four frames (SD-DyCoke in SpecVLM 4.4), by the target's visual features.
 
-Of the later frames of each group the tokens most like the same place earlier go first; merged tokens are dropped, not
-averaged. When these frames are used up, the groups' first frames are merged in the same way, and so on (see
-:func:`~vidspec.pruning.scores.merge_similarity`).
+In the later frames of each group the tokens most similar to the same cell of an earlier frame are dropped first; merged
+tokens are dropped, not averaged. When these frames are used up, the groups' first frames are merged in the same way,
+and so on (see :func:`~vidspec.pruning.scores.merge_similarity`).
 
-**D**: a budget smaller than the first frame of the video takes evenly spaced tokens of it.
+**D**: a budget smaller than the video's first frame keeps evenly spaced tokens of it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ class DyCokePruner(Pruner):
         first = free[level[free] == level.max()]
         if len(first) >= parts.wanted:
             return parts.kept(first[evenly_spaced(len(first), parts.wanted, first.device)])
-        order = free[alike[free].sort(stable=True).indices]  # least alike first, of equal ones the earlier
+        order = free[alike[free].sort(stable=True).indices]  # least similar first
         order = order[level[order].sort(descending=True, stable=True).indices]
         return parts.kept(order[: parts.wanted])

@@ -1,6 +1,6 @@
-"""The frames that differ most from the one before (SD-FastVID in SpecVLM 4.4), by the target's visual features.
+"""Frames that differ most from the one before (SD-FastVID in SpecVLM 4.4), by the target's visual features.
 
-**D**: a budget that is no whole number of frames takes evenly spaced tokens of the next frame in the ranking.
+**D**: a budget that is no whole number of frames keeps evenly spaced tokens of the next frame in the ranking.
 """
 
 from __future__ import annotations

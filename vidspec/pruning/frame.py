@@ -1,6 +1,6 @@
 """Whole frames at regular intervals (SD-Frame in SpecVLM 4.4); for Qwen models a frame is one temporal grid step.
 
-**D**: a budget that is no whole number of frames takes one frame more, of which the last gives evenly spaced tokens.
+**D**: a budget that is no whole number of frames takes one more frame; the last frame gives evenly spaced tokens.
 """
 
 from __future__ import annotations

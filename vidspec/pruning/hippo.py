@@ -1,4 +1,4 @@
-"""Attention, change over time and variety in space, weighed against each other frame by frame (HIPPO 5.1, Eq. 2-7)."""
+"""Attention, temporal novelty and spatial variance, normalised within each frame and summed (HIPPO 5.1, Eq. 2-7)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vidspec.registry import key, pruners
 if TYPE_CHECKING:
     import torch
 
-#: Standard deviations that float32 rounding of cosines, and of variances of cosines, may cause.
+#: Standard deviations that float32 rounding may cause: of cosines, of variances of cosines.
 _COSINE, _VARIANCE = 1e-6, 1e-12
 
 
 @pruners.register("hippo")
 class HippoPruner(ScoringPruner):
-    """Each term can be switched off, as in the paper's ablations."""
+    """Pruning by HIPPO's three terms, each of which can be switched off, as in the paper's ablations."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class HippoPruner(ScoringPruner):
         self.needs = frozenset(name for name, term in wanted.items() if term)
 
     def scores(self, signals: Signals) -> torch.Tensor:
-        """(N,) float32: the sum of the frame-normalised terms (Eq. 7).
+        """Return (N,) float32: the sum of the frame-normalised terms (Eq. 7).
 
-        **D**: separators lie in no frame's raster: they take no part in a frame's mean and deviation, and score 0, the
+        **D**: separators belong to no frame's raster. They do not enter a frame's mean and deviation, and score 0, the
         mean.
         """
         import torch

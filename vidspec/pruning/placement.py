@@ -1,4 +1,4 @@
-"""Where visual tokens are, as plain numbers for events: a grid, and the cell of each token in it."""
+"""Positions of visual tokens as plain numbers, for events: a grid, and the cell of each token in it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["token_places"]
 
 
 def token_places(visual: VisualTokens) -> tuple[tuple[int, int, int], tuple[int, ...]]:
-    """The grid of frames (temporal steps), rows and columns, and of each token its cell in it.
+    """Return the grid (frames or temporal steps, rows, columns) and the cell of each token in it.
 
-    Cells count frame by frame in raster order; separators have none: -1.
+    Cells are counted frame by frame in raster order; separators have -1.
     """
     frame, row, column = visual.frame.cpu(), visual.row.cpu(), visual.column.cpu()
     inside = (row >= 0) & (column >= 0)

@@ -1,4 +1,4 @@
-"""Where in the video and in its frames a pruner's kept tokens lie, beside where all tokens lie; plain numbers only."""
+"""Position bias of pruners: shares of kept tokens by frame and frame border, next to those of all tokens. No torch."""
 
 from __future__ import annotations
 
@@ -19,26 +19,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SharePair:
-    """A share of the kept tokens, and the share of all tokens in the same place: what an even choice would keep there.
-
-    Both lie within [0, 1].
-    """
+    """The share of kept tokens in a region, and that of all tokens, which an unbiased choice would keep; in [0, 1]."""
 
     kept: float
     all: float
 
     @property
     def ratio(self) -> float | None:
-        """How many times as many as evenly chosen; None where there is nothing."""
+        """Kept share over that of an unbiased choice; None if the region has no tokens."""
         return self.kept / self.all if self.all else None
 
 
 @dataclass(frozen=True)
 class PositionBias:
-    """The position bias of one choice of visual tokens, separators left out.
+    """Position bias of one selection of visual tokens, without separators.
 
     Attributes:
-        first, last: the ends of the video, see :func:`ends_share`.
+        first, last: first and last frames of the video, see :func:`ends_share`.
         rows: upper and lower border of the frames, see :func:`border_share`.
         columns: left and right border.
     """
@@ -55,16 +52,16 @@ def position_bias(
     kept: Sequence[int],
     views: Sequence[tuple[int, int]] = (),
 ) -> PositionBias | None:
-    """What ParallelVLM Fig. 4 and HIPPO Fig. 2 and 8 measure, of one clip.
+    """Measure the position bias of one clip, as ParallelVLM Fig. 4 and HIPPO Fig. 2 and 8 do.
 
     Args:
         grid: frames (temporal steps), rows and columns of visual tokens.
-        cells: of each of N visual tokens its cell, counted frame by frame in raster order; -1 for separators.
+        cells: cell of each of the N visual tokens, counted frame by frame in raster order; -1 for separators.
         kept: indices of the tokens kept.
-        views: rows and columns of each of several rasters, one below the other, that show the whole frame each.
+        views: rows and columns of each raster, if a frame is shown in several, one below the other.
 
     Returns:
-        None if no token that lies in the grid is kept.
+        None if no token of the grid is kept.
     """
     places = [cell for cell in cells if cell >= 0]
     chosen = [cells[index] for index in kept if cells[index] >= 0]
@@ -81,7 +78,7 @@ def position_bias(
 
 
 def frame_shares(grid: tuple[int, int, int], cells: Sequence[int]) -> tuple[float, ...]:
-    """Which share of the tokens in ``cells`` each frame holds (ParallelVLM Fig. 4); zeros for no tokens."""
+    """Return each frame's share of the tokens in ``cells`` (ParallelVLM Fig. 4); zeros without tokens."""
     frames, rows, columns = grid
     counts = [0] * frames
     for cell in cells:
@@ -90,21 +87,21 @@ def frame_shares(grid: tuple[int, int, int], cells: Sequence[int]) -> tuple[floa
 
 
 def ends_share(shares: Sequence[float]) -> tuple[float, float]:
-    """Shares of the first and of the last frames together.
+    """Return the total shares of the first and of the last frames.
 
-    ParallelVLM Fig. 4 takes frame 1 and frames 125-128 of 128: one in 128 at the beginning, four at the end. **D**: so
-    many of another number of frames, rounded, at least one each; a single frame is both the first and the last.
+    ParallelVLM Fig. 4 takes frame 1 and frames 125-128 of 128. **D**: other numbers of frames are scaled and rounded,
+    with at least one frame at each end; a single frame is both the first and the last.
     """
     first, last = (max(1, round(len(shares) * part / 128)) for part in (1, 4))
     return sum(shares[:first]), sum(shares[-last:])
 
 
 def border_share(places: Sequence[int], size: int, border: float = 0.1) -> float:
-    """Which share of tokens lies at the two borders of an axis (HIPPO 4.1, Fig. 2 and 8).
+    """Return the share of tokens at the two borders of an axis (HIPPO 4.1, Fig. 2 and 8).
 
-    HIPPO takes those within a normalised distance of 10% from the upper or lower edge, about 20% of all. **D**:
-    ``border`` of the rows (columns), rounded, at each edge, and at least one, since a small grid has no row that lies
-    within 10%; compare with the same share of all tokens, not with 20%.
+    HIPPO takes tokens within a normalised distance of 10% from the upper or lower edge, about 20% of all. **D**:
+    ``border`` of the rows (columns) at each edge, rounded and at least one, since a small grid has no row within 10%;
+    compare with the same share of all tokens, not with 20%.
 
     Args:
         places: row (or column) of each token.
@@ -116,7 +113,7 @@ def border_share(places: Sequence[int], size: int, border: float = 0.1) -> float
 
 
 def rasters(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Of each raster of a frame its first row in the grid, its rows and its columns; one where there are no views."""
+    """Return (first row in the grid, rows, columns) of each raster of a frame; a single one without views."""
     found, first = [], 0
     for rows, columns in views or (grid[1:],):
         found.append((first, rows, columns))
@@ -127,7 +124,7 @@ def rasters(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> lis
 def at_borders(
     grid: tuple[int, int, int], views: Sequence[tuple[int, int]], cells: Sequence[int], *, axis: int
 ) -> float:
-    """:func:`border_share` of rows (axis 0) or columns (1), each cell in the raster it lies in."""
+    """Return :func:`border_share` of rows (axis 0) or columns (1), each cell within its own raster."""
     _, rows, columns = grid
     borders = 0.0
     for first, high, wide in rasters(grid, views):

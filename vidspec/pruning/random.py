@@ -1,4 +1,4 @@
-"""Tokens drawn at random (SD-Rand in SpecVLM 4.3): the floor that a pruner must beat."""
+"""Random tokens (SD-Rand in SpecVLM 4.3): the baseline that a pruner must beat."""
 
 from __future__ import annotations
 

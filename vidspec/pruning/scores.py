@@ -1,6 +1,6 @@
-"""What the papers' pruners rate visual tokens by: pure functions of tensors. Which tokens stay, the pruners decide.
+"""Scores of visual tokens from the papers, as pure functions of tensors; selection is up to the pruners.
 
-Nothing here allocates more than a block of rows in float32 beside its result: no N x N, no N x n_text matrix.
+Apart from its result no function allocates more than a block of rows in float32: no N x N, no N x n_text matrix.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = [
     "text_similarity",
 ]
 
-#: Numbers of a block of rows taken to float32 at a time: 32 MiB.
+#: Elements of a block of rows converted to float32 at a time: 32 MiB.
 _BLOCK = 1 << 23
 
 
 def text_similarity(states: torch.Tensor, visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """How much each visual token points where the text does (ParallelVLM Eq. 2, summed over the text).
+    """Return the similarity of each visual token to the text (ParallelVLM Eq. 2, summed over the text).
 
-    ``score_i = sum_j cos(V_i, X_j)``, which is ``V_i / |V_i| . sum_j X_j / |X_j|``: one vector for the whole text, so
-    O(N d) and no N x n matrix. A zero vector has cosine 0 with everything.
+    ``score_i = sum_j cos(V_i, X_j)``, computed as ``V_i / |V_i| . sum_j X_j / |X_j|``: one vector for the whole text,
+    so O(N d) and no N x n matrix. A zero vector has cosine 0 with everything.
 
     Args:
         states: (L, d) of one layer, any float dtype.
@@ -50,12 +50,12 @@ def text_similarity(states: torch.Tensor, visual: torch.Tensor, text: torch.Tens
 def similarity_variation(
     deep: torch.Tensor, shallow: torch.Tensor, visual: torch.Tensor, text: torch.Tensor
 ) -> torch.Tensor:
-    """How much closer each visual token came to the text between two layers (ParallelVLM Eq. 3).
+    """Return the gain in similarity to the text between two layers (ParallelVLM Eq. 3).
 
     ``sum_j sum_l (S_ij^l - S_ij^(l-1))`` over l = 1 ... L telescopes to ``sum_j (S_ij^L - S_ij^0)``.
 
     Args:
-        deep, shallow: (L, d) states at layer L and at layer 0, the embeddings entering the first block.
+        deep, shallow: (L, d) states at layer L and at layer 0, the input embeddings of the first block.
         visual: (N,) rows of the visual tokens.
         text: (n,) rows of the text tokens.
 
@@ -67,17 +67,17 @@ def similarity_variation(
 
 
 def temporal_novelty(features: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    """How unlike the same place in the frames before and after each token is (HIPPO Eq. 3-4).
+    """Return the dissimilarity of each token to the same cell of the adjacent frames (HIPPO Eq. 3-4).
 
-    ``1 - mean of cos(v_j^f, v_j^f')`` over f' in {f-1, f+1} that exist. **D**: without a neighbour, as in a video of
-    one frame, the mean is 0.
+    ``1 - mean of cos(v_j^f, v_j^f')`` over existing f' in {f-1, f+1}. **D**: without a neighbour, as in a video of one
+    frame, the mean is 0.
 
     Args:
         features: (N, d), any float dtype.
-        grid: (frames, rows, columns) indices of tokens, -1 where there is none.
+        grid: (frames, rows, columns) indices of tokens, -1 for empty cells.
 
     Returns:
-        (N,) float32 within [0, 2]; 0 for tokens outside of the grid.
+        (N,) float32 within [0, 2]; 0 for tokens outside the grid.
     """
     places = grid.flatten(1)
     total = torch.zeros(places.shape, dtype=torch.float32, device=features.device)
@@ -94,19 +94,19 @@ def temporal_novelty(features: torch.Tensor, grid: torch.Tensor) -> torch.Tensor
 
 
 def crop_variance(features: torch.Tensor, grid: torch.Tensor, crop: int = 5) -> torch.Tensor:
-    """How mixed a token's cosines with the tokens of its crop are (HIPPO Eq. 5-6).
+    """Return the variance of each token's cosines within its crop (HIPPO Eq. 5-6).
 
     Each frame is cut into crops of ``crop`` x ``crop`` tokens from its upper left corner; those at the right and lower
-    edge are smaller. With the M unit vectors E of a crop, ``S = E E^T`` and the score of token j is the variance of
-    row j of S, ``1/M sum_k (S_jk - mu_j)^2``, its cosine 1 with itself included.
+    edge are smaller. With the M unit vectors E of a crop, ``S = E E^T``. The score of token j is the variance of row j
+    of S, ``1/M sum_k (S_jk - mu_j)^2``, including its cosine 1 with itself.
 
     Args:
         features: (N, d), any float dtype.
-        grid: (frames, rows, columns) indices of tokens, -1 where there is none.
+        grid: (frames, rows, columns) indices of tokens, -1 for empty cells.
         crop: tokens per side.
 
     Returns:
-        (N,) float32 within [0, 1]; 0 for tokens outside of the grid.
+        (N,) float32 within [0, 1]; 0 for tokens outside the grid.
     """
     scores = torch.zeros(len(features), dtype=torch.float32, device=features.device)
     frames, rows, columns = grid.shape
@@ -126,14 +126,14 @@ def crop_variance(features: torch.Tensor, grid: torch.Tensor, crop: int = 5) -> 
 
 
 def frame_normalised(scores: torch.Tensor, frame: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
-    """Standard scores within each frame, ``(s - mu_f) / sigma_f`` (HIPPO, before Eq. 7).
+    """Return standard scores within each frame, ``(s - mu_f) / sigma_f`` (HIPPO, before Eq. 7).
 
-    **D**: sigma_f divides by the number of tokens, as Eq. 6 does. Zero variance gives 0, and a deviation within
-    rounding counts as zero: at most ``floor``, or a millionth of the frame's largest score.
+    **D**: sigma_f divides by the number of tokens, as Eq. 6 does. Zero variance gives 0; a deviation of at most
+    ``floor``, or a millionth of the frame's largest score, counts as zero.
 
     Args:
         scores: (n,) any float dtype.
-        frame: (n,) whose frame each token is of, from 0 on.
+        frame: (n,) frame of each token, from 0.
         floor: the deviation that rounding alone may cause, in the unit of ``scores``.
 
     Returns:
@@ -156,12 +156,12 @@ def frame_normalised(scores: torch.Tensor, frame: torch.Tensor, floor: float = 0
 
 
 def head_count(attention: torch.Tensor, lam_r: float) -> int:
-    """How many tokens hold a share ``lam_r`` of all attention (SpecVLM Eq. 6).
+    """Return the smallest number of tokens that hold a share ``lam_r`` of all attention (SpecVLM Eq. 6).
 
     ``c = min {c' : sum of the c' largest >= lam_r * sum of all}``; 0 for a share of nothing.
 
     Args:
-        attention: (N,) not negative.
+        attention: (N,) non-negative.
         lam_r: share within [0, 1].
     """
     reached = attention.double().sort(descending=True).values.cumsum(0)
@@ -170,14 +170,14 @@ def head_count(attention: torch.Tensor, lam_r: float) -> int:
 
 
 def frame_dissimilarity(features: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    """How much each frame differs from the one before (FastVID's transitions, as SpecVLM 4.4 ranks frames by them).
+    """Return the dissimilarity of each frame to the one before (FastVID's transitions, by which SpecVLM 4.4 ranks).
 
-    ``1 - cos(g_f, g_(f-1))`` with g_f the mean feature of frame f. **D**: FastVID opens a segment at a large
-    transition, and the first frame always opens one: it gets 2, the most there can be.
+    ``1 - cos(g_f, g_(f-1))`` with g_f the mean feature of frame f. **D**: the first frame always opens a segment in
+    FastVID, so it gets the maximum, 2.
 
     Args:
         features: (N, d), any float dtype.
-        grid: (frames, rows, columns) indices of tokens, -1 where there is none.
+        grid: (frames, rows, columns) indices of tokens, -1 for empty cells.
 
     Returns:
         (frames,) float32 within [0, 2].
@@ -193,19 +193,19 @@ def frame_dissimilarity(features: torch.Tensor, grid: torch.Tensor) -> torch.Ten
 
 
 def merge_similarity(features: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What DyCoke's temporal merging compares, in groups of four frames (SpecVLM 4.4).
+    """Return the similarities that DyCoke's temporal merging compares, in groups of four frames (SpecVLM 4.4).
 
-    Of frames 0, 1, 2, 3 of a group the tokens of 1 and 2 are compared with the same place in 0, those of 3 with 2. That
-    lets three quarters be merged. **D**: to reach smaller budgets the first frames of the groups are grouped by four
-    again, and so on; ``level`` says at which of these rounds a token can be merged.
+    In a group of frames 0 to 3, tokens of frames 1 and 2 are compared with the same cell of frame 0, those of frame 3
+    with frame 2, so three quarters can be merged. **D**: for smaller budgets the first frames of the groups are grouped
+    by four again, and so on; ``level`` is the round in which a token can be merged.
 
     Args:
         features: (N, d), any float dtype.
-        grid: (frames, rows, columns) indices of tokens, -1 where there is none.
+        grid: (frames, rows, columns) indices of tokens, -1 for empty cells.
 
     Returns:
-        (N,) float32 cosines, -1 where there is nothing to merge with, and (N,) levels from 0 on, those of frame 0
-        and of tokens outside of the grid above all others.
+        (N,) float32 cosines, -1 without a token to merge with, and (N,) levels from 0; frame 0 and tokens outside the
+        grid have the highest.
     """
     places = grid.flatten(1)
     alike = torch.full((len(features),), -1.0, dtype=torch.float32, device=features.device)
@@ -223,7 +223,7 @@ def merge_similarity(features: torch.Tensor, grid: torch.Tensor) -> tuple[torch.
 
 
 def _cosine(features: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(p,) float32 cosines of tokens at p places, 0 where either is missing (-1), and (p,) where neither is."""
+    """Return (p,) float32 cosines of p token pairs, 0 if either is missing (-1), and the (p,) mask of full pairs."""
     both = (one >= 0) & (other >= 0)
     cosine = torch.zeros(len(one), dtype=torch.float32, device=features.device)
     cosine[both] = F.cosine_similarity(features[one[both]].float(), features[other[both]].float(), dim=-1)
@@ -231,6 +231,6 @@ def _cosine(features: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> t
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:
-    """Slices of ``rows`` rows of ``width`` numbers, so that none is larger than a block."""
+    """Yield slices of ``rows`` rows of ``width`` elements, none larger than a block."""
     step = max(1, _BLOCK // max(1, width))
     return (slice(start, start + step) for start in range(0, rows, step))

@@ -1,8 +1,8 @@
-"""The few tokens that hold most attention, then even spacing over the rest (SpecVLM 3.2).
+"""The tokens that hold most of the attention, then evenly spaced ones of the rest (SpecVLM 3.2).
 
-**D**: the budget is exact: stage II gets what stage I left of it, as in the paper's code (with Eq. 7 as it stands the
-two stages together keep more), and stage I is cut where it alone would exceed it. Stage II spaces from end to end, the
-first and the last of the remaining tokens among those kept, as the released code does with ``linspace``.
+**D**: the budget is exact. Stage II gets what stage I left of it, as in the paper's code (by Eq. 7 as printed the two
+stages together keep more); stage I is cut if it alone exceeds the budget. Stage II spaces from end to end, including
+the first and the last of the remaining tokens, as the released code does with ``linspace``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class SpecVLMPruner(Pruner):
     """Two-stage pruning by the target's attention.
 
     Args:
-        family: of the target; App. A has 0.5 for Qwen2.5-VL, taken here for all of Qwen's, and 0.4 for LLaVA-OneVision.
+        family: of the target, for the default ``lam_r``: 0.5 for Qwen2.5-VL in App. A, here for all Qwen models; 0.4
+            for LLaVA-OneVision.
     """
 
     needs = frozenset({"attention"})
@@ -53,9 +54,9 @@ class SpecVLMPruner(Pruner):
 
 
 def _end_to_end(count: int, wanted: int, device: torch.device) -> torch.Tensor:
-    """(wanted,) of the places 0 ... count - 1 at equal steps, both ends among them; the first alone if it is one.
+    """Return (wanted,) indices of 0 ... count - 1 at equal steps, both ends included; for one only the first.
 
-    In integers, so that no two coincide.
+    Integer arithmetic, so that no two coincide.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Every 1/(1-alpha)-th visual token of each frame in raster order (SD-Uniform in SpecVLM 4.3).
 
 **D**: the budget is exact, so frames differ by at most one token; those with one more are evenly spaced over the video.
-Tokens that must stay, such as separators, count towards the budget and not towards their frame's share. A frame with
-fewer tokens than its share keeps them all, and the others share the rest.
+Required tokens, such as separators, count towards the budget but not towards their frame's share. A frame with fewer
+tokens than its share keeps them all, and the others share the rest.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class UniformPruner(Pruner):
         frame = signals.visual.frame[parts.free]
         sizes = frame.bincount(minlength=signals.visual.frames)
         shares = sizes.new_tensor(_shares(sizes.tolist(), parts.wanted))
-        return parts.kept(parts.free[_chosen(frame, sizes, shares)])
+        return parts.kept(parts.free[_keep_mask(frame, sizes, shares)])
 
 
 def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
-    """Tokens to keep of each frame, ``wanted`` together: the same number, up to one, of each that holds so many."""
+    """Return the tokens to keep of each frame, ``wanted`` in total, equal up to one where frames hold enough."""
     shares = [0] * len(sizes)
     while wanted > 0:
         open_frames = [at for at, size in enumerate(sizes) if shares[at] < size]
@@ -44,14 +44,14 @@ def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
     return shares
 
 
-def _chosen(frame: torch.Tensor, sizes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """(n,) mask of the tokens to keep: of each frame those of ``evenly_spaced``, for all frames at once.
+def _keep_mask(frame: torch.Tensor, sizes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return the (n,) mask of tokens to keep: ``evenly_spaced`` in each frame, for all frames at once.
 
-    Of a frame's N tokens the one of rank r is kept if one of the places ``(2 j + 1) N // (2 K)`` equals r. Below r lie
-    ``(2 K r + N - 1) // (2 N)`` of these places.
+    A token of rank r among its frame's N is kept if one of the positions ``(2 j + 1) N // (2 K)`` equals r;
+    ``(2 K r + N - 1) // (2 N)`` of these positions lie below r.
 
     Args:
-        frame: (n,) each token's frame.
+        frame: (n,) frame of each token.
         sizes, shares: N and K of each frame.
     """
     import torch

@@ -1,7 +1,7 @@
-"""The tokens that come closest to the text on their way through the target's first layers (UV-Prune, ParallelVLM 4.1).
+"""Pruning by gain in similarity to the text over the target's first layers (UV-Prune, ParallelVLM 4.1).
 
-**D**: the text is what follows the video in the prompt, as in the paper's sequence V_1:m, X_1:n. What stands before the
-video cannot have seen it.
+**D**: the text is the part of the prompt after the video, as in the paper's sequence V_1:m, X_1:n. Text before the
+video cannot attend to it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ SignalLayer = Annotated[
     int | None, key("L of ParallelVLM Eq. 3; null: 20, half the depth of a target under 24 blocks", ge=1, le=LAYERS)
 ]
 
-#: L of the paper, for all of its targets of 28 to 80 blocks.
+#: L of the paper, for all its targets of 28 to 80 blocks.
 _LAYER = 20
 
 
 def signal_layer(layer: int | None, depth: int | None, *, last: int | None = None) -> int:
-    """L, the layer whose signals prune the draft's video (ParallelVLM App. D).
+    """Return L, the layer whose signals prune the draft's video (ParallelVLM App. D).
 
-    **D**: 20 as in the paper, also for its targets of 28 blocks; half the depth of a target of fewer than 24, where 20
-    would be its end or behind it. A layer that is asked for is taken as it is.
+    **D**: 20 as in the paper, also for its targets of 28 blocks; half the depth for targets of fewer than 24 blocks,
+    where 20 would be at or past the end. An explicit layer is used as given.
 
     Args:
-        layer: asked for; None leaves it to the rule.
-        depth: blocks of the target; None if that is not known.
-        last: the last layer there is; ``depth`` if None.
+        layer: explicit layer, or None for the rule.
+        depth: blocks of the target; None if unknown.
+        last: last valid layer; ``depth`` if None.
 
     Raises:
         ProfileError: the target has no such layer.

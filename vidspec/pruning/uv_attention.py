@@ -1,8 +1,8 @@
-"""The tokens that gain most of the text's attention over the target's first blocks (an ablation, ParallelVLM Fig. 9).
+"""Pruning by gain in the text's attention over the target's first blocks (an ablation, ParallelVLM Fig. 9).
 
-UV-Prune's Eq. 3 with attention in place of cosine. **D**: the attention at layer l is that of the block which the
-states of layer l enter, averaged over heads and over the text after the video, so that the sum over l telescopes to
-block L minus block 0.
+UV-Prune's Eq. 3 with attention in place of cosine. **D**: the attention at layer l is that of the block whose input is
+layer l, averaged over heads and over the text after the video, so that the sum over l telescopes to block L minus
+block 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pruners.register("uv_attention")
 class UVAttentionPruner(ScoringPruner):
-    """Variation of the text's attention between block 0 and block L; the last layer is the one the last block reads.
+    """Variation of the text's attention between block 0 and block L; the last layer is the last block's input.
 
     Args:
         depth: blocks of the target.

@@ -1,4 +1,4 @@
-"""The tokens closest to the text at one of the target's layers: UV-Prune without variation (ParallelVLM Fig. 9)."""
+"""Pruning by similarity to the text at one of the target's layers: UV-Prune without variation (ParallelVLM Fig. 9)."""
 
 from __future__ import annotations
 

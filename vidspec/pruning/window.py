@@ -1,4 +1,4 @@
-"""One run of neighbouring visual tokens at the front, in the middle or at the end (window baselines of SpecVLM 4.3)."""
+"""One run of adjacent visual tokens at the front, in the middle or at the end (window baselines of SpecVLM 4.3)."""
 
 from __future__ import annotations
 

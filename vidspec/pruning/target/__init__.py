@@ -1,1 +1,1 @@
-"""Pruning of the target itself: quicker plain decoding whose text is not the target's own. For comparison only."""
+"""Pruning of the target's own visual tokens: faster plain decoding, but lossy. For comparison only."""

@@ -1,4 +1,4 @@
-"""The contract of methods that prune the target, and the scores and choices they share; no pass of a model here."""
+"""The contract of methods that prune the target, with shared scores and stage arithmetic; runs no model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from vidspec.config.bounds import LAYERS
+from vidspec.deprecation import old_names
 from vidspec.errors import ModelError
 from vidspec.pruning.base import best
 from vidspec.registry import key
@@ -37,12 +38,12 @@ WholeBlocks = Annotated[int | None, key("blocks that read everything; null: as m
 
 @dataclass(frozen=True)
 class BlockSignals:
-    """What a method may look at behind a decoder block.
+    """Inputs of a pruning method after a decoder block.
 
     Attributes:
         prompt: the prompt as it entered the first block, L rows.
-        visual: the n visual tokens that are left; their ``index`` counts the rows that are left.
-        states: (rows, hidden) of the rows that are left, behind the block.
+        visual: the n remaining visual tokens; their ``index`` counts the remaining rows.
+        states: (rows, hidden) outputs of the block for the remaining rows.
         query: (1, heads, rows, d) of the block, rotated.
         key: (1, kv_heads, rows, d) of the block, rotated.
         scaling: of its attention scores.
@@ -57,14 +58,14 @@ class BlockSignals:
 
     @property
     def text(self) -> torch.Tensor:
-        """(r,) rows of the text behind the video; none of them is ever dropped."""
+        """(r,) rows of the text after the video; they are never dropped."""
         import torch
 
         rows = len(self.states)
         return torch.arange(rows - len(self.prompt.text_rows_after_video), rows, device=self.key.device)
 
     def attention(self, rows: torch.Tensor) -> torch.Tensor:
-        """(n,) float32: the attention of some rows to each visual token, the mean over rows and heads."""
+        """Return (n,) float32 attention of ``rows`` to each visual token, the mean over rows and heads."""
         from vidspec.engine.taps import language_to_video_attention
 
         index = self.visual.index.to(self.key.device)
@@ -72,17 +73,17 @@ class BlockSignals:
         return by_head.sum(0) / self.query.shape[1]
 
     def last_attention(self) -> torch.Tensor:
-        """(n,) float32: the attention of the prompt's last row to each visual token, the mean over heads."""
+        """Return (n,) float32 attention of the prompt's last row to each visual token, the mean over heads."""
         return last_row_attention(self.query, self.key, self.visual.index, self.scaling)
 
 
 class KeptTokens(NamedTuple):
-    """What is left of n visual tokens.
+    """The tokens kept of n visual tokens.
 
     Attributes:
         kept: (K,) sorted indices.
-        into: None, or (n,) for each token the kept one that takes the mean of all tokens with its number, -1 for a
-            token that takes no part in a mean.
+        into: None, or (n,) the kept token into which each token is merged; -1 for tokens that are not merged. The kept
+            token becomes the mean of all tokens merged into it.
     """
 
     kept: torch.Tensor
@@ -93,53 +94,52 @@ class TargetPruner(ABC):
     """Drops visual tokens of the target.
 
     The parameters of its constructor are keys of a profile's ``lossy`` section; all have defaults. ``retention`` is
-    the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep`` names shares as
-    they are instead.
+    the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep`` sets the shares
+    directly.
 
     Attributes:
-        similarity: where :meth:`reads` gives something, the cosine with the attention at the last choice below which
-            it is made anew.
+        similarity: with :meth:`reads`, entries are chosen again when the cosine with the attention at the last choice
+            falls below it.
     """
 
     similarity: float = 0.0
 
     def before(self, prefix: EmbeddedPrompt) -> torch.Tensor | None:
-        """(K,) sorted indices of the visual tokens that enter the first block; None for all."""
+        """Return (K,) sorted indices of the visual tokens that enter the first block; None for all."""
         return None
 
     @abstractmethod
     def stages(self, depth: int) -> Mapping[int, float]:
-        """Behind how many of ``depth`` blocks tokens are dropped, and the share of the prompt's that stays.
+        """Return the stages: number of blocks (of ``depth``) after which tokens are dropped -> share that is kept.
 
         Raises:
             ModelError: the model has too few blocks.
         """
 
     def choose(self, reading: BlockSignals, share: float) -> KeptTokens:
-        """Which of the visual tokens that are left stay, when a share of the prompt's may: those that the last row of
-        the prompt attends to most."""
+        """Choose visual tokens to keep, a share of the prompt's: those the prompt's last row attends to most."""
         return KeptTokens(best(reading.last_attention(), reading.visual, places(reading, share)))
 
     def reads(self, depth: int, entered: float) -> tuple[int, float] | None:
-        """How many of ``depth`` blocks read all cache entries, and the share of the visual ones that the others read;
-        None where decoding reads what the prefill left.
+        """Return how many of ``depth`` blocks read all cache entries, and the share of visual ones the others read.
 
-        The entries are chosen at steps of decoding, by the attention in the last of the blocks that read everything.
-        ``entered`` is the share of the prompt's visual tokens that entered the first block.
+        None if decoding reads all entries that the prefill left. The entries are chosen while decoding, by the
+        attention in the last block that reads everything. ``entered`` is the share of the prompt's visual tokens that
+        entered the first block.
         """
         return None
 
 
 class StagedPruner(TargetPruner):
-    """Drops tokens behind some of the blocks.
+    """Drops tokens after some of the blocks.
 
     Args:
-        keep: the share of the prompt's visual tokens that stays at each stage; None for the method's own shares,
-            scaled to ``retention``.
+        keep: the share of the prompt's visual tokens kept at each stage; None for the method's own shares, scaled to
+            ``retention``.
         retention: mean share over the blocks.
     """
 
-    #: The shares that stay in the paper; only their ratios count.
+    #: Shares kept in the paper; only their ratios count.
     paper: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __init__(self, keep: Sequence[float] | None, retention: float) -> None:
@@ -147,7 +147,7 @@ class StagedPruner(TargetPruner):
 
     @abstractmethod
     def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
-        """Behind how many of ``depth`` blocks each of the shares begins."""
+        """Return (number of blocks before the stage, share) of each stage in a model of ``depth`` blocks."""
 
     def stages(self, depth: int) -> Mapping[int, float]:
         if self.keep is None:
@@ -156,23 +156,23 @@ class StagedPruner(TargetPruner):
 
 
 def share_of(tokens: int, share: float) -> int:
-    """How many of some tokens a share is: the nearest whole number, at least one."""
+    """Return a share of ``tokens``, rounded, at least one."""
     return max(1, round(share * tokens))
 
 
 def places(reading: BlockSignals, share: float) -> int:
-    """How many visual tokens may stay: a share of those of the prompt, at least one, at most all that are left."""
+    """Return the number of visual tokens to keep: a share of the prompt's, at least one, at most all remaining."""
     return min(share_of(len(reading.prompt.visual), share), len(reading.visual))
 
 
 def last_row_attention(query: torch.Tensor, key: torch.Tensor, visual: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Attention of the last row to visual tokens in one block: softmax over all keys, then the mean over heads.
+    """Return the last row's attention to visual tokens in one block: softmax over all keys, mean over heads.
 
     Args:
         query: (1, heads, n, d) rotated; only the last row counts.
-        key: (1, kv_heads, length, d) rotated, all of which the last row sees.
+        key: (1, kv_heads, length, d) rotated; the last row attends to all.
         visual: (N,) indices of the visual tokens among the keys.
-        scaling: what scores are multiplied with.
+        scaling: factor of the scores.
 
     Returns:
         (N,) float32.
@@ -184,13 +184,13 @@ def last_row_attention(query: torch.Tensor, key: torch.Tensor, visual: torch.Ten
 
 
 def whole_blocks(wanted: int, depth: int, retention: float) -> int:
-    """How many first blocks may read everything, if ``depth`` blocks read a share ``retention`` on average.
+    """Return how many first blocks read everything, for a mean share ``retention`` over ``depth`` blocks.
 
-    **D**: as many as the method has (``wanted``), but no more than leave a tenth of what is read to the others. FastV's
-    two fit ParallelVLM's 10% in its models of 28 to 80 blocks; PyramidDrop's first quarter fits no 10%.
+    **D**: the method's own number (``wanted``), but at least a tenth of what is read is left to the other blocks.
+    FastV's two blocks fit ParallelVLM's 10% in its models of 28 to 80 blocks; PyramidDrop's first quarter does not.
 
     Raises:
-        ModelError: one is too many already.
+        ModelError: even one block is too many.
     """
     budget = retention * depth
     if budget <= 1 and retention < 1:
@@ -202,13 +202,13 @@ def whole_blocks(wanted: int, depth: int, retention: float) -> int:
 
 
 def on_average(stages: Sequence[tuple[int, float]], depth: int, retention: float) -> dict[int, float]:
-    """Stages whose shares, with the blocks before the first, which read everything, have a given mean over blocks.
+    """Scale the shares of stages so that their mean over all blocks is ``retention``.
 
-    All shares are multiplied with one factor; those that reach 1 stay there. The first stage comes earlier where
-    :func:`whole_blocks` says so.
+    Blocks before the first stage read everything. All shares are multiplied by one factor and capped at 1. The first
+    stage comes earlier if :func:`whole_blocks` requires it.
 
     Args:
-        stages: behind how many blocks, and the method's own share there, in order.
+        stages: (number of blocks before the stage, the method's own share), in order.
         depth: blocks of the model.
         retention: the mean.
 
@@ -235,12 +235,16 @@ def on_average(stages: Sequence[tuple[int, float]], depth: int, retention: float
 
 
 def without_overlap(stages: Sequence[tuple[int, float]], depth: int) -> dict[int, float]:
-    """Stages (blocks, share) moved to where a model of ``depth`` blocks has them.
+    """Return the stages (blocks, share) that are distinct in a model of ``depth`` blocks.
 
-    **D**: no stage is before the first block; of two behind the same block the later holds; behind the last block
-    there is nothing left to save.
+    **D**: no stage comes before the first block; of two after the same block the later wins; one after the last block
+    is dropped, since nothing is left to save.
     """
     found: dict[int, float] = {}
     for blocks, share in stages:
         found[max(1, blocks)] = share
     return {blocks: share for blocks, share in found.items() if blocks < depth}
+
+
+if not TYPE_CHECKING:  # see old_names
+    __getattr__ = old_names(__name__, {"Reading": "BlockSignals", "Choice": "KeptTokens", "Layer": "WholeBlocks"})

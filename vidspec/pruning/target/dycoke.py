@@ -1,16 +1,16 @@
-"""DyCoke: like tokens of neighbouring frames are merged before the target, and decoding reads a part of the cache.
+"""DyCoke: similar tokens of neighbouring frames are merged before the target, and decoding reads part of the cache.
 
-Tao et al. 2025 (arXiv 2411.15024). Merging: in groups of four frames, the second loses the share k of its tokens that
-are most like the same places of the first, the fourth those most like the third, the third those most like the first
-(cosine of the features). Decoding: blocks from ``layer`` on read, of the prompt's visual entries, those the current
-token attends to most in the block before; the others stay in memory and may come back.
+Tao et al. 2025 (arXiv 2411.15024). Merging: in groups of four frames, the second loses the share k of its tokens most
+similar to the same cells of the first, the fourth those most similar to the third, the third those most similar to the
+first (cosine of the features). Decoding: of the prompt's visual entries, blocks from ``layer`` on read those the
+current token attends to most in the block before; the others stay in memory and may be chosen later.
 
 **D**: a block reads a tenth of the video's tokens on average, the retention of ParallelVLM's Table 2, merged ones
-counted as not read; DyCoke itself keeps 30% of the entries. Fewer blocks than ``layer`` read everything where they are
-more than that already. Entries are chosen anew when the cosine of the attention with that of the last choice is below
-0.9; the released code compares with the step before. Merged tokens are dropped, not averaged, as there. The rule holds
-for a last group of fewer than four frames too, as far as it has the frames. Kept tokens keep their positions.
-Separators are no frame's tokens and stay.
+counted as not read; DyCoke itself keeps 30% of the entries. Fewer blocks than ``layer`` read everything if those
+exceed the tenth already. Entries are chosen again when the cosine of the attention with that of the last choice is
+below 0.9; the released code compares with the step before. Merged tokens are dropped, not averaged, as in that code.
+The rule also applies to a last group of fewer than four frames, as far as it has the frames. Kept tokens keep their
+positions. Separators belong to no frame and stay.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _LIKE = {1: 0, 2: 0, 3: 2}
 
 
 def merge_frames(features: torch.Tensor, grid: torch.Tensor, merge: float) -> torch.Tensor:
-    """The tokens that are left when like ones are merged in groups of four frames.
+    """Return the tokens that remain after merging similar ones in groups of four frames.
 
     Args:
         features: (N, d).
-        grid: (frames, rows, columns) which token is where, -1 where there is none.
+        grid: (frames, rows, columns) token indices, -1 for empty cells.
         merge: k, the share of its tokens that a later frame of a group loses, rounded up.
 
     Returns:
-        (K,) sorted indices; tokens that are not in the grid stay.
+        (K,) sorted indices; tokens outside the grid are kept.
     """
     import torch
     from torch.nn import functional as F
@@ -58,15 +58,20 @@ def merge_frames(features: torch.Tensor, grid: torch.Tensor, merge: float) -> to
         both = (own >= 0) & (other >= 0)
         own, other = own[both], other[both]
         alike = F.cosine_similarity(features[own].float(), features[other].float(), dim=-1)
-        kept = math.floor((1 - merge) * len(own) + 1e-6)  # 0.3 of 10 is 3, whatever binary fractions make of it
+        kept = math.floor((1 - merge) * len(own) + 1e-6)  # 0.3 of 10 is 3, despite binary fractions
         stays[own[alike.sort(stable=True).indices[kept:]]] = False
     return stays.nonzero()[:, 0]
 
 
 @lossy.register("dycoke")
 class DyCokeTargetPruner(TargetPruner):
-    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of the visual
-    entries behind ``layer`` blocks, 1 - p; ``layer``, 3 if None."""
+    """DyCoke's merging and dynamic cache reads.
+
+    Args:
+        retention: mean share of the visual tokens that a block reads.
+        keep: share of the visual entries read after ``layer`` blocks, 1 - p; replaces ``retention``.
+        layer: 3 if None.
+    """
 
     shares: ClassVar[int] = 1
 
@@ -104,5 +109,5 @@ class DyCokeTargetPruner(TargetPruner):
         return merge_frames(prefix.visual.features, token_grid(prefix.visual), self.merge)
 
     def stages(self, depth: int) -> Mapping[int, float]:
-        self.reads(depth, 1.0)  # says so if there are too few blocks
+        self.reads(depth, 1.0)  # raises for too few blocks
         return {}

@@ -1,4 +1,4 @@
-"""A target that is pruned while it reads its prompt: rows are dropped between the decoder's blocks."""
+"""Engine of a pruned target: rows are dropped between the decoder's blocks during the prefill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["PrunedTargetEngine", "Reselect", "kept_per_layer"]
 
 
 class _BlockAttention(Taps):
-    """Keeps what the attention of one block was computed from."""
+    """Stores the query and key of one block's attention."""
 
     def __init__(self, block: int) -> None:
         super().__init__(rows=torch.empty(0), visual=torch.empty(0))
@@ -37,7 +37,7 @@ class _BlockAttention(Taps):
 
 
 class Reselect(Taps):
-    """Observes one block at each step of decoding and chooses what the later ones read (DyCoke)."""
+    """Observes one block at each decoding step and chooses the entries that later blocks read (DyCoke)."""
 
     def __init__(self, similarity: float, share: float, visual: VisualTokens, span: PrunedSpan, prompt: int) -> None:
         super().__init__(rows=torch.empty(0), visual=visual.index)
@@ -62,7 +62,7 @@ class Reselect(Taps):
 
 
 def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
-    """How many visual tokens of the prompt each block of a pruned target reads while decoding; () of a whole one."""
+    """Return the visual tokens each block of a pruned target reads while decoding; () for an unpruned one."""
     return span.kept if isinstance(span, PrunedSpan) else ()
 
 
@@ -71,7 +71,7 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
 
     Args:
         model: a model of one of the families.
-        method: what it drops.
+        method: chooses the tokens to drop.
 
     Raises:
         ModelError: the model's blocks are too few.
@@ -93,15 +93,15 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
         states: bool = False,
         cached: tuple[KVSpan, int] | None = None,
     ) -> Prefilling:
-        """Refused: what the method drops it drops of a whole prompt."""
+        """Not supported: tokens are dropped from a whole prompt, so the prefill runs in one piece."""
         raise ValueError("a pruned target reads its prompt in one go")
 
     @torch.inference_mode()
     def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> PrefillResult:
-        """Read a prompt, dropping what the method drops; see :meth:`Engine.prefill`.
+        """Read a prompt and drop the method's tokens; see :meth:`Engine.prefill`.
 
         Raises:
-            ValueError: something else wants to observe the pass, or it is no prompt of a video.
+            ValueError: with other observers of the pass, or a prompt without a video.
         """
         if taps is not None or states or not isinstance(prompt, EmbeddedPrompt):
             raise ValueError("the prefill of a pruned target shows nothing")
@@ -128,7 +128,7 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
         """Append one token to one sequence; see :meth:`Engine.run`.
 
         Raises:
-            ValueError: it is more than one, or not a plain one.
+            ValueError: more than one sequence or token, or not a plain one.
         """
         if len(batch) != 1 or len(batch[0].token_ids) != 1 or batch[0].parents is not None:
             raise ValueError("a pruned target decodes one sequence token by token")
@@ -136,7 +136,7 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
         return super().run([replace(batch[0], taps=span.watch if isinstance(span, PrunedSpan) else None)])
 
     def _blocks(self, prefix: EmbeddedPrompt, span: PrunedSpan) -> tuple[torch.Tensor, list[int]]:
-        """(rows, hidden) behind the last block, and how many rows each block has read into the sequence."""
+        """Return (rows, hidden) after the last block, and the number of rows each block wrote to the sequence."""
         decoder, method = self.model.decoder, self.method
         visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)
         hidden, counts = prefix.embeds[0], []
@@ -159,23 +159,23 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
             attention = None
             choice = method.choose(BlockSignals(prefix, visual, hidden, *look.seen), stages[index + 1])
             if len(choice.kept) < len(visual):
-                hidden, visual, stays = _dropped(hidden, visual, choice)
+                hidden, visual, stays = _apply_choice(hidden, visual, choice)
                 rows = rows[stays.to(rows.device)]
         return hidden, counts
 
 
-def _dropped(
+def _apply_choice(
     hidden: torch.Tensor, visual: VisualTokens, choice: KeptTokens
 ) -> tuple[torch.Tensor, VisualTokens, torch.Tensor]:
-    """What a choice leaves of (rows, hidden) states and of the visual tokens, and which rows (sorted) it leaves."""
+    """Apply a choice: return the remaining (rows, hidden) states, visual tokens, and row indices (sorted)."""
     place = visual.index.device
     kept, into = choice.kept.to(place), choice.into
     deepstack = visual.deepstack
     if into is not None:
         at = visual.index.to(hidden.device)
         hidden = hidden.clone()
-        hidden[at] = _means(hidden[at], into)
-        deepstack = tuple(_means(level, into) for level in deepstack)
+        hidden[at] = _merge_states(hidden[at], into)
+        deepstack = tuple(_merge_states(level, into) for level in deepstack)
     stays = torch.ones(len(hidden), dtype=torch.bool, device=place)
     stays[visual.index] = False
     stays[visual.index[kept]] = True
@@ -193,8 +193,8 @@ def _dropped(
     return hidden[rows.to(hidden.device)], left, rows
 
 
-def _means(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """(n, d) in which each token that others go into is the mean of them, in float32; the rest as they are."""
+def _merge_states(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Return (n, d) states with each merge target replaced by the mean of its tokens, computed in float32."""
     into = into.to(states.device)
     taking_part = (into >= 0).nonzero()[:, 0]
     centres, group = into[taking_part].unique(return_inverse=True)

@@ -1,11 +1,11 @@
-"""FastV: from one block on, the target keeps the visual tokens that its last prompt token attends to most.
+"""FastV: after K blocks, the target keeps the visual tokens that its last prompt token attends to most.
 
-Chen et al. 2024 (arXiv 2403.06764), K = 2: the first two blocks read everything, and the ranking is the head-mean
+Chen et al. 2024 (arXiv 2403.06764), K = 2: the first two blocks read everything, and tokens are ranked by the head-mean
 attention of the prompt's last token in the second. Kept tokens keep their positions.
 
-**D**: on average over the blocks a tenth is read, the retention of ParallelVLM's Table 2; FastV itself most often
-keeps 50% behind its K blocks. Where K blocks that read everything are more than that, fewer do. In a model of K blocks
-or fewer the last one is the pruned one.
+**D**: blocks read a tenth on average, the retention of ParallelVLM's Table 2; FastV itself mostly keeps 50% after its K
+blocks. Fewer than K blocks read everything if K exceed that mean. In a model of K blocks or fewer the last one is
+pruned.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from vidspec.registry import lossy
 
 @lossy.register("fastv")
 class FastVPruner(StagedPruner):
-    """Args: ``layer``, FastV's K, 2 if None; ``retention``, the mean share of the visual tokens that a block reads, or
-    ``keep``, the one share behind K blocks."""
+    """FastV's single stage.
+
+    Args:
+        layer: K, 2 if None.
+        keep: the one share after K blocks; replaces ``retention``.
+        retention: mean share of the visual tokens that a block reads.
+    """
 
     shares: ClassVar[int] = 1
 

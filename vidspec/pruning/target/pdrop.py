@@ -1,14 +1,13 @@
-"""PyramidDrop: behind each quarter of the target's blocks, fewer visual tokens stay.
+"""PyramidDrop: fewer visual tokens are kept after each quarter of the target's blocks.
 
 Xing et al. 2025 (arXiv 2410.17247): four stages of equal depth with 1, 1/2, 1/4 and 1/8 of the visual tokens, ranked at
 the end of a stage by the attention of the last instruction token, the mean over heads.
 
-**D**: these shares are 47% on average over the blocks, and ParallelVLM's Table 2 compares at 10%, of which a first
-quarter that reads everything would alone be 25%. So all four stages are scaled alike, the first of them too: it drops
-behind the first block, and each leaves half of the one before. The ranking token is the last one of the prompt, as in
-the released code at inference. The attention is the one that the last block of the stage computed; the released code
-projects its output once more with the next block's weights. Kept tokens keep their positions; the released code
-renumbers them.
+**D**: these shares average 47% over the blocks. ParallelVLM's Table 2 compares at 10%, which a first quarter that reads
+everything exceeds alone (25%). So all four stages are scaled alike: the first drops tokens after the first block, and
+each later one keeps half of the one before. The ranking token is the last one of the prompt, as in the released code at
+inference. The attention is that of the stage's last block; the released code projects its output again with the next
+block's weights. Kept tokens keep their positions; the released code renumbers them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,12 @@ from vidspec.registry import lossy
 
 @lossy.register("pdrop")
 class PyramidDropPruner(StagedPruner):
-    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, the shares behind a
-    quarter, a half and three quarters of the blocks."""
+    """PyramidDrop's four stages.
+
+    Args:
+        keep: shares after a quarter, a half and three quarters of the blocks; replaces ``retention``.
+        retention: mean share of the visual tokens that a block reads.
+    """
 
     shares: ClassVar[int] = 3
     paper: ClassVar[tuple[float, ...]] = (1.0, 0.5, 0.25, 0.125)

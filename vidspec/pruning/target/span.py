@@ -1,4 +1,4 @@
-"""Sequences whose layers hold different numbers of entries, or let later layers read a chosen part of theirs."""
+"""KV spans whose layers hold different numbers of entries, or whose later layers read selected ones only."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["PrunedSpan"]
 
 
 class PrunedSpan(KVSpan):
-    """A sequence whose prompt was pruned between blocks, or of whose prompt the later blocks read a chosen part.
+    """The span of a prompt that was pruned between blocks, or of which later blocks read selected entries.
 
-    Its ``length`` is that of the first layer.
+    ``length`` is that of the first layer.
 
     Args:
         slab: of the model.
         room: of the first layer.
-        offset: as of every sequence.
-        whole: layers that read everything whatever is chosen.
+        offset: see :class:`KVSpan`.
+        whole: number of first layers that always read everything.
 
     Attributes:
-        missing: of each layer how many rows of the prompt it has not read.
-        kept: of each layer how many visual tokens of the prompt it reads while decoding.
-        watch: observes each step of decoding; None where nothing is chosen then.
-        chosen: (K,) the entries of the prompt that the layers from ``whole`` on read; None for all.
+        missing: by layer, rows of the prompt it has not read.
+        kept: by layer, visual tokens of the prompt it reads while decoding.
+        watch: observes each decoding step; None if nothing is selected while decoding.
+        chosen: (K,) entries of the prompt that the layers from ``whole`` on read; None for all.
     """
 
     def __init__(self, slab: Slab, room: int, offset: int = 0, whole: int = 0) -> None:
@@ -40,7 +40,7 @@ class PrunedSpan(KVSpan):
         self.watch: Taps | None = None
         self.chosen: torch.Tensor | None = None
         self._prompt = 0
-        self._packed: dict[int, tuple[torch.Tensor, int]] = {}  # per layer its copies, and how many of them are made
+        self._packed: dict[int, tuple[torch.Tensor, int]] = {}  # by layer: copied entries and their number
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class PrunedSpan(KVSpan):
         return tuple(self.length - missing for missing in self.missing)
 
     def choose(self, rows: torch.Tensor, prompt: int) -> None:
-        """Let the layers from ``whole`` on read only these entries of the prompt, and all behind it.
+        """Make the layers from ``whole`` on read only these entries of the prompt, and all after it.
 
         Args:
             rows: (K,) sorted.
@@ -67,7 +67,7 @@ class PrunedSpan(KVSpan):
         return _Half(self, rows, 0), _Half(self, rows, 1)
 
     def read(self, layer: int, rows: int) -> torch.Tensor:
-        """What a layer reads once the next ``rows`` entries are written: (2, kv_heads, length, d)."""
+        """Return the entries a layer reads once the next ``rows`` are written: (2, kv_heads, length, d)."""
         end = self.length + rows - self.missing[layer]
         everything = self.slab.layers(self.start, self.start + end)[layer]
         if self.chosen is None or layer < self.whole:
@@ -81,16 +81,16 @@ class PrunedSpan(KVSpan):
             )
             packed[:, :, : len(kept)] = everything[:, :, kept]
             done = len(kept)
-        start = min(done, wanted - rows)  # what was rolled back is read again
+        start = min(done, wanted - rows)  # copy rolled-back entries again
         packed[:, :, start:wanted] = everything[:, :, end - (wanted - start) : end]
         self._packed[layer] = packed, wanted
         return packed[:, :, :wanted]
 
     def rollback(self, length: int) -> None:
-        """Forget, in every layer, as many of the last entries as the first has from ``length`` on.
+        """Drop the first layer's entries from ``length`` on, and as many of the last ones in every layer.
 
         Raises:
-            ValueError: that is more than a layer has.
+            ValueError: a layer has fewer entries.
         """
         forgotten = self.length - length
         if not 0 <= forgotten <= min(self.lengths):
@@ -98,16 +98,16 @@ class PrunedSpan(KVSpan):
         self.length = length
 
     def gather(self, start: int, kept: Sequence[int] | torch.Tensor) -> NoReturn:
-        """Plain decoding has no paths to keep."""
+        """Not supported: plain decoding has no paths to keep."""
         raise NotImplementedError("a pruned sequence holds no tree")
 
     def select(self, rows: torch.Tensor | Sequence[torch.Tensor], room: int) -> NoReturn:
-        """No drafter reads from this sequence."""
+        """Not supported: no drafter reads from this sequence."""
         raise NotImplementedError("layers of a pruned sequence have different entries")
 
 
 class _Half(Sequence[torch.Tensor]):
-    """Keys or values of each layer, looked up when the layer is reached: what it reads may be chosen until then."""
+    """Keys or values by layer, looked up when the layer is reached, because entries may be chosen until then."""
 
     def __init__(self, span: PrunedSpan, rows: int, half: int) -> None:
         self._span, self._rows, self._half = span, rows, half

@@ -1,15 +1,15 @@
-"""SparseVLM: text tokens that have to do with the video rate its tokens, and the best of the dropped are recycled.
+"""SparseVLM: text tokens relevant to the video rate its tokens, and the best of the dropped ones are recycled.
 
-Zhang et al. 2025 (arXiv 2410.04417). Raters are the text tokens behind the video whose relevance, the mean over visual
-tokens of the softmax over text tokens of their products as embeddings, is above the mean. Behind three blocks (of 32:
-the 3rd, 7th and 16th) the visual tokens with the highest attention of the raters (mean over heads and raters) stay; of
-the dropped, the top 30% are clustered ten to one, and each cluster leaves its mean.
+Zhang et al. 2025 (arXiv 2410.04417). Raters are the text tokens after the video of above-average relevance: the mean
+over visual tokens of the softmax over text tokens of their embeddings' products. After three blocks (of 32: the 3rd,
+7th and 16th) the visual tokens with the highest attention of the raters (mean over heads and raters) are kept; of the
+dropped, the top 30% are clustered ten to one, and each cluster is replaced by its mean.
 
-**D**: the shares of the three stages are to each other as in the paper's smallest setting (66, 30 and 17 of 576), and
-such that a block reads a tenth on average, the retention of ParallelVLM's Table 2. What is recycled is part of a
-stage's share, at most half of it. Of n tokens dropped floor(0.3 n) + 1 are clustered, m of them into floor(m / 10) + 1,
-the released code's counts. A cluster's mean stands at the place and the position of its centre; the released code puts
-all of them behind the other visual tokens and renumbers. Stages of models of other depths are at the same share of it.
+**D**: the shares of the three stages have the ratios of the paper's smallest setting (66, 30 and 17 of 576), scaled so
+that a block reads a tenth on average, the retention of ParallelVLM's Table 2. Recycled tokens are part of a stage's
+share, at most half of it. Of n dropped tokens m = floor(0.3 n) + 1 are clustered into floor(m / 10) + 1, the released
+code's counts. A cluster's mean takes the row and the position of its centre; the released code appends all means after
+the other visual tokens and renumbers. In models of other depths the stages are at the same relative depth.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseVLMPruner", "assign_clusters", "rater_tokens"]
 
-#: Blocks behind which LLaVA-1.5-7B is pruned, of its 32.
+#: Blocks after which LLaVA-1.5-7B is pruned, of its 32.
 _BLOCKS, _OF = (3, 7, 16), 32
 
 
 def rater_tokens(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """Text tokens whose relevance to the video is above the mean.
+    """Return the text tokens whose relevance to the video is above the mean.
 
     Args:
         visual: (N, d) embeddings.
@@ -47,21 +47,21 @@ def rater_tokens(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
 
 
 def assign_clusters(states: torch.Tensor, count: int) -> torch.Tensor:
-    """Assign tokens to ``count`` of them, by density peaks over nearest neighbours (SparseVLM, recycling).
+    """Cluster tokens around ``count`` of them, by density peaks over nearest neighbours (SparseVLM, recycling).
 
     Distances are Euclidean over sqrt(d). A token's density is exp(-mean squared distance to its ``count`` nearest,
-    itself included), its separation the distance to the nearest token that is denser (the largest distance of all if
-    none is). The centres are those with the largest product of both, of equal ones the earlier; the others join the
+    itself included), its separation the distance to the nearest denser token (the largest distance of all if there is
+    none). The tokens with the largest product of both are the centres, ties going to the earlier; the others join the
     nearest centre.
 
-    **D**: the released code adds noise of 1e-6 to the densities so that none are equal; here equal ones stay equal.
+    **D**: the released code breaks ties of density by noise of 1e-6; here they remain.
 
     Args:
         states: (m, d), computed in float32.
         count: from 1 to m.
 
     Returns:
-        (m,) of each token its centre; a centre is its own.
+        (m,) centre of each token; a centre is its own.
     """
     import torch
 
@@ -78,7 +78,12 @@ def assign_clusters(states: torch.Tensor, count: int) -> torch.Tensor:
 
 @lossy.register("sparsevlm")
 class SparseVLMPruner(StagedPruner):
-    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind a stage."""
+    """SparseVLM's three stages, with recycling.
+
+    Args:
+        keep: share of the visual tokens after each stage; replaces ``retention``.
+        retention: mean share of the visual tokens that a block reads.
+    """
 
     shares: ClassVar[int] = 3
     paper: ClassVar[tuple[float, ...]] = (66, 30, 17)  # tokens of 576, its smallest setting
@@ -107,7 +112,7 @@ class SparseVLMPruner(StagedPruner):
             text = text[rating.to(text.device)]
         scores = reading.attention(text) if len(text) else reading.last_attention()
         wanted = places(reading, share)
-        again, centres = self._recycled(len(visual), wanted)
+        again, centres = self._recycle_counts(len(visual), wanted)
         kept = best(scores, visual, wanted - centres)
         if not centres:
             return KeptTokens(kept)
@@ -121,8 +126,8 @@ class SparseVLMPruner(StagedPruner):
         into[again_at] = centre
         return KeptTokens(torch.cat([kept, centre.unique()]).sort().values, into)
 
-    def _recycled(self, tokens: int, wanted: int) -> tuple[int, int]:
-        """How many of the dropped tokens are clustered, and into how many of the ``wanted`` that stay."""
+    def _recycle_counts(self, tokens: int, wanted: int) -> tuple[int, int]:
+        """Return how many dropped tokens are clustered, and into how many of the ``wanted`` kept ones."""
         dropped = tokens - wanted
         if not dropped or not self.recycle:
             return 0, 0

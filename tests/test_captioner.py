@@ -168,7 +168,9 @@ def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions
     again, read = other(captioner, {"prune.positions": positions}), []
     reading = again.draft.start_prefill
     monkeypatch.setattr(
-        again.draft, "reading", lambda prefix, *given, **how: read.append(prefix) or reading(prefix, *given, **how)
+        again.draft,
+        "start_prefill",
+        lambda prefix, *given, **how: read.append(prefix) or reading(prefix, *given, **how),
     )
     assert again.caption(CLIP).token_ids == events[-1].caption.token_ids
     (prefix,) = read

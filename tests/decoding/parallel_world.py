@@ -243,7 +243,7 @@ class Process(processes.DraftProcess):
         case.processes.append(self)
         self.process = SimpleNamespace(is_alive=lambda: True, kill=lambda: None, join=lambda: None)
         self._reader = self.process
-        self.heartbeat = SimpleNamespace(silent=lambda: 0.0)
+        self.heartbeat = SimpleNamespace(silent_s=lambda: 0.0)
         self._clip, self._blocks, self._listeners, self._reading = 0, {}, {}, set()
         self._failure, self._awaiting_spans = None, {}
         self._lock, self._ready = threading.Lock(), threading.Event()

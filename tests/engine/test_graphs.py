@@ -263,7 +263,7 @@ def test_a_slab_that_moved_is_followed(engine):
 def test_what_is_not_taken(engine):
     prompt = prompts(engine)[0]
     span = engine.prefill(prompt, ROOM).span
-    take = engine.model.decoder.graphs.take
+    take = engine.model.decoder.graphs.is_replayable
     assert take([Rows(span, [1])])
     assert not take([Rows(span, [1]), Rows(engine.open(99), prompt=prompt, stretch=(0, prompt.length))])
     assert not take([Rows(PrunedSpan(span.slab, 9), [1])])  # its layers have different entries

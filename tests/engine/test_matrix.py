@@ -86,7 +86,7 @@ def test_the_rule(monkeypatch):
         (1, True, True),
         (1000, False, False),
     ):
-        monkeypatch.setattr(matrix.memory, "available", lambda free=free: free)
+        monkeypatch.setattr(matrix.memory, "available_memory", lambda free=free: free)
         assert choose_packing(50, wanted) is expected
     monkeypatch.setattr(matrix.platform, "machine", lambda: "aarch64")
     assert choose_packing(0, "auto") is False and choose_packing(0, True) is True

@@ -207,7 +207,7 @@ class FusedDecoder:
         return F.embedding(ids, self.embedding)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """Return cosines and sines, (R, 1, d) each; the first half of the sines is negative, see :meth:`_turn`."""
+        """Return cosines and sines, (R, 1, d) each; the first half of the sines is negative, see :meth:`_rotate`."""
         of_each = positions[0, :, None] if self.axes == 1 else positions[self._axis].t()
         angles = of_each * self._frequencies
         cosine, sine = angles.cos(), angles.sin()

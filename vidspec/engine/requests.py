@@ -152,7 +152,7 @@ class PrefillPrompt(Forward):
         cached: a sequence and the number of its first rows that equal the prompt's; they are not read again.
     """
 
-    divisible = True
+    splittable = True
 
     def __init__(
         self,

@@ -289,7 +289,7 @@ def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
     monkeypatch.setattr(pairs.slot, "drop", dropped.append)
     for overdue, silent in ((61.0, 61.0), (59.0, 61.0), (61.0, 1.0), (1801.0, 1.0)):
         monkeypatch.setattr(type(process), "overdue", overdue)
-        monkeypatch.setattr(process.heartbeat, "silent", lambda silent=silent: silent)
+        monkeypatch.setattr(process.heartbeat, "silent_s", lambda silent=silent: silent)
         pairs.slot.ready()
         dropped.append(overdue)
     assert dropped == [process, 61.0, 59.0, 61.0, process, 1801.0]

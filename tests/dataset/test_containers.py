@@ -200,9 +200,9 @@ def test_a_row_group_is_not_held_in_memory():
     code = """
 import resource
 from pathlib import Path
-from vidspec.dataset.containers import Files, members
+from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.job import Job
-jobs, files = members(Job("v.parquet")), Files()
+jobs, files = shard_members(Job("v.parquet")), ShardFiles()
 def read(job):
     with files.local(job.path, job.source) as file:
         return Path(file).stat().st_size

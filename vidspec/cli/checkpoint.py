@@ -45,7 +45,7 @@ DRAFTED, UNPRUNED, TEXT_ONLY, WITHOUT_DRAFT = (
 )
 
 
-REPLAYED = "passes of few tokens are replayed as graphs, except those of a head (eagle3, mtp)"
+REPLAYED = "passes of few tokens replayed as graphs, except those of a head (eagle3, mtp)"
 
 
 @dataclass(frozen=True)

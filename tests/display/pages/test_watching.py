@@ -90,4 +90,4 @@ def test_frames_are_not_read_again_for_a_run_that_was_interrupted(page, monkeypa
     monkeypatch.setattr("vidspec.video.read_at", lambda *_, **__: pytest.fail("reads frames"))
     watch(page)
     page.interrupted = True
-    assert "The frames: the run was interrupted" in text(page) and text(page).count('class="t ') == 6
+    assert "The frames: not read again, as the run was interrupted" in text(page) and text(page).count('class="t ') == 6

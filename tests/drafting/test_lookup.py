@@ -31,7 +31,7 @@ class Costs:
     def __init__(self, price):
         self.price = price
 
-    def prices(self, rows):
+    def row_prices(self, rows):
         return [self.price * row for row in range(rows + 1)]
 
 

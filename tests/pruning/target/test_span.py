@@ -16,7 +16,7 @@ def write(one, seed, rows):
     """What each layer was given: (2, heads, rows, d)."""
     rng = torch.Generator().manual_seed(seed)
     given = []
-    for into in one.writes(rows):
+    for into in one.entries_to_write(rows):
         given.append(torch.randn(into.shape, generator=rng))
         into.copy_(given[-1])
     return given

@@ -78,7 +78,7 @@ class ToySpan:
     def length(self) -> int:
         return len(self.tokens)
 
-    def follow(self) -> bool:
+    def is_follower(self) -> bool:
         return False
 
     def rollback(self, length: int) -> None:

@@ -269,7 +269,7 @@ def test_a_draft_that_rests_computes_no_windows(monkeypatch):
     window = pace.window()
     machine.decode(pace, [window], [0.0], 120)
     calls = []
-    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot_windows(*given))
+    monkeypatch.setattr(module, "allot_windows", lambda *given: calls.append(given) or allot_windows(*given))
     heard = pace._verify._heard
     seen = machine.decode(pace, [window], [0.0], 200)
     trials = sum(gammas[0] > 0 for gammas in seen)
@@ -313,7 +313,7 @@ def test_windows_are_chosen_once_for_a_pass(monkeypatch):
     from vidspec.draft_length import pace as module
 
     calls = []
-    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot_windows(*given))
+    monkeypatch.setattr(module, "allot_windows", lambda *given: calls.append(given) or allot_windows(*given))
     pace = WindowController()
     windows = [pace.window() for _ in range(8)]
     for at in range(20):

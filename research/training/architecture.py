@@ -161,7 +161,7 @@ class Architecture(ABC):
         """Return modules of a stock model, each with the module of the reader or tower that has its weights."""
 
     def parameters(self, whole: Any, reader: Any) -> tuple[torch.nn.Parameter, torch.nn.Parameter] | None:
-        """Return a parameter of the stock model that :meth:`parts` leaves out, and the reader's; None without one."""
+        """Return a parameter of the stock model that is in none of :meth:`parts`, and the reader's, or None."""
         return None
 
     @abstractmethod

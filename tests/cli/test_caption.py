@@ -588,7 +588,7 @@ from types import ModuleType
 from fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
 from vidspec.dataset import inputs, local
-local.Reader, inputs.drop_missing = FakeReader, lambda found, named: None
+local.ClipReader, inputs.drop_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module

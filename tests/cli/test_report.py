@@ -27,7 +27,7 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     assert main(["caption", str(shipped()[0]), *FEW, *asked, "--report", "page.html"]) == 0
     page = Path("page.html").read_text(encoding="utf-8")
     (record,) = map(json.loads, Path("run.json").read_text().splitlines())
-    assert page.count('class="t ') == record["counters"]["emitted"] == page.count("gave it a probability of") == 6
+    assert page.count('class="t ') == record["counters"]["emitted"] == page.count("target probability ") == 6
     assert page.count('class="veil"') == 4 and page.count('class="lane"') == 2 and 'class="demo-bar"' in page
     assert record["speed"]["baseline"]["decode"] is None and "too short to measure decoding" in page
     capsys.readouterr()

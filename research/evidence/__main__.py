@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +64,7 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
     about = {
         "commands": shown,
         "commit": commit,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(),
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }

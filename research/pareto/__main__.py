@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,7 @@ __all__ = ["main"]
 SUITE = "pareto"
 
 
-class Part(str, Enum):
+class Part(StrEnum):
     """The part to measure."""
 
     times = "times"

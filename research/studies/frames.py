@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import av
 import numpy as np
@@ -116,11 +116,11 @@ def pictures(seconds: float, width: int, height: int) -> Iterator[NDArray[np.uin
     y, x = np.mgrid[0 : 2 * height, 0 : 2 * width]
     waves = [120 + 50 * np.sin(x / (23 + 9 * c) + y / 41) + 40 * np.sin(y / (17 + 7 * c) - x / 67) for c in range(3)]
     texture = np.stack(waves, -1) + rng.normal(0, 6, (2 * height, 2 * width, 1))
-    texture = texture.clip(0, 255).astype(np.uint8)
+    drawn: NDArray[np.uint8] = texture.clip(0, 255).astype(np.uint8)
     side = height // 4
     for number in range(round(seconds * RATE)):
         top, left = number % height, 2 * number % width
-        picture = texture[top : top + height, left : left + width].copy()
+        picture = drawn[top : top + height, left : left + width].copy()
         top, left = 5 * number % (height - side), 7 * number % (width - side)
         picture[top : top + side, left : left + side] = (240, number % 200, 30)
         yield picture
@@ -129,9 +129,9 @@ def pictures(seconds: float, width: int, height: int) -> Iterator[NDArray[np.uin
 def write(path: Path, file: File) -> str:
     """Draw and write the file."""
     with av.open(str(path), "w") as out:
-        stream = out.add_stream(file.codec, rate=RATE)
+        stream = cast(av.VideoStream, out.add_stream(file.codec, rate=RATE))
         stream.width, stream.height, stream.pix_fmt = file.width, file.height, "yuv420p"
-        stream.options = CODECS[file.codec][1]
+        stream.options = dict[str, object](CODECS[file.codec][1])
         for number, picture in enumerate(pictures(file.seconds, file.width, file.height)):
             frame = av.VideoFrame.from_ndarray(picture, "rgb24")
             frame.pts, frame.time_base = number, Fraction(1, RATE)

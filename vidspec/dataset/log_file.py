@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from vidspec.dataset.bulk import ResultListener
@@ -76,7 +76,7 @@ class LogFile(ResultListener):
         self._file.close()
 
     def _write(self, event: str, **fields: object) -> None:
-        record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **fields}
+        record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
         line = encode_line("\n" * self._torn + json_text(record, default=str) + "\n")
         written, why = 0, "the disk is full"
         try:

@@ -19,7 +19,7 @@ from vidspec.events.events import Event, Finished, Origin
 from vidspec.events.record import Caption
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["STYLES", "LivePanel", "PanelState", "flow_columns", "render_clip"]
 

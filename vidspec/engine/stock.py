@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from typing_extensions import Self
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.decoder import AttendFunction, RotaryTables, sliding_windows

@@ -6,10 +6,9 @@ import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import torch
-from typing_extensions import Self
 
 from vidspec.deprecation import old_names
 from vidspec.engine.decoder import with_own_slab

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
     from vidspec.models.prefix_cache import PrefixCache

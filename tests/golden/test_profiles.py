@@ -1,8 +1,8 @@
-"""Every packaged profile as it resolves, key by key.
+"""Every packaged profile as it resolves, key by key: ``ar`` in full, the others by the keys in which they differ from it.
 
-After a change that is meant to change what a profile resolves to, write the file anew and read the difference::
+After a change that is meant to change what a profile resolves to, write the file again and read the difference::
 
-    python tests/golden/test_profiles.py
+    PYTHONPATH=. python tests/golden/test_profiles.py
 """
 
 import json
@@ -11,18 +11,32 @@ from pathlib import Path
 from vidspec.config import profiles
 
 GOLDEN = Path(__file__).with_name("profiles.json")
+BASE = "ar"
+
+
+def flat(profile):
+    """The keys of a profile, dotted, with their values as JSON has them."""
+    return {
+        f"{section}.{key}": value
+        for section, keys in profile.items()
+        for key, value in (keys.items() if isinstance(keys, dict) else [("", keys)])
+    }
 
 
 def resolved():
-    """By name, as JSON has it: tuples are lists. The user's own profiles are left out."""
-    names = [info.name for info in profiles.available() if info.source == "packaged"]
-    return json.loads(json.dumps({name: profiles.load(name, env={}).model_dump() for name in sorted(names)}))
+    """By name; the user's own profiles are left out."""
+    names = sorted(info.name for info in profiles.available() if info.source == "packaged")
+    found = json.loads(json.dumps({name: flat(profiles.load(name, env={}).model_dump()) for name in names}))
+    base = found[BASE]
+    assert all(one.keys() == base.keys() for one in found.values())
+    differing = {name: {key: one[key] for key in one if one[key] != base[key]} for name, one in found.items()}
+    return differing | {BASE: base}
 
 
 def test_packaged_profiles_resolve_as_before(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     now, before = resolved(), json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert now.keys() >= before.keys()
+    assert now.keys() >= before.keys() and len(before) > 50
     for name, profile in before.items():
         assert now[name] == profile, name
 

@@ -1,4 +1,4 @@
-"""Every packaged profile as it resolves, key by key: ``ar`` in full, the others by the keys in which they differ from it.
+"""Every packaged profile as it resolves: ``ar`` in full, the others by the keys in which they differ from it.
 
 After a change that is meant to change what a profile resolves to, write the file again and read the difference::
 

@@ -31,10 +31,10 @@ PROGRAM = """#!{python}
 import sys
 from types import ModuleType
 from fake_captioner import FakeCaptioner
-from vidspec.dataset.pool import Factory
+from vidspec.dataset.pool import CaptionerFactory
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
-Factory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)
+CaptionerFactory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)
 from vidspec.cli import main
 if __name__ == "__main__":
     sys.exit(main())

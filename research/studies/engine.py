@@ -27,7 +27,11 @@ import json, sys, time
 import torch
 torch.set_num_threads(1)
 from vidspec import Captioner
-from vidspec.bench.passes import measure_passes, prefilled_at
+from vidspec.bench.passes import measure_passes
+try:
+    from vidspec.bench.passes import prefill_pruned
+except ImportError:  # before 0.3.0
+    from vidspec.bench.passes import prefilled_at as prefill_pruned
 from vidspec.events.trace import Trace
 from vidspec.engine.forward import Engine
 pair = sys.argv[1]
@@ -48,13 +52,13 @@ def prompts(clip):
         sides = []
         for engine in (one.target, one.draft):
             model = engine.model
-            prefix = model.prefix(model.encode(model.preprocess(read)), wanted.prompt, wanted.system)
+            prefix = model.prefix((getattr(model, 'encode', None) or model.see)(model.preprocess(read)), wanted.prompt, wanted.system)
             sides.append((engine, prefix))
         known[clip] = sides
     return known[clip]
 def passes(rows, clip):
     (target, whole), (draft, own) = prompts(clip)
-    sides = [(engine, prefilled_at(engine, prefix, 0.0)[0]) for engine, prefix in ((target, whole), (draft, own))]
+    sides = [(engine, prefill_pruned(engine, prefix, 0.0)[0]) for engine, prefix in ((target, whole), (draft, own))]
     found = measure_passes(sides[0], {0.0: sides[1]}, rows=rows, repeats=9)
     return {"target": dict(found.target), "draft": found.draft[0.0], "prompt": whole.length}
 def together(rows, clip):

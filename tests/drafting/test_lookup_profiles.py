@@ -126,12 +126,16 @@ def test_drawn_texts_are_those_of_plain_decoding(pairs, profile):
 @pytest.mark.parametrize("profile", full_but(["suffix"], ["suffix", "hybrid"]))
 def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
     pair, file = pairs("embedded"), tmp_path / "captions"
-    passes = []
+    passes, drafts = [], []
     for _ in range(2):
         texts, records = pair.texts(pair.captioner(profile, **{"draft.memory": str(file)}), 1)
         assert texts == pair.alone()
         passes.append(sum(record.counters["target_forwards"] for record in records))
-    assert passes[1] < 0.6 * passes[0] or (profile == "hybrid" and passes[1] < passes[0])
+        drafts.append(sum(record.counters["draft_forwards"] for record in records))
+    if profile == "suffix":
+        assert passes[1] < 0.6 * passes[0]
+    else:  # the model's windows are long already; what earlier captions say costs none of its passes
+        assert passes[1] <= passes[0] and drafts[1] < drafts[0]
     known = list(MemoryFile(file, model_identity(pair.target).tokenizer, 1000).read())
     assert known == 2 * [token for text in texts.values() for token in (-1, *text)]
 

@@ -184,15 +184,15 @@ MEMORY = """
 import gc, resource, sys, torch
 from pathlib import Path
 from vidspec.models import loading
-from vidspec.models.placement import placement
+from vidspec.models.placement import resolve_placement
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-where = placement("cpu", "float32", "fused", packed=sys.argv[2] == "packed")
-small = loading.load(sys.argv[3], where)  # what is imported and allocated by the first model
+where = resolve_placement("cpu", "float32", "fused", packed=sys.argv[2] == "packed")
+small = loading.load_model(sys.argv[3], where)  # what is imported and allocated by the first model
 del small
 gc.collect()
 before = resident()
-model = loading.load(sys.argv[1], where)
+model = loading.load_model(sys.argv[1], where)
 gc.collect()
 weights = sum({p.data_ptr(): p.nbytes for p in model.model.parameters()}.values())
 print(resident() - before, weights, model.decoder.packed_bytes, model.decoder.name)

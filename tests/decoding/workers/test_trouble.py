@@ -234,8 +234,8 @@ import sys
 import time
 from vidspec.config import profiles
 from vidspec.captioner import Captioner
-from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.models.placement import placement
+from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.models.placement import resolve_placement
 
 target, draft, clip = sys.argv[1:]  # not behind a guard: the draft's process must not run this again
 settings = {"models.pair": None, "models.target": target, "models.draft": draft, "models.threads": 1}
@@ -249,7 +249,7 @@ for _ in range(10_000):
             print(captioner.slot.process.process.pid, flush=True)
 """
 LOADING = """
-slot = DraftSlot(draft, placement("cpu", "float32"), profile)
+slot = DraftProcessSlot(draft, resolve_placement("cpu", "float32"), profile)
 print(slot.process.process.pid, flush=True)
 try:
     slot.ready()

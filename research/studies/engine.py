@@ -52,7 +52,8 @@ def prompts(clip):
         sides = []
         for engine in (one.target, one.draft):
             model = engine.model
-            prefix = model.prefix((getattr(model, 'encode', None) or model.see)(model.preprocess(read)), wanted.prompt, wanted.system)
+            encode = getattr(model, 'encode', None) or model.see  # before 0.3.0
+            prefix = model.prefix(encode(model.preprocess(read)), wanted.prompt, wanted.system)
             sides.append((engine, prefix))
         known[clip] = sides
     return known[clip]

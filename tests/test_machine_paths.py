@@ -46,7 +46,7 @@ def test_no_tracked_text_names_a_path_of_this_machine():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("$&#160;vidspec&#160;caption&#160;/work/main/clip.mp4&#160;--profile", ["/work/main/clip.mp4"]),
+        ("$&#160;vidspec&#160;caption&#160;/work/ada/clip.mp4&#160;--profile", ["/work/ada/clip.mp4"]),
         ("> /home/ada/clips/a.mp4 <", ["/home/ada/clips/a.mp4"]),
         ('"path": "/tmp/x_1"', ["/tmp/x_1"]),
         ("clips/tmp/a.mp4, s3://bucket/work/a.tar, https://example.org/home/ada", []),

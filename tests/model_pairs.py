@@ -2,9 +2,9 @@
 
 from functools import cache, partial
 
-from decoding import checkpoints
-from models import checkpoints as checkpoints_onevision
-from models import (
+from tests.decoding import checkpoints
+from tests.models import checkpoints as checkpoints_onevision
+from tests.models import (
     checkpoints_gemma4,
     checkpoints_internvl,
     checkpoints_llava,
@@ -12,7 +12,6 @@ from models import (
     checkpoints_qwen,
     checkpoints_smolvlm,
 )
-
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import loading

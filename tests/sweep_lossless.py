@@ -10,10 +10,10 @@ import json
 import os
 
 import pytest
-from decoding.workers.pairs import Waiting
-from model_pairs import Pair, save_pair
-from test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
 
+from tests.decoding.workers.pairs import Waiting
+from tests.model_pairs import Pair, save_pair
+from tests.test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
 from vidspec.registry import families

@@ -8,8 +8,8 @@ import weakref
 import jsonschema
 import pytest
 import torch
-from decoding import checkpoints
 
+from tests.decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema

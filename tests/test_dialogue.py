@@ -6,10 +6,10 @@ from contextlib import closing
 
 import jsonschema
 import pytest
-from decoding import checkpoints
-from models import checkpoints_internvl, checkpoints_llava, checkpoints_qwen
-from tiers import full_but
 
+from tests.decoding import checkpoints
+from tests.models import checkpoints_internvl, checkpoints_llava, checkpoints_qwen
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.feed import Feed

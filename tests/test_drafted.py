@@ -5,12 +5,12 @@ compared with those of batch 1 and prompts read in one pass.
 """
 
 import pytest
-from model_pairs import Pair, save_pair
-from packaged import packaged
-from test_lossless import LOSSLESS
-from tiers import full_but
 
 from research.world.samples import draw
+from tests.model_pairs import Pair, save_pair
+from tests.packaged import packaged
+from tests.test_lossless import LOSSLESS
+from tests.tiers import full_but
 from vidspec.decoding import loop
 from vidspec.engine import forward
 from vidspec.events.events import Finished

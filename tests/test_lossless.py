@@ -8,13 +8,13 @@ import os
 from functools import cache
 
 import pytest
-from decoding.workers.pairs import Waiting
-from model_pairs import Pair, save_pair
-from packaged import packaged
 from PIL import Image
-from tiers import full_but
 
 from research.world.samples import draw
+from tests.decoding.workers.pairs import Waiting
+from tests.model_pairs import Pair, save_pair
+from tests.packaged import packaged
+from tests.tiers import full_but
 from vidspec import video
 from vidspec.acceptance.base import Verdict
 from vidspec.embedded.samples import shipped

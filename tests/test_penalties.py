@@ -4,19 +4,19 @@ from functools import cache
 
 import pytest
 import torch
-from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from decoding.checkpoints import tokenizer
-from decoding.toys import GREEDY, ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
-from decoding.workers.pairs import Waiting
-from drafting.literal_ensemble import literal_weights
-from drafting.toy_ensemble import ensemble
-from engine import standin
-from engine.test_penalties import processed
-from model_pairs import Pair, save_pair
 from safetensors.torch import load_file, save_file
-from tiers import full_but
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
+from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from tests.decoding.checkpoints import tokenizer
+from tests.decoding.toys import GREEDY, ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.decoding.workers.pairs import Waiting
+from tests.drafting.literal_ensemble import literal_weights
+from tests.drafting.toy_ensemble import ensemble
+from tests.engine import standin
+from tests.engine.test_penalties import processed
+from tests.model_pairs import Pair, save_pair
+from tests.tiers import full_but
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential

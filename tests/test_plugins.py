@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from plugins import forget_plugins
 
+from tests.plugins import forget_plugins
 from vidspec import cli, registry
 from vidspec.captioner import Captioner
 from vidspec.config import profiles

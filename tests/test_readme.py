@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from test_rooms import ORDER
 
 from research.commands import application
+from tests.test_rooms import ORDER
 from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
 from vidspec.config.profiles import available, load

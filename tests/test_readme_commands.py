@@ -18,9 +18,9 @@ from types import ModuleType
 import pytest
 import srt
 import webvtt
-from fake_captioner import FakeCaptioner
-from test_readme import PAGES, ROOT, console_lines
 
+from tests.fake_captioner import FakeCaptioner
+from tests.test_readme import PAGES, ROOT, console_lines
 from vidspec import cli
 from vidspec.dataset.pool import CaptionerFactory
 from vidspec.embedded.samples import shipped
@@ -30,11 +30,11 @@ pytestmark = pytest.mark.full
 PROGRAM = """#!{python}
 import sys
 from types import ModuleType
-from fake_captioner import FakeCaptioner
+from tests.fake_captioner import FakeCaptioner
 from vidspec.dataset.pool import CaptionerFactory
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
-CaptionerFactory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)
+CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)
 from vidspec.cli import main
 if __name__ == "__main__":
     sys.exit(main())
@@ -45,7 +45,7 @@ ELSEWHERE = {
     r"make caption": "tests/test_readme.py, over an installation that does nothing",
     r"make (test|test-all|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
     r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",
-    r"python (-m pytest )?tests/": "tests, and a survey that takes an hour; that they exist is tested",
+    r"python -m (pytest tests/|tests\.)": "tests, and a survey that takes an hour; that they exist is tested",
     r".* --target ": "models of the hub",
     r"vidspec caption '?(s3|hf)://": "a store: tests/dataset/test_object_store.py",
     r"vidspec models (?!use )[\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
@@ -99,7 +99,7 @@ def folder(tmp_path, monkeypatch):
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "4")
@@ -113,7 +113,7 @@ def faked(monkeypatch):
     module = ModuleType("vidspec.captioner")
     module.Captioner = FakeCaptioner
     monkeypatch.setitem(sys.modules, "vidspec.captioner", module)
-    monkeypatch.setattr(CaptionerFactory.__init__, "__defaults__", ("fake_captioner:FakeCaptioner",))
+    monkeypatch.setattr(CaptionerFactory.__init__, "__defaults__", ("tests.fake_captioner:FakeCaptioner",))
 
 
 def run(line, capfd):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from plugins import forget_plugins
-from pruning.given import irregular_tokens, random_signals, visual_tokens
 
 from research import position_bias
+from tests.plugins import forget_plugins
+from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
 from vidspec import cli, registry
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

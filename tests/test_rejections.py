@@ -4,12 +4,12 @@ from itertools import count
 from typing import ClassVar
 
 import pytest
-from decoding.workers.pairs import CLIPS
-from model_pairs import Pair, save_pair
-from models.checkpoints_qwen import HYBRIDS
-from test_serving import Given
-from tiers import full_but
 
+from tests.decoding.workers.pairs import CLIPS
+from tests.model_pairs import Pair, save_pair
+from tests.models.checkpoints_qwen import HYBRIDS
+from tests.test_serving import Given
+from tests.tiers import full_but
 from vidspec.drafting.base import FreeDrafter
 from vidspec.events.events import Finished
 from vidspec.models.request import CaptionRequest

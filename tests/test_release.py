@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from decoding import checkpoints
-from test_serving import Given
-from tiers import full_but
 
 from research.world.samples import draw
+from tests.decoding import checkpoints
+from tests.test_serving import Given
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.protocol import PrefillDraft, Propose, Proposed

@@ -109,7 +109,7 @@ def test_no_module_imports_itself_through_others(files):
 
 
 def test_a_wrong_import_is_found(tmp_path, monkeypatch):
-    import test_rooms
+    from tests import test_rooms
 
     package = tmp_path / "vidspec"
     (package / "engine").mkdir(parents=True)

@@ -5,10 +5,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from decoding import checkpoints
-from tiers import full_but
 
 from research.world.samples import draw
+from tests.decoding import checkpoints
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.draft_length.batch import START

@@ -8,11 +8,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from decoding import checkpoints
-from test_serving import Given
-from tiers import full_but
 
 from research.world.samples import draw
+from tests.decoding import checkpoints
+from tests.test_serving import Given
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.engine import exclusive

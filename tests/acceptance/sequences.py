@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 import torch
-from decoding.toys import Prefix, Table
 from scipy.stats import chi2
 
+from tests.decoding.toys import Prefix, Table
 from vidspec.decoding.limits import StoppingRules
 from vidspec.engine.sampling import Sampling
 

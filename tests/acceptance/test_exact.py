@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import full_but
 
-from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
-from acceptance.windows import window_pass
+from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
+from tests.acceptance.windows import window_pass
+from tests.decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of
+from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import ExactRule
 from vidspec.decoding.autoregressive import autoregressive

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from decoding.toys import GREEDY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acceptance.windows import (
+from tests.acceptance.windows import (
     END,
     EOS,
     PROTECTED,
@@ -22,6 +21,7 @@ from acceptance.windows import (
     trees,
     window_pass,
 )
+from tests.decoding.toys import GREEDY
 from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.fly import FlyRule
 from vidspec.acceptance.fly_minus import FlyMinusRule

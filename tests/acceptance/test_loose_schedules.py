@@ -5,12 +5,12 @@ from functools import cache
 import jsonschema
 import pytest
 import torch
-from decoding import checkpoints
-from decoding.toys import GREEDY, Recorder, blend, greedy_text, on_tables, random_table, rounds_of
-from engine.passing import forward
-from packaged import packaged
-from tiers import full_but
 
+from tests.decoding import checkpoints
+from tests.decoding.toys import GREEDY, Recorder, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.engine.passing import forward
+from tests.packaged import packaged
+from tests.tiers import full_but
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.captioner import Captioner

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from fake_captioner import record
 
+from tests.fake_captioner import record
 from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.fly import FlyRule
 from vidspec.acceptance.lvspec import LVSpec

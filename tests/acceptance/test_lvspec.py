@@ -5,11 +5,10 @@ from fractions import Fraction
 
 import pytest
 import torch
-from decoding.toys import GREEDY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acceptance.windows import (
+from tests.acceptance.windows import (
     END,
     EOS,
     PROTECTED,
@@ -23,6 +22,7 @@ from acceptance.windows import (
     trees,
     window_pass,
 )
+from tests.decoding.toys import GREEDY
 from vidspec.acceptance.base import Verdict, for_clip
 from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.loose import branches

@@ -1,8 +1,8 @@
 """Which ids a profile's ``accept.protect`` stands for."""
 
 import pytest
-from decoding import checkpoints
 
+from tests.decoding import checkpoints
 from vidspec.acceptance.protect import protected_ids
 
 

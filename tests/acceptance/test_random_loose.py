@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from decoding.toys import GREEDY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acceptance.windows import (
+from tests.acceptance.windows import (
     END,
     EOS,
     PROTECTED,
@@ -19,6 +18,7 @@ from acceptance.windows import (
     trees,
     window_pass,
 )
+from tests.decoding.toys import GREEDY
 from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.random_loose import RandomLoose
 

@@ -1,9 +1,9 @@
 """Metric A by hand, and with a model that judges its own and others' texts."""
 
 import pytest
-from engine.passing import forward
-from pruning.target.families import case, decode
 
+from tests.engine.passing import forward
+from tests.pruning.target.families import case, decode
 from vidspec.bench.judging import acceptance_share, accepted_by_target, target_choices
 from vidspec.engine.forward import Engine
 from vidspec.pruning.target.engine import PrunedTargetEngine

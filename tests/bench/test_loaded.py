@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 
+from tests.models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 from vidspec.bench.loaded import LoadedModels, ModelSource, profile_labels
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

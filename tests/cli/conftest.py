@@ -3,8 +3,8 @@ import sys
 from types import ModuleType
 
 import pytest
-from fake_captioner import FakeCaptioner, FakeReader
 
+from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
 from vidspec.cli import main
 

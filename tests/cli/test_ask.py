@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, events, record
 
+from tests.fake_captioner import TEXT, FakeCaptioner, events, record
 from vidspec.cli.interrupts import Terminated
 from vidspec.cli.session import DialogueSession
 from vidspec.config.profiles import load
@@ -52,7 +52,7 @@ def said(*lines):
 
 @pytest.mark.parametrize("args", [(), ("--pair", "embedded")])
 def test_answers_of_built_in_models_that_nobody_named_are_marked(piped, monkeypatch, args):
-    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
     assert piped("What moves?\n", "good.mp4", *args).out == f"{'' if args else '[demo] '}{SAID}\n"
     told = json.loads(piped("What moves?\n", "good.mp4", "--format", "jsonl", *args).out)
     assert told["caption"] == TEXT and told["demo"] is True

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import srt
-from fake_captioner import TEXT, FakeCaptioner
 from filelock import FileLock
 
+from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.cli import main
 from vidspec.config.prompts import STYLES
 from vidspec.dataset.schema import record_schema

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 
 from research.world.captions import PROMPTS
+from tests.fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec import video
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import NOTICE, REAL
@@ -56,7 +56,7 @@ def test_json_has_one_object_per_clip_failed_ones_included(vidspec):
 @pytest.mark.parametrize("named", ["flag", "set", "variable", "config", "profile", "nobody"])
 @pytest.mark.parametrize("form", ["text", "txt", "srt", "webdataset-txt"])
 def test_text_of_built_in_models_that_nobody_named_is_marked(vidspec, monkeypatch, tmp_path, named, form):
-    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
     more = {"flag": ("--pair", "embedded"), "set": ("--set", "models.pair=embedded")}.get(named, ())
     if named == "variable":
         monkeypatch.setenv("VIDSPEC_MODELS__PAIR", "embedded")
@@ -80,7 +80,7 @@ def test_text_of_built_in_models_that_nobody_named_is_marked(vidspec, monkeypatc
 
 
 def test_a_marked_file_beside_a_clip_is_recognised(vidspec, monkeypatch):
-    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
     Path("good.mp4").touch()
     assert vidspec("caption", "good.mp4", "--format", "txt,srt").code == 0
     texts = Path("good.txt").read_text(), Path("good.srt").read_text()
@@ -92,7 +92,7 @@ def test_a_marked_file_beside_a_clip_is_recognised(vidspec, monkeypatch):
 
 
 def test_the_mark_is_on_stdout_and_not_in_json(vidspec, monkeypatch):
-    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
     assert vidspec("caption", "good.mp4").out == f"[demo] {TEXT}\n"
     assert vidspec("caption", "good.mp4", "--pair", "embedded").out == f"{TEXT}\n"
     (one,) = vidspec("caption", "good.mp4", "--format", "json").records
@@ -459,7 +459,7 @@ def test_a_clip_that_is_done_again_is_said(vidspec, monkeypatch, quiet):
 
 
 def test_baseline(vidspec, monkeypatch):
-    monkeypatch.setattr("fake_captioner.IDS", list(range(17)))
+    monkeypatch.setattr("tests.fake_captioner.IDS", list(range(17)))
     ran = vidspec("caption", "good.mp4", "--baseline", "--format", "json")
     assert ran.records[0]["speed"]["baseline"]["decode"] == pytest.approx(3.0)
     assert "against plain decoding: decode 3.00x, end to end 2.00x, time to first token 2.00x" in ran.err
@@ -583,9 +583,9 @@ def test_no_panel_without_a_terminal(vidspec):
 
 LEAVE_OUT = inputs.drop_missing
 PIPED = """
-import sys; sys.path.insert(0, {tests!r})
+import sys; sys.path.insert(0, {root!r})
 from types import ModuleType
-from fake_captioner import FakeCaptioner, FakeReader
+from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
 from vidspec.dataset import inputs, local
 local.ClipReader, inputs.drop_missing = FakeReader, lambda found, named: None
@@ -598,7 +598,7 @@ sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(5000))]))
 
 
 def test_a_closed_pipe_is_quiet():
-    code = PIPED.format(tests=str(ROOT / "tests"))
+    code = PIPED.format(root=str(ROOT))
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -658,7 +658,7 @@ def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
 
 
 def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
-    monkeypatch.setattr("fake_captioner.events", lambda path: [Finished(record(path, ended="loop"))])
+    monkeypatch.setattr("tests.fake_captioner.events", lambda path: [Finished(record(path, ended="loop"))])
     ran = vidspec("caption", "good.mp4", "--format", "json", "--stop-loops")
     jsonschema.validate(ran.records[0], record_schema())
     assert ran.records[0]["ended"] == "loop" and "5 tokens; ends in a loop" in ran.err

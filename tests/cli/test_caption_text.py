@@ -8,11 +8,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import fake_captioner
 import jsonschema
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, record
 
+from tests import fake_captioner
+from tests.fake_captioner import TEXT, FakeCaptioner, record
 from vidspec.cli import main
 from vidspec.dataset.schema import record_schema
 from vidspec.errors import GenerationError
@@ -38,7 +38,7 @@ def test_a_template_is_around_every_caption_and_records_keep_the_text(vidspec):
 
 
 def test_the_mark_of_the_built_in_models_is_before_the_template(vidspec, monkeypatch):
-    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
     assert vidspec("caption", "good.mp4", *TEMPLATE).out == f"[demo] {WRITTEN}\n"
 
 
@@ -138,7 +138,7 @@ def written(
     opened, prefilled, *_ = fake_captioner.events("good.mp4")
     rounds = [Round((1,), ("target",), 0, 0, 0.0, texts=(piece,)) for piece in pieces]
     last = Finished(record("good.mp4", caption=caption, **changes))
-    monkeypatch.setattr("fake_captioner.events", lambda path: [opened, prefilled, *rounds, last])
+    monkeypatch.setattr("tests.fake_captioner.events", lambda path: [opened, prefilled, *rounds, last])
     monkeypatch.setattr(sys, "stdout", out())
     assert main(["caption", "good.mp4", *args]) == 0
     return sys.stdout.writes
@@ -193,7 +193,7 @@ def test_a_panel_on_the_same_terminal_shows_it_alone(monkeypatch):
 
 
 def test_a_clip_that_fails_amid_its_text_ends_the_line(monkeypatch, capsys):
-    monkeypatch.setattr("fake_captioner.events", lambda path: broken())
+    monkeypatch.setattr("tests.fake_captioner.events", lambda path: broken())
     assert main(["caption", "good.mp4"]) == 1
     captured = capsys.readouterr()
     assert captured.out == "A red\n" and "out of luck" in captured.err
@@ -206,7 +206,7 @@ def broken():
 
 def test_a_reader_that_has_enough(vidspec):
     """As ``| head -c 10`` is: nothing but the exit code says that the text did not end."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); {SLOW}"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {SLOW}"
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -218,7 +218,7 @@ def test_a_reader_that_has_enough(vidspec):
 
 SLOW = """
 from types import ModuleType
-import fake_captioner
+from tests import fake_captioner
 from vidspec.events.events import Round
 whole = fake_captioner.events
 def many(path):

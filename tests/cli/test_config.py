@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_captioner import FakeCaptioner
 
+from tests.fake_captioner import FakeCaptioner
 from vidspec.config import files
 from vidspec.config.user_config import config_path
 

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fake_captioner import FakeCaptioner
 
+from tests.fake_captioner import FakeCaptioner
 from vidspec.embedded.samples import shipped
 from vidspec.video import probe
 

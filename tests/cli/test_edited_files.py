@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fake_captioner import FakeCaptioner
 
+from tests.fake_captioner import FakeCaptioner
 from vidspec.dataset.journal import Journal
 from vidspec.embedded.samples import shipped
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_captioner import FakeCaptioner
 
+from tests.fake_captioner import FakeCaptioner
 from vidspec.bench.results import ResultsFile
 from vidspec.embedded.samples import shipped
 from vidspec.events import trace

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_captioner import TEXT, FakeCaptioner
-from tiers import full_but
 
 import vidspec
+from tests.fake_captioner import TEXT, FakeCaptioner
+from tests.tiers import full_but
 from vidspec.cli.interrupts import SIGNALS, Terminated, raise_on_signals
 from vidspec.dataset.outputs import SingleFileOutput
 
@@ -236,7 +236,7 @@ import os, sys, time
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
 import vidspec.dataset.local
-from fake_captioner import FakeCaptioner, FakeReader
+from tests.fake_captioner import FakeCaptioner, FakeReader
 vidspec.dataset.local.ClipReader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
@@ -256,9 +256,9 @@ sys.exit(main(sys.argv[4:]))
 
 def terminated(number, wait=0):
     """The command and environment of a run that gets the signal while it captions the third clip."""
-    tests = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     options = ("--format", "jsonl", "-o", "out/out.jsonl", "--batch", "1")
-    command = [sys.executable, "-c", TERMINATED, tests, str(int(number)), str(wait), "caption", *CLIPS, *options]
+    command = [sys.executable, "-c", TERMINATED, root, str(int(number)), str(wait), "caption", *CLIPS, *options]
     path = os.pathsep.join([str(Path(vidspec.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     return command, {**os.environ, "TERM": "xterm", "PYTHONPATH": path}
 

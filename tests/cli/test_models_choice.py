@@ -5,9 +5,9 @@ import json
 import huggingface_hub
 import pytest
 import yaml
-from fake_captioner import FakeCaptioner
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+from tests.fake_captioner import FakeCaptioner
 from vidspec.errors import ModelError
 from vidspec.models.known_pairs import MemoryWorkload, known_pairs, pair_memory, recommended_pair
 

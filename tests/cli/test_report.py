@@ -129,8 +129,7 @@ def test_nothing_left_to_caption_says_how_to_see_the_records(vidspec, monkeypatc
 
 
 def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
-    from display.pages.clips_of_reports import MEASURED
-
+    from tests.display.pages.clips_of_reports import MEASURED
     from vidspec.bench import measure
     from vidspec.bench.measure import BenchResult
 

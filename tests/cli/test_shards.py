@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from dataset.hostile import HOSTILE
-from dataset.shards import rows, tar_of, write_shards
-from fake_captioner import TEXT, FakeCaptioner
 
+from tests.dataset.hostile import HOSTILE
+from tests.dataset.shards import rows, tar_of, write_shards
+from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.dataset import parts, stores
 
 pytest.importorskip("pyarrow")

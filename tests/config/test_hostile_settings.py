@@ -5,8 +5,8 @@ import time
 
 import pytest
 import torch
-from tiers import full_but
 
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST

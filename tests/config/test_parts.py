@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-from plugins import forget_plugins
 
+from tests.plugins import forget_plugins
 from vidspec.config import profiles, sections
 from vidspec.errors import ProfileError
 from vidspec.registry import Registry, drafters, lossy, options_of, pruners, rules

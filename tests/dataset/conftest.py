@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 import pytest
-from fake_captioner import record
 
+from tests.fake_captioner import record
 from vidspec.dataset.job import Job, JobConfig, JobResult
 from vidspec.dataset.records import FileContent, SettingsDigest, record_of
 from vidspec.errors import VideoError

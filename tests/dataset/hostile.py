@@ -4,7 +4,7 @@ import io
 import os
 import tarfile
 
-from dataset.shards import tar_of
+from tests.dataset.shards import tar_of
 
 
 def pax(name, content, **records):

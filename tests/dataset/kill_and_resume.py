@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import filelock  # noqa: F401
 import srt  # noqa: F401
 import webvtt  # noqa: F401
-from fake_captioner import FakeCaptioner, FakeReader
 
 import vidspec.cli.bulk
 import vidspec.config.user_config
 import vidspec.dataset.local
+from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec.cli import main
 
 SECONDS_A_CLIP = 0.004

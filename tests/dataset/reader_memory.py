@@ -1,6 +1,6 @@
 """Measures what the processes that read clips take together.
 
-``python tests/dataset/reader_memory.py FILE... --readers 2``
+``python -m tests.dataset.reader_memory FILE... --readers 2``
 
 Each file is read as ``vidspec batch`` reads it and let go at once. The peak is of the memory that the processes do not
 share with others (the sum of their "Private" pages), sampled every 20 ms; this process is not counted.

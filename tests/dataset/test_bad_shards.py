@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.hostile import END, GOOD, HOSTILE, pax
-from dataset.shards import tar_of
+from tests.dataset.hostile import END, GOOD, HOSTILE, pax
+from tests.dataset.shards import tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.containers import ShardFiles, shard_members

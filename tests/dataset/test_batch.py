@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 
+from tests.fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.run import caption_jobs as run_feed

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, FakeReader
 
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
@@ -23,7 +23,7 @@ from vidspec.dataset.run import caption_jobs
 from vidspec.errors import VideoError
 from vidspec.events.observer import RunObserver
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("good", "bug", "good", "missing", "good", "differs", "lost", "good")
 
 
@@ -181,8 +181,8 @@ SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from types import ModuleType
-from fake_captioner import FakeCaptioner
-from dataset.test_batches import Files
+from tests.fake_captioner import FakeCaptioner
+from tests.dataset.test_batches import Files
 import vidspec.dataset.local
 vidspec.dataset.local.ClipReader = Files
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
@@ -205,8 +205,8 @@ def test_ctrl_c_ends_within_a_second_and_keeps_what_is_finished(tmp_path):
         path = tmp_path / "clips" / f"{number:03}" / ("hang.mp4" if number == 2 else "good.mp4")
         path.parent.mkdir(parents=True)
         path.write_bytes(b"x")
-    env = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "XDG_CONFIG_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", SLOW, str(TESTS), "caption", "clips", "--format", "jsonl", "-o", "out.jsonl"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", SLOW, str(ROOT), "caption", "clips", "--format", "jsonl", "-o", "out.jsonl"]
     with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as ran:
         out = tmp_path / "out.jsonl"
         while not out.exists() or out.read_bytes().count(b"\n") < 6:

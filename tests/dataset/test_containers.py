@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.shards import CLIP, tar_of
+from tests.dataset.shards import CLIP, tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.access import Access
 from vidspec.dataset.allowance import FetchLimits
@@ -220,7 +220,7 @@ def test_clips_are_read_under_their_own_name():
     """By the process that reads clips: the frames, and errors that name the clip and no temporary file."""
     from types import SimpleNamespace
 
-    from fake_captioner import FakeCaptioner
+    from tests.fake_captioner import FakeCaptioner
 
     Path("s.tar").write_bytes(tar_of({"good.mp4": CLIP, "junk.mp4": b"junk" * 9, "picture.png": b"\x89PNG junk"}))
     config = JobConfig(video={"frames": 2}, prompt="Describe.")

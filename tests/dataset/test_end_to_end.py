@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dataset.damage import WAYS, damage
+from tests.dataset.damage import WAYS, damage
 from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]

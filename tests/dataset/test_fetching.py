@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.shards import tar_of
+from tests.dataset.shards import tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.access import Access, GuardedClient, PrivateAddressError, check_allowed_url
 from vidspec.dataset.allowance import FetchLimits

@@ -8,8 +8,8 @@ import pysubs2
 import pytest
 import srt
 import webvtt
-from fake_captioner import TEXT
 
+from tests.fake_captioner import TEXT
 from vidspec.dataset.formats import CSV_COLUMNS, FORMATS, clip_document, clock, header_line, record_line, time_range
 from vidspec.dataset.formats import subtitle_cues as subtitles
 from vidspec.dataset.job import Job

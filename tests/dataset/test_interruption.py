@@ -4,8 +4,8 @@ import signal
 import threading
 
 import pytest
-from fake_captioner import record
 
+from tests.fake_captioner import record
 from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.interruption import uninterrupted
 from vidspec.dataset.job import Job, JobResult

@@ -67,7 +67,7 @@ def test_killed_twenty_times(clips, tmp_path, args):
 def test_parts_of_shards_killed_twenty_times(tmp_path, monkeypatch):
     """Tar shards into Parquet parts: not a clip is lost, none is there twice, and the parts are the same bytes."""
     pytest.importorskip("pyarrow")
-    from dataset.shards import rows, write_shards
+    from tests.dataset.shards import rows, write_shards
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     failing = set(range(3, CLIPS, CLIPS // FAILING))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.shards import CLIP, rows, tar_of
+from tests.dataset.shards import CLIP, rows, tar_of
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def store(monkeypatch, tmp_path):
     from moto import s3
 
-    from dataset.object_store import Store
+    from tests.dataset.object_store import Store
 
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     made = Store()
@@ -35,7 +35,7 @@ def store(monkeypatch, tmp_path):
         "AWS_MAX_ATTEMPTS": "1",  # what is tried again is tried again by us
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
     }.items():
         monkeypatch.setenv(name, value)
@@ -65,7 +65,7 @@ def client():
 PROGRAM = """
 import sys
 from types import ModuleType
-from fake_captioner import FakeCaptioner
+from tests.fake_captioner import FakeCaptioner
 from vidspec.dataset import stores
 stores.PAUSES = (0.01, 0.02, 0.04)
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
@@ -209,7 +209,7 @@ def test_ray_takes_shards_from_the_store(store, tmp_path):
     code = PROGRAM.replace(
         "from vidspec.cli import main\n",
         "from vidspec.dataset.pool import CaptionerFactory\n"
-        'CaptionerFactory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)\n'
+        'CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)\n'
         "from vidspec.cli import main\n",
     )
     (tmp_path / "program.py").write_text(code)

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_captioner import FakeCaptioner
-from fake_captioner import record as captioned
 
-from dataset.test_reading import alive
+from tests.dataset.test_reading import alive
+from tests.fake_captioner import FakeCaptioner
+from tests.fake_captioner import record as captioned
 from vidspec.config import profiles
 from vidspec.dataset.devices import device_groups
 from vidspec.dataset.job import Job, JobConfig, JobResult
@@ -26,17 +26,17 @@ from vidspec.dataset.replicas import replica_outcomes
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROFILE = profiles.load("vanilla-sd", env={})
 CONFIG = JobConfig(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
-FACTORY = CaptionerFactory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
+FACTORY = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:FakeCaptioner")
 GROUPS = [DeviceGroup(), DeviceGroup()]
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
     """Other processes find the fake captioner too."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
 def test_replicas_end_with_a_run_that_is_killed(tasks):
     paths = [task.path for task in tasks[:2]]
     code = (
-        "import multiprocessing, os; from dataset.test_pool import *\n"
+        "import multiprocessing, os; from tests.dataset.test_pool import *\n"
         "if __name__ == '__main__':\n"
         f"    todo = [Job(path, number=number) for number, path in enumerate({paths!r})]\n"
         "    found = replica_outcomes(FACTORY, todo, CONFIG, GROUPS); next(found)\n"
@@ -107,7 +107,7 @@ def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         check(list(ray_outcomes(FACTORY, tasks, CONFIG, [DeviceGroup(threads=1)] * 2)), tasks)
-        refusing = CaptionerFactory(PROFILE.model_dump(), "fake_captioner:Refusing")
+        refusing = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:Refusing")
         with pytest.raises(ModelError, match="no such model"):
             list(ray_outcomes(refusing, tasks, CONFIG, [DeviceGroup(threads=1)]))
     finally:
@@ -176,7 +176,7 @@ def test_a_worker_that_ends_while_it_loads_ends_the_run():
 
 
 def test_a_replica_without_models_ends_the_run(tasks):
-    refusing = CaptionerFactory(PROFILE.model_dump(), "fake_captioner:Refusing")
+    refusing = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):
         list(replica_outcomes(refusing, tasks, CONFIG, GROUPS))
 

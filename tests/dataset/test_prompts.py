@@ -5,8 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, FakeReader, events, question
 
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, events, question
 from vidspec.cli import main
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats import clip_document, record_line

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import av
 import numpy as np
 import pytest
-from fake_captioner import TEXT, FakeCaptioner
-from video import clips
 
+from tests.fake_captioner import TEXT, FakeCaptioner
+from tests.video import clips
 from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.feed import Feed, reader_count
 from vidspec.dataset.job import Job, JobConfig, JobQuestions

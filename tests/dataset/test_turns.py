@@ -4,8 +4,8 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, FakeReader, question
 
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats import clip_document, record_line
 from vidspec.dataset.job import Job, JobConfig, JobQuestions

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from decoding.parallel_toys import EOS, ToyText
+from tests.decoding.parallel_toys import EOS, ToyText
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop, LoopClient

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_serving import Given
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
-from decoding import checkpoints
+from tests.decoding import checkpoints
+from tests.test_serving import Given
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room, reserve_memory

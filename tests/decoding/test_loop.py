@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.toys import ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.decoding.toys import ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import SHARED, Loop, LoopClient

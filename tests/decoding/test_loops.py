@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.toys import blend, greedy_text, on_tables, random_table, rounds_of
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs
+from tests.decoding.toys import blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, StoppingRules, ends_in_loop

@@ -6,11 +6,11 @@ from typing import ClassVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiers import full_but
 
-from decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
 from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulate
 from research.replay.virtual import Costs, Pattern
+from tests.decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
+from tests.tiers import full_but
 from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.protocol import (
     Abort,

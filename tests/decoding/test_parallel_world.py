@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
-from tiers import full_but
 
-from decoding.parallel_world import Case, Span, enter
+from tests.decoding.parallel_world import Case, Span, enter
+from tests.tiers import full_but
 
 
 @pytest.mark.parametrize("block", full_but([], range(10)))

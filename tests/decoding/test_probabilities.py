@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from model_pairs import Pair, save_pair
 
-from decoding.workers.pairs import CLIPS
+from tests.decoding.workers.pairs import CLIPS
+from tests.model_pairs import Pair, save_pair
 from vidspec.engine.rows import Rows
 from vidspec.events.events import Finished, Round
 

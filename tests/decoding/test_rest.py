@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from decoding.toys import GREEDY, ToyEngine, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.decoding.toys import GREEDY, ToyEngine, greedy_text, on_tables, proposed, random_table, rounds_of
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential

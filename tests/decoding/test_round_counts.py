@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 import torch
-from engine import standin
-from models.checkpoints import tokenizer
 from torch.overrides import TorchFunctionMode
 
 from research.random_decoder import engine_of, language
 from research.sizes import Size
+from tests.engine import standin
+from tests.models.checkpoints import tokenizer
 from vidspec.acceptance.exact import ExactRule
 from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules

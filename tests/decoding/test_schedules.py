@@ -5,7 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.toys import GREEDY, Reciter, Recorder, ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.decoding.toys import (
+    GREEDY,
+    Reciter,
+    Recorder,
+    ToyEngine,
+    blend,
+    greedy_text,
+    on_tables,
+    random_table,
+    rounds_of,
+)
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import ExactRule
 from vidspec.config.sections import TREE

@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import full_but
 
-from decoding.workers.pairs import CLIPS, Waiting
+from tests.decoding.workers.pairs import CLIPS, Waiting
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.decoding.limits import StoppingRules
 from vidspec.events.events import Finished

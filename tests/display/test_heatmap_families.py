@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-from model_pairs import ADAPTERS
-from tiers import full_but
 
+from tests.model_pairs import ADAPTERS
+from tests.tiers import full_but
 from vidspec import video
 from vidspec.config import profiles
 from vidspec.decoding.setup import prefilled

@@ -2,9 +2,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_captioner import record
 from PIL import Image
 
+from tests.fake_captioner import record
 from vidspec import Captioner, video
 from vidspec.config import profiles
 from vidspec.display import heatmap_image

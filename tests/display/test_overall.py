@@ -2,11 +2,11 @@ import io
 import time
 
 import pytest
-from fake_captioner import events, record
 from rich.cells import cell_len
 from rich.console import Console
 
-from display.screen import on_screen
+from tests.display.screen import on_screen
+from tests.fake_captioner import events, record
 from vidspec.display.clip_lines import clip_lines, headings
 from vidspec.display.overall import RunPanel, render_run
 from vidspec.display.state import PanelState

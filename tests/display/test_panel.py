@@ -3,10 +3,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from fake_captioner import events, record
 from rich.console import Console
 
-from display.screen import on_screen
+from tests.display.screen import on_screen
+from tests.fake_captioner import events, record
 from vidspec.display.heatmap import frame_map, heatmap
 from vidspec.display.panel import STYLES, LivePanel, PanelState, render_clip
 from vidspec.events.events import Finished, Opened, Prefilled, PrefillProgress, Restarted, Round

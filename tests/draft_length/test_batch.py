@@ -2,7 +2,7 @@
 
 import pytest
 
-from draft_length.lockstep import Machine, bandwidth, compute
+from tests.draft_length.lockstep import Machine, bandwidth, compute
 from vidspec.draft_length.batch import PASSES, SIZES, START, BatchSize
 
 

@@ -5,9 +5,9 @@ import random
 from itertools import pairwise
 
 import pytest
-from tiers import full_but
 
-from draft_length.lockstep import Machine, bandwidth, compute, processor
+from tests.draft_length.lockstep import Machine, bandwidth, compute, processor
+from tests.tiers import full_but
 from vidspec.draft_length.allot import allot_windows
 from vidspec.draft_length.pace import DOUBLINGS, HEARD, REST, TRIAL, TRIAL_SHARE, WindowController
 from vidspec.draft_length.passes import TimeCurve

@@ -4,11 +4,11 @@ import statistics
 
 import pytest
 import torch
-from decoding.toys import ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import full_but
 
+from tests.decoding.toys import ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.tiers import full_but
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop

@@ -1,9 +1,9 @@
 """Adaptive trees beside the built-in models: texts of plain decoding, alone and together."""
 
 import pytest
-from tiers import full_but
 
-from drafting.test_lookup_profiles import DRAWN, Pair
+from tests.drafting.test_lookup_profiles import DRAWN, Pair
+from tests.tiers import full_but
 from vidspec.config import profiles
 from vidspec.draft_length import trees
 from vidspec.errors import ProfileError

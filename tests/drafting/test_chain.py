@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from decoding import checkpoints
-from decoding.toys import proposed
-from engine.passing import forward, poison
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.decoding import checkpoints
+from tests.decoding.toys import proposed
+from tests.engine.passing import forward, poison
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from acceptance.sequences import reference_distribution
-from decoding import checkpoints
-from decoding.toys import GREEDY, Reciter, blend, on_tables, proposed, random_table, rounds_of
-from engine.passing import forward, poison
 
-from drafting.literal_ensemble import literal_mean, literal_weights
-from drafting.toy_ensemble import ensemble
+from tests.acceptance.sequences import reference_distribution
+from tests.decoding import checkpoints
+from tests.decoding.toys import GREEDY, Reciter, blend, on_tables, proposed, random_table, rounds_of
+from tests.drafting.literal_ensemble import literal_mean, literal_weights
+from tests.drafting.toy_ensemble import ensemble
+from tests.engine.passing import forward, poison
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble import prefix_of

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of
 
-from drafting.toy_ensemble import ensemble
+from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from tests.decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of
+from tests.drafting.toy_ensemble import ensemble
 from vidspec.acceptance.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential

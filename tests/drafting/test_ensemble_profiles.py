@@ -5,10 +5,10 @@ import threading
 import jsonschema
 import pytest
 import torch
-from decoding import checkpoints
-from models.checkpoints_captioner import blip
-from tiers import full_but
 
+from tests.decoding import checkpoints
+from tests.models.checkpoints_captioner import blip
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafting.literal_ensemble import DIVERGENCES, literal_mean, literal_weights
+from tests.drafting.literal_ensemble import DIVERGENCES, literal_mean, literal_weights
 from vidspec.drafting.ensemble_weights import (
     ContextErrors,
     equal_weights,

@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from models import checkpoints_eagle3 as heads
-from models import checkpoints_mtp, checkpoints_qwen
-from models.checkpoints_mtp import FAMILY as HYBRID
-from models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
-from tiers import full_but
 
+from tests.models import checkpoints_eagle3 as heads
+from tests.models import checkpoints_mtp, checkpoints_qwen
+from tests.models.checkpoints_mtp import FAMILY as HYBRID
+from tests.models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.head import HeadChain

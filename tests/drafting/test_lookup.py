@@ -4,11 +4,21 @@ from copy import copy
 
 import pytest
 import torch
-from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from decoding.toys import GREEDY, Reciter, ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from tests.decoding.toys import (
+    GREEDY,
+    Reciter,
+    ToyEngine,
+    blend,
+    greedy_text,
+    on_tables,
+    proposed,
+    random_table,
+    rounds_of,
+)
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential

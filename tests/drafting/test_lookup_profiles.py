@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tiers import full_but
 
+from tests.tiers import full_but
 from vidspec.bench.interleaved import run
 from vidspec.captioner import Captioner
 from vidspec.config import profiles

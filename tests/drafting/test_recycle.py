@@ -1,11 +1,11 @@
 """Token recycling: successors are the target's own choices, and the text is plain decoding's."""
 
 import torch
-from acceptance.windows import chain, window_pass
-from decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.acceptance.windows import chain, window_pass
+from tests.decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.recycle import RecycleDraft

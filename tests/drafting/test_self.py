@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 import torch
-from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from decoding import checkpoints
-from engine.passing import forward, poison
-from model_pairs import Pair
-from tiers import full_but
 
+from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from tests.decoding import checkpoints
+from tests.engine.passing import forward, poison
+from tests.model_pairs import Pair
+from tests.tiers import full_but
 from vidspec.acceptance.exact import ExactRule
 from vidspec.bench.bandwidth import pass_bytes
 from vidspec.captioner import Captioner

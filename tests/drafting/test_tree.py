@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from decoding import checkpoints
-from decoding.toys import proposed
-from engine.passing import forward, poison
 
+from tests.decoding import checkpoints
+from tests.decoding.toys import proposed
+from tests.engine.passing import forward, poison
 from vidspec.config.sections import TREE
 from vidspec.config.tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from decoding.toys import Table, ToyEngine
 
+from tests.decoding.toys import Table, ToyEngine
 from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
 from vidspec.drafting.ensemble_weights import ContextErrors
 from vidspec.engine.sampling import Sampling

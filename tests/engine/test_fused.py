@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from models import checkpoints_qwen
-from pruning.target.families import FAMILIES, case
 
-from engine.passing import forward
+from tests.engine.passing import forward
+from tests.models import checkpoints_qwen
+from tests.pruning.target.families import FAMILIES, case
 from vidspec.engine.decoder import mrope_axes
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine

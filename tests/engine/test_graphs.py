@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pruning.target.families import case
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from engine import standin
-from engine.passing import poison, unreplayed
-from engine.test_fused import SIZE, engine_of
+from tests.engine import standin
+from tests.engine.passing import poison, unreplayed
+from tests.engine.test_fused import SIZE, engine_of
+from tests.pruning.target.families import case
 from vidspec.engine.attention import split_count
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import GraphStep, ReplayedPasses, eager_reason, make_graphs

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pruning.target.families import case
-from tiers import full_but
 
-from engine import test_graphs
-from engine.test_attention import reference
-from engine.test_graphs import sliding as sliding
+from tests.engine import test_graphs
+from tests.engine.test_attention import reference
+from tests.engine.test_graphs import sliding as sliding
+from tests.pruning.target.families import case
+from tests.tiers import full_but
 from vidspec.engine.attention import attend
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import ReplayedPasses

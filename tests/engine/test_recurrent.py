@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from models.checkpoints_qwen import HYBRIDS, Kind, adapter, pixels
-from tiers import full_but
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.passing import forward
+from tests.engine.passing import forward
+from tests.models.checkpoints_qwen import HYBRIDS, Kind, adapter, pixels
+from tests.tiers import full_but
 from vidspec.engine.forward import Engine
 from vidspec.engine.recurrent import NEAR, REACH, SPACING, delta_rule, linear_attention
 from vidspec.engine.rows import Rows

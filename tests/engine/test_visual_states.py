@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from models.checkpoints import TIED, adapter, pixels, stock
 
+from tests.models.checkpoints import TIED, adapter, pixels, stock
 from vidspec.engine.forward import Engine
 
 FRAMES = 2

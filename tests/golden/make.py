@@ -1,4 +1,4 @@
-"""What no change of structure may change, written down: ``python tests/golden/make.py`` from the checkout's root.
+"""What no change of structure may change, written down: ``python -m tests.golden.make`` from the checkout's root.
 
 Texts and counters of ten profiles on both built-in pairs, one clip after the other; the options of ``vidspec caption``;
 the schema of records. Only a change that is meant to alter one of them may write them anew, and says so in the

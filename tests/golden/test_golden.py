@@ -4,9 +4,9 @@ import json
 from functools import cache
 
 import pytest
-from tiers import full_but
 
-from golden import make
+from tests.golden import make
+from tests.tiers import full_but
 from vidspec import errors
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished

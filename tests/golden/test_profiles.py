@@ -2,7 +2,7 @@
 
 After a change that is meant to change what a profile resolves to, write the file again and read the difference::
 
-    PYTHONPATH=. python tests/golden/test_profiles.py
+    python -m tests.golden.test_profiles
 """
 
 import json

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu.places import DEVICE, SMOKE, cuda_only
 from research.gpu.frames import decoded
+from tests.gpu.places import DEVICE, SMOKE, cuda_only
 from vidspec.bench.loaded import LoadedModels, ModelSource, lossless_profiles
 from vidspec.dataset.ties import EPSILON, logit_gap
 from vidspec.models.request import CaptionRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu.places import cuda_only
+from tests.gpu.places import cuda_only
 from vidspec import video
 from vidspec.embedded.samples import shipped
 

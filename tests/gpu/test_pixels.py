@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models.record_preprocess import CASES, frames
 
-from gpu.places import DEVICE
+from tests.gpu.places import DEVICE
+from tests.models.record_preprocess import CASES, frames
 from vidspec.models.preprocess import ImageRules, PixelRules, cut_tiles, normalise, resize_and_crop, resize_to_square
 
 pytestmark = pytest.mark.gpu

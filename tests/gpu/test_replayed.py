@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine import standin
-from engine.passing import unreplayed
 
-from gpu.places import DEVICE, DTYPES, SMOKE, cuda_only
 from research.random_decoder import engine_of, language
 from research.sizes import Size
+from tests.engine import standin
+from tests.engine.passing import unreplayed
+from tests.gpu.places import DEVICE, DTYPES, SMOKE, cuda_only
 from vidspec.engine.attention import attend
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows

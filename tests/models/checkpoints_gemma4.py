@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from models import checkpoints_qwen
+from tests.models import checkpoints_qwen
 from vidspec.registry import families
 
 PATCH, POOL, MOST, WINDOW = 4, 2, 12, 16

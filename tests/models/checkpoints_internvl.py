@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from models import checkpoints_qwen
+from tests.models import checkpoints_qwen
 from vidspec.registry import families
 
 IMAGE_SIZE, PATCH = 24, 4

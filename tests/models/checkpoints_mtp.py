@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoints_qwen
-from models.checkpoints_qwen import HEADS, HIDDEN, KV_HEADS, Kind
+from tests.models import checkpoints_qwen
+from tests.models.checkpoints_qwen import HEADS, HIDDEN, KV_HEADS, Kind
 
 FAMILY = "qwen3_5"
 WIDTH, INNER, EPS, THETA = 24, 96, 1e-6, 1e4

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from models.checkpoints_qwen import CORPUS, HEADS, HIDDEN, KV_HEADS, LAYERS, MORE, SPLIT
+from tests.models.checkpoints_qwen import CORPUS, HEADS, HIDDEN, KV_HEADS, LAYERS, MORE, SPLIT
 from vidspec.models.base import Pixels
 from vidspec.models.preprocess_qwen import patchify
 from vidspec.models.qwen2_5_omni import CHAT_TEMPLATE, Qwen25Omni

@@ -1,6 +1,6 @@
 import pytest
 
-from models.checkpoints import FOREIGN, PADDED, TIED, UNTIED, save
+from tests.models.checkpoints import FOREIGN, PADDED, TIED, UNTIED, save
 
 
 @pytest.fixture(scope="session")

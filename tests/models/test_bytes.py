@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from model_pairs import ADAPTERS
 
+from tests.model_pairs import ADAPTERS
 from vidspec.events.source import SourceFacts
 from vidspec.models.preprocess_qwen import patchify
 from vidspec.models.qwen2_5_vl import Qwen25VL

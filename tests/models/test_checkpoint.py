@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import checkpoints_qwen
-from models.checkpoints_qwen import Kind
+from tests.models import checkpoints_qwen
+from tests.models.checkpoints_qwen import Kind
 from vidspec.cli import main
 from vidspec.models import loading
 from vidspec.models.known_pairs import PROCESS

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from models.checkpoints import tokenizer
+from tests.models.checkpoints import tokenizer
 from vidspec.models.detokenizer import Detokenizer
 
 WORDS = tokenizer()

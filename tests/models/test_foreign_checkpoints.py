@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
-from models.checkpoints import pixels
-from models.checkpoints_captioner import blip
 from research.random_init import random_model
+from tests.models.checkpoints import pixels
+from tests.models.checkpoints_captioner import blip
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
 from vidspec.models.chat_template import render_template

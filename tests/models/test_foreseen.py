@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from model_pairs import ADAPTERS
 
+from tests.model_pairs import ADAPTERS
 from vidspec.models import preprocess
 from vidspec.video import Clip
 

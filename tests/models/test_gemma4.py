@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from engine.passing import forward, poison
-from test_serving import Given
 from transformers.video_utils import VideoMetadata
 
-from models import record_preprocess_gemma4
-from models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, stock
-from models.closeness import assert_close
+from tests.engine.passing import forward, poison
+from tests.models import record_preprocess_gemma4
+from tests.models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, stock
+from tests.models.closeness import assert_close
+from tests.test_serving import Given
 from vidspec.captioner import Captioner
 from vidspec.cli.checkpoint import inspect
 from vidspec.config import profiles

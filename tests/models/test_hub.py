@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from models.checkpoints import TIED, save
+from tests.models.checkpoints import TIED, save
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load as load_profile
 from vidspec.errors import ModelError, ProfileError

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_serving import Given
-from tiers import full_but
 
-from models import checkpoints_qwen
-from models.checkpoints_qwen import HYBRIDS, STOCK, Kind
+from tests.models import checkpoints_qwen
+from tests.models.checkpoints_qwen import HYBRIDS, STOCK, Kind
+from tests.test_serving import Given
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room

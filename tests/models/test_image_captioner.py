@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from decoding import checkpoints
-from engine.passing import forward
 from safetensors.torch import load_file, save_file
 
-from models.checkpoints_captioner import KINDS, blip
+from tests.decoding import checkpoints
+from tests.engine.passing import forward
+from tests.models.checkpoints_captioner import KINDS, blip
 from vidspec import video
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from engine.passing import forward
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
-from models.checkpoints_internvl import IMAGE_SIZE, SIDE, adapter, save, stock
-from models.closeness import assert_close
+from tests.engine.passing import forward
+from tests.models.checkpoints_internvl import IMAGE_SIZE, SIDE, adapter, save, stock
+from tests.models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

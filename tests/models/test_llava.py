@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine.passing import forward
 
-from models.checkpoints import causal
-from models.checkpoints_llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
-from models.closeness import assert_close
+from tests.engine.passing import forward
+from tests.models.checkpoints import causal
+from tests.models.checkpoints_llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
+from tests.models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from engine.passing import forward
 
-from models.checkpoints import (
+from tests.engine.passing import forward
+from tests.models.checkpoints import (
     CELLS,
     IMAGE_SIZE,
     LAYERS,
@@ -25,7 +25,7 @@ from models.checkpoints import (
     stock,
     tokenizer,
 )
-from models.closeness import assert_close
+from tests.models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.llava_onevision import LlavaOnevision

@@ -2,8 +2,8 @@
 
 import pytest
 
-from models import checkpoints_llava
-from models.checkpoints_llava import Kind
+from tests.models import checkpoints_llava
+from tests.models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

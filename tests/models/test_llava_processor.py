@@ -3,9 +3,9 @@
 import pytest
 import torch
 import transformers
-from tiers import full_but
 
-from models.checkpoints_llava import PATCH, Kind, adapter, clip, stock, tokenizer
+from tests.models.checkpoints_llava import PATCH, Kind, adapter, clip, stock, tokenizer
+from tests.tiers import full_but
 from vidspec.models.llava import VICUNA
 from vidspec.models.llava_next import MISTRAL
 

@@ -8,11 +8,11 @@ import huggingface_hub.constants as hub
 import pytest
 import torch
 import transformers
-from engine.passing import forward
 from safetensors.torch import load_file, save_file
 
-from models import checkpoints_llava, checkpoints_qwen
-from models.checkpoints import (
+from tests.engine.passing import forward
+from tests.models import checkpoints_llava, checkpoints_qwen
+from tests.models.checkpoints import (
     IMAGE_SIZE,
     PADDED,
     PROCESSOR,
@@ -25,7 +25,7 @@ from models.checkpoints import (
     stock,
     tokenizer,
 )
-from models.checkpoints_llava import Kind
+from tests.models.checkpoints_llava import Kind
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import check_pair, embedded_folder, load_model, prepare_decoder

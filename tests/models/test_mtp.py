@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoints_mtp
-from models.checkpoints_mtp import EXPERTS, save, tensors
-from models.checkpoints_qwen import HIDDEN, LAYERS, Kind, adapter
+from tests.models import checkpoints_mtp
+from tests.models.checkpoints_mtp import EXPERTS, save, tensors
+from tests.models.checkpoints_qwen import HIDDEN, LAYERS, Kind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError

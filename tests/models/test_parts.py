@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from engine.passing import forward
 
-from models import checkpoints, checkpoints_llava, checkpoints_qwen
-from models.checkpoints import TIED, stock
-from models.checkpoints_llava import Kind
+from tests.engine.passing import forward
+from tests.models import checkpoints, checkpoints_llava, checkpoints_qwen
+from tests.models.checkpoints import TIED, stock
+from tests.models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.workers.places import draft_placement

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from models import record_preprocess
-from models.record_preprocess import CASES, STEP, frames
+from tests.models import record_preprocess
+from tests.models.record_preprocess import CASES, STEP, frames
 from vidspec.models import preprocess
 from vidspec.models.preprocess import PixelRules, channels_first, normalise, resize_to_square
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import record_preprocess_qwen
-from models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
+from tests.models import record_preprocess_qwen
+from tests.models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
 from vidspec.models.preprocess import normalise
 from vidspec.models.preprocess_qwen import GridRules, patches, patchify

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.quantised import make
+from tests.models.quantised import make
 from vidspec.bench.bandwidth import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main

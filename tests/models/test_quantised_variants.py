@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models import checkpoints
-from models.quantised import make
+from tests.models import checkpoints
+from tests.models.quantised import make
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.loading import load_model

@@ -7,14 +7,14 @@ import av
 import numpy as np
 import pytest
 import torch
-from engine.passing import forward
-from test_serving import Given
-from tiers import full_but
 from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
-from models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
-from models.closeness import assert_close
+from tests.engine.passing import forward
+from tests.models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
+from tests.models.closeness import assert_close
+from tests.test_serving import Given
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.reader import ClipReader

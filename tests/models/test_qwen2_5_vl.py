@@ -6,7 +6,17 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from models.checkpoints_qwen import PATCH, QWEN25, TOKENS_PER_SECOND, Kind, adapter, pixels, processor, stock, tokenizer
+from tests.models.checkpoints_qwen import (
+    PATCH,
+    QWEN25,
+    TOKENS_PER_SECOND,
+    Kind,
+    adapter,
+    pixels,
+    processor,
+    stock,
+    tokenizer,
+)
 from vidspec.errors import ModelError
 from vidspec.models.base import VisionOutput
 from vidspec.models.preprocess_qwen import patches

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.passing import forward
 
-from models.checkpoints import as_masks, causal
-from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
-from models.closeness import assert_close
+from tests.engine.passing import forward
+from tests.models.checkpoints import as_masks, causal
+from tests.models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
+from tests.models.closeness import assert_close
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion

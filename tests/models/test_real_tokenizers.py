@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from models import checkpoints_qwen
-from models.checkpoints_qwen import Kind, pixels
+from tests.models import checkpoints_qwen
+from tests.models.checkpoints_qwen import Kind, pixels
 from vidspec.models import loading
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.placement import resolve_placement

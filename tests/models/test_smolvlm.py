@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from engine.passing import forward
-from test_serving import Given
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.video_utils import VideoMetadata
 
-from models import record_preprocess_smolvlm
-from models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
-from models.closeness import assert_close
+from tests.engine.passing import forward
+from tests.models import record_preprocess_smolvlm
+from tests.models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
+from tests.models.closeness import assert_close
+from tests.test_serving import Given
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

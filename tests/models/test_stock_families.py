@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from engine.passing import forward
-from tiers import full_but
 
-from models.checkpoints_qwen import HYBRIDS, STOCK, Kind, adapter, pixels, save, stock
-from models.closeness import assert_close
+from tests.engine.passing import forward
+from tests.models.checkpoints_qwen import HYBRIDS, STOCK, Kind, adapter, pixels, save, stock
+from tests.models.closeness import assert_close
+from tests.tiers import full_but
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import loading

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from decoding import checkpoints
-from engine.passing import forward
-from tiers import full_but
 
+from tests.decoding import checkpoints
+from tests.engine.passing import forward
+from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load
 from vidspec.decoding.workers.draft import DraftClip

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models import checkpoints, checkpoints_llava, checkpoints_qwen
-from models.checkpoints_qwen import QWEN3, QWEN25
+from tests.models import checkpoints, checkpoints_llava, checkpoints_qwen
+from tests.models.checkpoints_qwen import QWEN3, QWEN25
 from vidspec.models import vision
 from vidspec.models.vision import token_bytes, window_attention
 

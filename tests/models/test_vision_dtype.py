@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from model_pairs import ADAPTERS
 
-from models.quantised import make
-from models.test_bytes import clip
+from tests.model_pairs import ADAPTERS
+from tests.models.quantised import make
+from tests.models.test_bytes import clip
 from vidspec.bench.bandwidth import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from decoding import checkpoints
 
+from tests.decoding import checkpoints
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from pruning.given import best
+from tests.pruning.given import best
 from vidspec.models import loading
 from vidspec.pruning.attention import AttentionPruner
 from vidspec.pruning.base import attention_ranks

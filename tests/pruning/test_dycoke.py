@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import cos, visual_tokens
+from tests.pruning.given import cos, visual_tokens
 from vidspec.pruning.base import Signals, kept_count
 from vidspec.pruning.dycoke import DyCokePruner
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import cos, visual_tokens
+from tests.pruning.given import cos, visual_tokens
 from vidspec.pruning.base import Signals, kept_count, token_grid
 from vidspec.pruning.fastvid import FastVIDPruner
 from vidspec.pruning.scores import frame_dissimilarity

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import visual_tokens
+from tests.pruning.given import visual_tokens
 from vidspec.models.base import VisualTokens
 from vidspec.pruning.base import Signals, kept_count
 from vidspec.pruning.frame import FramePruner

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import best, cos, visual_tokens
+from tests.pruning.given import best, cos, visual_tokens
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, token_grid
 from vidspec.pruning.hippo import HippoPruner

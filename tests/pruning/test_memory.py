@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pruning.allocation import Allocations
-from pruning.given import distinct_rows, random_signals, visual_tokens
+from tests.pruning.allocation import Allocations
+from tests.pruning.given import distinct_rows, random_signals, visual_tokens
 from vidspec.engine import taps
 from vidspec.engine.taps import language_to_video_attention
 from vidspec.pruning import scores

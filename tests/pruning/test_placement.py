@@ -1,6 +1,6 @@
 import torch
 
-from pruning.given import irregular_tokens, visual_tokens
+from tests.pruning.given import irregular_tokens, visual_tokens
 from vidspec.pruning.base import token_grid
 from vidspec.pruning.placement import token_places
 

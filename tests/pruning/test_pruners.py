@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import irregular_tokens, random_signals, visual_tokens
+from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
 from vidspec.pruning.base import Signals, kept_count, top_scored, with_required
 from vidspec.registry import names, pruners
 

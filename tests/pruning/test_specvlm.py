@@ -2,11 +2,11 @@ from fractions import Fraction
 
 import pytest
 import torch
-from decoding import checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import visual_tokens
+from tests.decoding import checkpoints
+from tests.pruning.given import visual_tokens
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning.given import best, cos, visual_tokens
+from tests.pruning.given import best, cos, visual_tokens
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals
 from vidspec.pruning.scores import similarity_variation, text_similarity

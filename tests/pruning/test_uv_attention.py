@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pruning.given import best, visual_tokens
+from tests.pruning.given import best, visual_tokens
 from vidspec.pruning.base import Signals
 from vidspec.pruning.uv_attention import UVAttentionPruner
 

@@ -1,6 +1,6 @@
 import torch
 
-from pruning.given import best, cos
+from tests.pruning.given import best, cos
 from vidspec.pruning.scores import text_similarity
 from vidspec.pruning.uv_similarity import UVSimilarityPruner
 

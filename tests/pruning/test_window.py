@@ -1,6 +1,6 @@
 import pytest
 
-from pruning.given import visual_tokens
+from tests.pruning.given import visual_tokens
 from vidspec.pruning.base import Signals
 from vidspec.pruning.window import WindowPruner
 

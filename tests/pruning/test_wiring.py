@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import checkpoints
 
-from pruning.given import visual_tokens
+from tests.decoding import checkpoints
+from tests.pruning.given import visual_tokens
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.config import profiles

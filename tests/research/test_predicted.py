@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from draft_length.lockstep import Machine
 
 from research import predicted
 from research.predicted import Host, Prediction
 from research.replay.load import DEVICES, Assumed
+from tests.draft_length.lockstep import Machine
 from vidspec.draft_length.pace import WindowController
 
 #: About what counting gives for 7B; counting takes seconds.

@@ -1,6 +1,6 @@
 """Sound files whose compressed pictures hold unusual bytes: still, black, dithered and noisy scenes by many encoders.
 
-``python tests/video/damage_survey.py --sound`` reads each and counts those that are refused. Knows nothing of vidspec.
+``python -m tests.video.damage_survey --sound`` reads each and counts those that are refused. Knows nothing of vidspec.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import av
 import numpy as np
 import pytest
-from tiers import full_but
 
+from tests.tiers import full_but
 from vidspec import video
 from vidspec.errors import UsageError, VideoError
 from vidspec.video import decode_av, decode_hardware, opening

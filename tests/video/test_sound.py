@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from video import clips
+from tests.video import clips
 from vidspec import video
 from vidspec.errors import VideoError
 from vidspec.video.sound import RATE

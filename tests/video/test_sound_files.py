@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import av
 import pytest
-from tiers import full_but
 
+from tests.tiers import full_but
 from vidspec import video
 
 from . import clips

@@ -5,7 +5,7 @@ import signal
 import time
 from functools import cache
 
-from decoding import checkpoints
+from tests.decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped

@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiers import full_but
 
-from decoding.toys import ToyEngine, blend, random_table
+from tests.decoding.toys import ToyEngine, blend, random_table
+from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import ExactRule
 from vidspec.decoding.parallel import ParallelSettings, Scheduler

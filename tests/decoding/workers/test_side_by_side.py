@@ -12,9 +12,9 @@ import time
 
 import pytest
 import torch
-from tiers import full_but
 
-from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
+from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
+from tests.tiers import full_but
 from vidspec.decoding.protocol import Abort, Proposed
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers import process as processes

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.toys import ToyEngine, random_table
+from tests.decoding.toys import ToyEngine, random_table
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.requests import run_to_completion
 

@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from decoding import checkpoints
-from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from research.training.architecture import build_tokenizer
+from tests.decoding import checkpoints
+from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.cli.app import run
 from vidspec.config import profiles
 from vidspec.decoding.parallel import WorkerLost

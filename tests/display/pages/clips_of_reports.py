@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_captioner import record
-
+from tests.fake_captioner import record
 from vidspec.bench.rows import BenchRow
 from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.pictures import Picture

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from display.pages.clips_of_reports import MEASURED
+from tests.display.pages.clips_of_reports import MEASURED
 from vidspec.display.pages.bench import write_bench
 
 

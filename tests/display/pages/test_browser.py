@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from display.pages.browser import BROWSER, WHY, visit
-from display.pages.clips_of_reports import MEASURED, clip, told
+from tests.display.pages.browser import BROWSER, WHY, visit
+from tests.display.pages.clips_of_reports import MEASURED, clip, told
 from vidspec import video
 from vidspec.display.pages.bench import write_bench
 from vidspec.display.pages.clip import ClipPage

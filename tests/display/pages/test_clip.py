@@ -3,7 +3,7 @@ from html import unescape
 
 import pytest
 
-from display.pages.clips_of_reports import ROUNDS, SEEN, SPANS, clip, told
+from tests.display.pages.clips_of_reports import ROUNDS, SEEN, SPANS, clip, told
 from vidspec.display.pages.clip import ClipPage, VerifiedWindow
 from vidspec.display.pages.page import render_page
 

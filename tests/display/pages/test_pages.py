@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from display.pages.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
+from tests.display.pages.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
 from vidspec import video
 from vidspec.display.pages import folder as folders
 from vidspec.display.pages.clip import ClipPage

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from display.pages.clips_of_reports import MEASURED
+from tests.display.pages.clips_of_reports import MEASURED
 from vidspec.display.pages.bench import BOTTOM, LEFT, RIGHT, TOP, planes, write_bench
 
 AR, FAST, SLOW = MEASURED

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from display.pages.clips_of_reports import SPANS
+from tests.display.pages.clips_of_reports import SPANS
 from vidspec.display.pages.timeline import from_chrome, timeline
 from vidspec.events.trace import Span, to_chrome
 

@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 import pytest
-from fake_captioner import record
 
-from display.pages.clips_of_reports import PATH, ROUNDS, SEEN
+from tests.display.pages.clips_of_reports import PATH, ROUNDS, SEEN
+from tests.fake_captioner import record
 from vidspec.config import profiles
 from vidspec.display.pages import report
 from vidspec.display.pages.report import ReportFile

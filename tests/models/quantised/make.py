@@ -1,6 +1,6 @@
 """Write small quantised checkpoints by the libraries that publish them, and what these libraries make of them.
 
-    python -m models.quantised.make FORMAT...     with tests/ and the root in PYTHONPATH
+    python -m tests.models.quantised.make FORMAT...
 
 Formats whose names begin with ``ct`` want llm-compressor, ``gptq`` and ``awq`` want gptqmodel (and
 ``GPTQMODEL_CPU_WORKERS=4`` on two cores), ``bnb`` bitsandbytes. The files here were written on a CPU by llmcompressor
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoints
+from tests.models import checkpoints
 
 HERE = Path(__file__).parent
 #: Ids of the prompt; below the number of rows of the smallest head.

@@ -3,9 +3,9 @@
 from functools import cache
 
 import torch
-from engine.passing import forward
-from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 
+from tests.engine.passing import forward
+from tests.models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 from vidspec.pruning.target.base import KeptTokens, TargetPruner
 from vidspec.registry import families
 

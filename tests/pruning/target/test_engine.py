@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from engine.passing import forward
 
-from pruning.target.families import FAMILIES, ROOM, Recorded, case, decode, stock_logits
+from tests.engine.passing import forward
+from tests.pruning.target.families import FAMILIES, ROOM, Recorded, case, decode, stock_logits
 from vidspec.engine.forward import Engine
 from vidspec.pruning.target.dycoke import DyCokeTargetPruner
 from vidspec.pruning.target.engine import PrunedTargetEngine, kept_per_layer

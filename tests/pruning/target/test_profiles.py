@@ -2,8 +2,8 @@
 
 import jsonschema
 import pytest
-from decoding import checkpoints
 
+from tests.decoding import checkpoints
 from vidspec.bench.loaded import lossless_profiles
 from vidspec.captioner import Captioner
 from vidspec.cli.report import summary

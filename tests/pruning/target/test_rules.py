@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pruning.given import irregular_tokens, visual_tokens
+from tests.pruning.given import irregular_tokens, visual_tokens
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models.base import EmbeddedPrompt

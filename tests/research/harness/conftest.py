@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from decoding import checkpoints
 from transformers import AutoTokenizer
 
 from research.lmms_eval.arguments import overrides_of
+from tests.decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.models import loading
 

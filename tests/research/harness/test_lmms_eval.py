@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.standin import CLIP, GREEDY, OTHER, PROMPT, own, under
 from research.lmms_eval.answering import Answering, Totals
 from research.lmms_eval.arguments import overrides_of, wanted
 from research.lmms_eval.visuals import shown
+from tests.research.harness.standin import CLIP, GREEDY, OTHER, PROMPT, own, under
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.sections import VideoSection

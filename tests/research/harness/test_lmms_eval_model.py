@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from harness.standin import CLIP, GREEDY, OTHER, PROMPT, StandInModel, modules, under
 from research import lmms_eval as integration
 from research.lmms_eval.arguments import overrides_of
+from tests.research.harness.standin import CLIP, GREEDY, OTHER, PROMPT, StandInModel, modules, under
 from vidspec.config import profiles
 from vidspec.errors import UsageError, VideoError
 

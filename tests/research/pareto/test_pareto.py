@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from pareto.test_quality import ONE, RIGHT, WRONG
 from research.pareto.outcome import beaten_by_draft, frontier, markdown, outcome
+from tests.research.pareto.test_quality import ONE, RIGHT, WRONG
 from vidspec.errors import OutputError
 
 

@@ -7,10 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from world.scenes import scene, thing
 
 from research.pareto.quality import mean, median, quality
 from research.world.scoring import truth
+from tests.research.world.scenes import scene, thing
 from vidspec.events.record import Caption
 
 ONE = truth(scene(thing("red", "circle", "large", "right", (0, 1), (2, 1)), background="navy", pattern="striped"))

@@ -1,9 +1,9 @@
 """The sequential schedule and plain decoding under the virtual clock, against which the parallel one is measured."""
 
 import pytest
-from decoding.parallel_toys import EOS, ToyText
 
 from research.replay.virtual import Costs, Pattern, simulate_sequential
+from tests.decoding.parallel_toys import EOS, ToyText
 
 COSTS = Costs(lambda rows: 10.0 + rows, lambda: 2.0, target_prefill=100.0, draft_prefill=30.0)
 

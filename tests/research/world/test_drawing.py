@@ -5,7 +5,7 @@ import pytest
 
 from research.world.drawing import coverage, frames
 from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES
-from world.scenes import scene, thing
+from tests.research.world.scenes import scene, thing
 
 R = SIZES["large"]
 AREAS = {  # in units of the frame's height squared

@@ -1,7 +1,7 @@
 import pytest
 
 from research.world.scoring import Score, parse, score, total, truth
-from world.scenes import scene, thing
+from tests.research.world.scenes import scene, thing
 
 ONE = scene(thing("red", "circle", "large", "right", (0, 1), (2, 1)), background="navy", pattern="striped")
 RIGHT = (

@@ -1,9 +1,9 @@
 """Measure the docs' figures and write the pages: ``python -m research.evidence`` (``make evidence``), unattended.
 
-Each part (``research/evidence/parts.py``) writes ``NAME.md`` in docs/research/measured with its commands, commit, machine
-and output, and ``NAME.json`` with the rows of its tables; then docs/research/measured.md, the table of the README and pictures
-are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an idle machine;
-peers come from ``make peers``, the previous version from this repository's history.
+Each part (``research/evidence/parts.py``) writes ``NAME.md`` in docs/research/measured with its commands, commit,
+machine and output, and ``NAME.json`` with the rows of its tables; then docs/research/measured.md, the README's table
+and the pictures are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an
+idle machine; peers come from ``make peers``, the previous version from this repository's history.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.engine.history import TextHistory
+
 if TYPE_CHECKING:
     from vidspec.engine.rows import Processor
 
@@ -33,7 +35,7 @@ class Penalties:
     no_repeat_ngram: int = 0
 
 
-class PenaltyHistory:
+class PenaltyHistory(TextHistory):
     """Token ids of one clip so far, and the penalties on the next ones.
 
     Args:
@@ -50,7 +52,6 @@ class PenaltyHistory:
         self._prompt = len(prompt)
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Append emitted tokens."""
         start, size = len(self._ids), self.penalties.no_repeat_ngram
         self._ids += token_ids
         self._known.update(token_ids)
@@ -59,16 +60,9 @@ class PenaltyHistory:
             self._following.setdefault(tuple(before), set()).add(token)
 
     def changes_for_paths(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
-        """Return the processor of the last ``len(paths)`` rows of a pass.
-
-        Args:
-            paths: for each of these rows the drafted tokens between the emitted text and the token it chooses.
-            tokens: (V,) the token id of each logit, if it is not its index.
-        """
         return partial(self._apply, paths, tokens)
 
     def changes_for_unread(self, unread: Sequence[int]) -> Processor:
-        """Return the processor of rows of ``unread``, the last emitted tokens, each with the text up to its token."""
         if len(unread) == 1:
             return self.changes_for_paths([()])
         ids = self._ids[: len(self._ids) - len(unread)]

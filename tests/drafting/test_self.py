@@ -97,10 +97,10 @@ def test_drawn_texts_have_the_targets_distribution(pair):
         drafter.begin(tokens[0])
         while len(tokens) < limits.max_new_tokens:
             draft = run_to_completion(drafter.propose(min(2, limits.max_new_tokens - len(tokens) - 1)))
-            passed = run_to_completion(target.verify(draft))
+            (passed,) = engine.run([target.rows(draft)])
             verdict = ExactRule()(draft, passed, rng)
             tokens += [*(draft.tokens[node] for node in verdict.path), verdict.token]
-            target.commit(verdict.path, verdict.token)
+            target.commit(verdict.path, verdict.token, passed)
             drafter.commit(verdict.path, verdict.token)
         return tuple(tokens[: limits.max_new_tokens])
 

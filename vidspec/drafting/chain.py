@@ -111,4 +111,4 @@ class ChainDrafter(ChainWindows):
                 tokens += fed
         self.forwards += gamma
         self._window = tuple(tokens)
-        return Draft(self._window, tuple(range(-1, gamma - 1)), torch.cat(probs) if probs else None)
+        return Draft.chain(tokens, torch.cat(probs) if probs else None)

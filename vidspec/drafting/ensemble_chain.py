@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -64,8 +63,7 @@ class EnsembleChain(ChainWindows):
             tokens.append(token)
             fed = [token]
         self._window = tuple(tokens)
-        draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
-        return replace(draft, weights=weights)
+        return Draft.chain(tokens, torch.stack(probs) if probs else None, weights)
 
     def _store_distributions(self, each: torch.Tensor) -> None:
         """Store the distributions (n, m, V) after the n tokens just read."""

@@ -77,7 +77,7 @@ class HeadChain(Drafter):
             tokens += fed
         self.forwards += gamma
         self._window, self._read = tuple(tokens), len(self._tokens) if gamma else 0
-        return Draft(self._window, tuple(range(-1, gamma - 1)))
+        return Draft.chain(tokens)
 
     def observe_states(self, states: torch.Tensor) -> None:
         self._seen = states

@@ -56,7 +56,7 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
         if not sequence.rounds:
             begun = trace.elapsed()
             sequence.emit(target.prefilled(begun))
-        texts, rejected = sequence.texts(settled.token_ids, settled.rejected)
+        texts, rejected = sequence.add_text(settled.token_ids, settled.rejected)
         sequence.emit(replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
 
     try:

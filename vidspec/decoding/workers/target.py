@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from vidspec.acceptance.base import for_clip
-from vidspec.decoding.protocol import PromptRead, TargetMessage, Verify, VerifyResult
+from vidspec.acceptance.base import Verdict, for_clip
+from vidspec.decoding.protocol import PromptRead, TargetMessage, Verify
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import prefilled
-from vidspec.decoding.target import Target
+from vidspec.decoding.target import Target, verify
 from vidspec.drafting.base import Draft
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Prefilled
@@ -40,7 +40,7 @@ class TargetSide:
         self._signals: tuple[tuple[str, bytes], ...] = ()
         self._emitted_count = 0
 
-    def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | VerifyResult]:
+    def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | Verdict]:
         """Answer one message; ``publish`` may be called in the middle of a pass."""
         if isinstance(order, Verify):
             return (yield from self._verify(order))
@@ -87,28 +87,10 @@ class TargetSide:
         probs, history = sequence.job.return_probs, setup.history(prefix)
         sequence.target = Target(setup.target, read, setup.sampling, sequence.rng, return_probs=probs, history=history)
 
-    def _verify(self, order: Verify) -> Steps[VerifyResult]:
-        sequence, trace = self.sequence, self.sequence.trace
+    def _verify(self, order: Verify) -> Steps[Verdict]:
         if order.prefix != self._emitted_count:
             raise RuntimeError(f"{order} does not follow {self._emitted_count} emitted tokens")
-        target, acceptance = sequence.target, sequence.acceptance
-        assert acceptance is not None
-        rows = len(order.window) + 1
-        window = Draft(order.window, tuple(range(-1, len(order.window) - 1)))
-        trace.begin()
-        passed = yield from target.verify(window)
-        seconds = trace.lap("verify", about=(("round", order.round), ("rows", rows)))
-        verdict = acceptance(window, passed, sequence.rng)
-        seconds += trace.lap("accept")
-        target.commit(verdict.path, verdict.token)
-        trace.lap("rollback")
+        verdict, _ = yield from verify(self.sequence, Draft.chain(order.window), order.round)
+        self.sequence.trace.lap("rollback")
         self._emitted_count += verdict.accepted + 1
-        return VerifyResult(
-            order.round,
-            verdict.accepted,
-            verdict.token,
-            rows,
-            seconds,
-            verdict.loosened,
-            target.probabilities,
-        )
+        return verdict

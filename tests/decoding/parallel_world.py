@@ -177,10 +177,7 @@ class Engine:
 class TargetSide:
     """Chooses by a text instead of a model; asks for the passes that a model would take."""
 
-    prefix = None
-
-    def prefilled(self, elapsed):
-        return "Prefilled"
+    prompt = SimpleNamespace(prefix=SimpleNamespace(visual=()), prefilled=lambda profile, elapsed: "Prefilled")
 
     def __init__(self, engine, text, length, kept):
         self.engine, self.length, self.kept = engine, length, kept

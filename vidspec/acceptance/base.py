@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast, runtime_checkable
 
+from vidspec.acceptance.protect import protected_ids
 from vidspec.deprecation import old_names
 from vidspec.drafting.base import NO_DRAFT, Draft
 from vidspec.events.events import LooseToken, Origin, RejectedToken
+from vidspec.registry import build_part, rules
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.sections import AcceptSection
     from vidspec.engine.rows import PassResult
+    from vidspec.engine.sampling import Sampling
+    from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "for_clip"]
+__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "build_rule", "for_clip"]
 
 
 @dataclass
@@ -131,6 +136,13 @@ class GroundedRule(Protocol):
                 prompt, each of length 1.
         """
         ...
+
+
+def build_rule(section: AcceptSection, target: VideoLanguageModel, sampling: Sampling) -> AcceptanceRule:
+    """Return the rule that a profile's ``accept`` section names."""
+    protected = protected_ids(target.tokenizer, section.protect) if section.protect else frozenset[int]()
+    rule = build_part(rules.get(section.rule), section, sampling=sampling, eos=target.eos, protected=protected)
+    return cast(AcceptanceRule, rule)
 
 
 def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> AcceptanceRule:

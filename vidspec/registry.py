@@ -1,9 +1,9 @@
 """Registries of methods by part and name, which list names without importing the methods. No torch.
 
-A method is one module whose file name is the name it registers: ``vidspec/pruning/uniform.py`` holds
-``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Other packages add methods
-through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files with
-more methods (:func:`load_plugin`), and a running process may register its own.
+A method is one module in its part's folder, whose file name is the name it registers:
+``vidspec/pruning/pruners/uniform.py`` holds ``@pruners.register("uniform")``. Adding the file adds the name. Other
+packages add methods through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile
+may name files with more methods (:func:`load_plugin`), and a running process may register its own.
 
 A method's class has the attributes of its part's protocol below. Its options are the typed parameters of its
 constructor, of which :func:`options_of` makes a model; those of built-in methods that are marked :func:`key` are also
@@ -20,7 +20,6 @@ import importlib.util
 import inspect
 import os
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -256,15 +255,9 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Return the modules of the package that register a method under their own name, by their source alone."""
+        """Return the names of the built-in methods: the modules of the package."""
         spec = importlib.util.find_spec(self.package)
-        if spec is None or spec.submodule_search_locations is None:
-            return set()
-        return {
-            module.name
-            for module in pkgutil.iter_modules(spec.submodule_search_locations)
-            if not module.ispkg and _registers_itself(module)
-        }
+        return {module.name for module in pkgutil.iter_modules(spec.submodule_search_locations if spec else ())}
 
     def _plugins(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=f"vidspec.{self.part}")}
@@ -272,14 +265,6 @@ class Registry(Generic[T]):
 
 def _identity(method: object) -> str:
     return f"{getattr(method, '__module__', '?')}.{getattr(method, '__qualname__', repr(method))}"
-
-
-def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
-    spec = module.module_finder.find_spec(module.name, None)
-    get_source = getattr(spec.loader, "get_source", None) if spec else None
-    source = get_source(module.name) if get_source else None
-    pattern = rf"""^\s*@?\w*\.?register\(\s*["']{re.escape(module.name)}["']"""
-    return source is not None and re.search(pattern, source, re.MULTILINE) is not None
 
 
 class PartOptions(BaseModel):
@@ -346,14 +331,14 @@ def build_part(part: Callable[..., T], section: BaseModel | Mapping[str, object]
 
 
 pruners: Registry[Callable[..., PrunerFacts]] = Registry(
-    "pruning", "vidspec.pruning", "pruner", "prune.method", ("none",), ("depth", "family")
+    "pruning", "vidspec.pruning.pruners", "pruner", "prune.method", ("none",), ("depth", "family")
 )
 drafters: Registry[Callable[..., DrafterFacts]] = Registry(
-    "drafting", "vidspec.drafting", "drafter", "draft.kind", ("none",), (), DrafterFacts
+    "drafting", "vidspec.drafting.drafters", "drafter", "draft.kind", ("none",), (), DrafterFacts
 )
 rules: Registry[type[RuleFacts]] = Registry(
     "acceptance",
-    "vidspec.acceptance",
+    "vidspec.acceptance.rules",
     "acceptance rule",
     "accept.rule",
     (),
@@ -361,11 +346,13 @@ rules: Registry[type[RuleFacts]] = Registry(
     RuleFacts,
 )
 schedules: Registry[ScheduleFacts] = Registry(
-    "schedules", "vidspec.decoding", "schedule", "schedule.kind", (), (), ScheduleFacts
+    "schedules", "vidspec.decoding.schedules", "schedule", "schedule.kind", (), (), ScheduleFacts
 )
-families: Registry[Callable[..., FamilyFacts]] = Registry("families", "vidspec.models", "model family", "models.family")
+families: Registry[Callable[..., FamilyFacts]] = Registry(
+    "families", "vidspec.models.families", "model family", "models.family"
+)
 lossy: Registry[type[TargetPrunerFacts]] = Registry(
-    "lossy", "vidspec.pruning.target", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
+    "lossy", "vidspec.pruning.target.methods", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
 )
 
 _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)}

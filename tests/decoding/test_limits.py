@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import origins
+from vidspec.decoding.schedules.sequential import origins
 from vidspec.drafting.base import Draft
 from vidspec.events.events import LooseToken
 

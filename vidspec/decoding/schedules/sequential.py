@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.decoding.autoregressive import plain_round
+from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Origin, RejectedToken, Round

@@ -7,7 +7,7 @@ from tests.pruning.target.families import case, decode
 from vidspec.bench.judging import acceptance_share, accepted_by_target, target_choices
 from vidspec.engine.forward import Engine
 from vidspec.pruning.target.engine import PrunedTargetEngine
-from vidspec.pruning.target.fastv import FastVPruner
+from vidspec.pruning.target.methods.fastv import FastVPruner
 
 
 def test_by_hand():

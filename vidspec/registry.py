@@ -163,6 +163,7 @@ class Registry(Generic[T]):
         always: names that are valid without a module.
         known: parameters of its methods' constructors that are not options.
         facts: protocol of the attributes that each method must define, unless it has a default.
+        separator: between words of names, where names of files have ``_``.
     """
 
     def __init__(
@@ -174,7 +175,9 @@ class Registry(Generic[T]):
         always: tuple[str, ...] = (),
         known: tuple[str, ...] = (),
         facts: type | None = None,
+        separator: str = "_",
     ) -> None:
+        self.separator = separator
         self.part, self.package, self.noun, self.key, self.always = part, package, noun, key, always
         self.known, self.facts = known, facts
         self._entries: dict[str, T] = {}
@@ -208,7 +211,7 @@ class Registry(Generic[T]):
         """
         if name not in self._entries:
             if name in self.modules():
-                importlib.import_module(f"{self.package}.{name}")
+                importlib.import_module(self._module(name))
             elif name in (plugins := self._plugins()):
                 method = plugins[name].load()
                 self._entries.setdefault(name, method)
@@ -232,7 +235,7 @@ class Registry(Generic[T]):
         """
         found: dict[str, tuple[Any, Any]] = {}
         for name in sorted(self.modules()):
-            importlib.import_module(f"{self.package}.{name}")  # `get` would look for all modules with each name
+            importlib.import_module(self._module(name))  # `get` would look for all modules with each name
             for option, one in _parameters(cast(Callable[..., object], self._entries[name]), self.known).items():
                 fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
                 if any(field.json_schema_extra is _KEY for field in fields) and found.setdefault(option, one) != one:
@@ -255,9 +258,13 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Return the names of the built-in methods: the modules of the package."""
+        """Return the names of the built-in methods: the modules of the package besides ``base``."""
         spec = importlib.util.find_spec(self.package)
-        return {module.name for module in pkgutil.iter_modules(spec.submodule_search_locations if spec else ())}
+        modules = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
+        return {module.name.replace("_", self.separator) for module in modules} - {"base"}
+
+    def _module(self, name: str) -> str:
+        return f"{self.package}.{name.replace(self.separator, '_')}"
 
     def _plugins(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=f"vidspec.{self.part}")}

@@ -15,28 +15,23 @@ from research.replay.tables import Prediction, Replay, names, replay
 from research.simulate import main as simulate
 
 #: A table with more rows than this is summarised by method.
-LONGEST = 60
+LONGEST = 20
 
 HEAD = """# The papers' tables, replayed
 
-The forward times and accepted lengths that a paper prints go through this project's own scheduler, the one of the real
-workers, under a virtual clock. The result is the speed-up that those figures imply, beside the speed-up that the paper
-claims. No model is run, and nothing here was measured by this project.
+This page asks whether a paper's own figures agree. The forward times and accepted lengths that the paper prints go
+through vidspec's scheduler under a virtual clock; the result is compared with the speed-up that the paper claims. No
+model is run, and nothing here was measured by this project.
 
-- **predicted** is simulated; **formula** is the closed form (the renewal formula for parallel methods, Leviathan's for
-  sequential ones; none for end-to-end rows); **claimed** is printed in the paper. **deviation** is
-  predicted / claimed - 1: positive if the paper claims less than its own figures imply.
-- A small deviation means that the paper's times, lengths and speed-ups agree under this schedule, not that the method
-  gives these lengths elsewhere.
+- **predicted**: simulated. **formula**: the closed form (none for end-to-end rows). **claimed**: printed in the paper.
+  **deviation**: predicted / claimed - 1, positive if the paper claims less than its own figures imply.
 - A large deviation has three possible reasons: an assumed figure (marked \\*), costs that the paper does not list
-  (pruning, communication, batch effects), or contradictions between the paper's figures. Assumptions and contradictions
-  are listed below each table.
-- If the output length is not given, texts of 1200 tokens are simulated; the random error is then about 1%.
-- Start-up tokens of a parallel prefill are simulated with the same acceptance as any other token. If a text's first
-  word is open, fewer are accepted.
+  (pruning, communication, batch effects), or contradictions in the paper. Each table is followed by its assumptions and
+  contradictions.
+- If the paper gives no output length, texts of 1200 tokens are simulated, with a random error of about 1%.
 
-Tables of more than {longest} rows are summarised, with one line for each method and pair of models, averaged over the
-benchmarks; the command above each prints all rows.
+Tables of more than {longest} rows are summarised: one line for each method and pair of models, averaged over the
+benchmarks. The command above each table prints all rows.
 """
 
 

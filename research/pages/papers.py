@@ -30,7 +30,7 @@ model is run, and nothing here was measured by this project.
   contradictions.
 - If the paper gives no output length, texts of 1200 tokens are simulated, with a random error of about 1%.
 
-Tables of more than {longest} rows are summarised: one line for each method and pair of models, averaged over the
+Tables of more than {longest} rows are summarised: one line for each method, averaged over pairs of models and
 benchmarks. The command above each table prints all rows.
 """
 
@@ -70,23 +70,22 @@ def _section(one: Replay) -> str:
 
 
 def _summary(rows: tuple[Prediction, ...]) -> list[str]:
-    groups: dict[tuple[str, str], list[Prediction]] = {}
+    groups: dict[str, list[Prediction]] = {}
     for row in rows:
-        groups.setdefault((row.method, row.models), []).append(row)
+        groups.setdefault(row.method, []).append(row)
     return [
-        "| method | models | benchmarks | predicted | claimed | mean deviation | farthest off | assumed |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- | --- |",
-        *(_line(method, models, group) for (method, models), group in groups.items()),
+        "| method | cells | predicted | claimed | mean deviation | farthest off | assumed |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- |",
+        *(_line(method, group) for method, group in groups.items()),
     ]
 
 
-def _line(method: str, models: str, group: list[Prediction]) -> str:
+def _line(method: str, group: list[Prediction]) -> str:
     claims = [row.claimed for row in group if row.claimed is not None]
-    off = {row.benchmark: row.deviation for row in group if row.deviation is not None}
+    off = {f"{row.models}, {row.benchmark}": row.deviation for row in group if row.deviation is not None}
     farthest = max(off, key=lambda name: abs(off[name]), default=None)
     cells = [
         method.replace("*", r"\*"),
-        models,
         str(len(group)),
         f"{mean(row.predicted for row in group):.2f}",
         f"{mean(claims):.2f}" + (f" ({len(claims)} of {len(group)})" if len(claims) < len(group) else "")

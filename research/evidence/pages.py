@@ -58,9 +58,8 @@ README_ROWS = {
 RACED = ("vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
 #: Contenders in the table of docs/research/measured.md; the pages of the pairs have all.
 SHOWN = {
-    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-tree", "sd-uniform-chain", "uv-sequential", "hippo-sequential"),
-    *("pearl-syn-prefill", "pearl-specvlm", "tabed-m", "tabed-mtcp-star", "std", "self-sd", "self-int8", "self-int4"),
-    *("ngram", "suffix", "token-recycling", "eagle3"),
+    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "hippo-sequential", "pearl-syn-prefill"),
+    *("std", "self-sd", "self-int8", "ngram", "suffix", "token-recycling", "eagle3"),
 }
 
 Results: TypeAlias = Mapping[str, Any]
@@ -193,12 +192,12 @@ def folders(results: Mapping[str, Results]) -> str:
     for title, one in results.items():
         rates = {(row["name"], row["batch"]): row for row in one["rows"]}
         plain = rates["ar", 1]["clips_per_s"]
-        for name in dict.fromkeys(row["name"] for row in one["rows"]):
+        for name in dict.fromkeys(row["name"] for row in one["rows"] if row["name"] in SHOWN):
             cells = [f"{rates[name, size]['clips_per_s']:.2f}" if (name, size) in rates else "-" for size in sizes]
             best = max(row["clips_per_s"] for (known, _), row in rates.items() if known == name)
             equal = [row for (known, _), row in rates.items() if known == name and row["plain"] is not None]
             same = f"{min(row['plain'] for row in equal)}/{equal[0]['clips']}" if equal else "-"
-            label = PEERS.get(name, f"`{name}`" if not name.startswith("earlier") else name)
+            label = PEERS.get(name, f"`{name}`")
             lines.append((title, label, *cells, f"{best / plain:.2f}x", same))
     heads = (
         "folder",
@@ -253,13 +252,12 @@ SECTIONS = {
     ),
     "Folders": (
         "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
-        "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. "
-        "*Earlier* is the previous version with the same weights. Decoding alone, memory, rows per pass and the use "
-        "of the cores: {links}."
+        "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. More "
+        "profiles, the previous version, decoding alone, memory, rows per pass and the use of the cores: {links}."
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them in the runs above. `vanilla-sd-auto` is the "
-        "default. The profile `auto` no longer exists."
+        "default."
     ),
 }
 #: The pages that a section links to.

@@ -6,6 +6,7 @@ Every figure is computed as by ``python -m research.simulate --table NAME``; no 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -16,6 +17,8 @@ from research.simulate import main as simulate
 
 #: A table with more rows than this is summarised by method.
 LONGEST = 20
+#: Notes on single cells, or on figures that the overview has: printed by the command, left out of a summary.
+CELLS = re.compile(r"^- (?:Mean absolute deviation|Assumed for)|is what was used\.$")
 
 HEAD = """# The papers' tables, replayed
 
@@ -31,7 +34,7 @@ model is run, and nothing here was measured by this project.
 - If the paper gives no output length, texts of 1200 tokens are simulated, with a random error of about 1%.
 
 Tables of more than {longest} rows are summarised: one line for each method, averaged over pairs of models and
-benchmarks. The command above each table prints all rows.
+benchmarks. The command above each table prints all rows and the assumptions of each.
 """
 
 
@@ -66,6 +69,7 @@ def _section(one: Replay) -> str:
     if len(one.rows) > LONGEST:
         table = [at for at, line in enumerate(lines) if line.startswith("|")]
         lines[table[0] : table[-1] + 1] = _summary(one.rows)
+        lines = [line for line in lines if not CELLS.search(line)]
     return "\n".join(["", f"## {one.name}", "", f"`python -m research.simulate {' '.join(arguments)}`", "", *lines])
 
 

@@ -49,7 +49,7 @@ README_ROWS = {
     "parallelvlm": "ParallelVLM: both models at the same time",
     "hippo": "HIPPO: both models at the same time",
     "tabed-mt-star": "TABED: with and without the video",
-    "hybrid": "the draft, or what earlier captions said",
+    "hybrid": "the draft, or a lookup in earlier captions",
     "openvino": "",
     "vllm": "",
     "generate": "",

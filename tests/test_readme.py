@@ -161,7 +161,9 @@ def test_documents_that_the_code_refers_to_exist():
 
 
 def test_map_names_every_package_in_the_order_of_imports():
-    named = [tuple(re.findall(r"`([\w.]+)/?`", f"`{cell}")) for cell in first_cells(section("architecture", "Packages"))]
+    named = [
+        tuple(re.findall(r"`([\w.]+)/?`", f"`{cell}")) for cell in first_cells(section("architecture", "Packages"))
+    ]
     wanted = [
         sorted(f"{room}.py" if (ROOT / f"vidspec/{room}.py").exists() else room for room in rooms) for rooms in ORDER
     ]

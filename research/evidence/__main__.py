@@ -101,8 +101,7 @@ def _shown(command: str, *, smoke: bool) -> str:
     """Return a command as shown on a page."""
     places = {name: f"{name.upper()}" for name in ("openvino", "vllm", "earlier", "folder", "docs", "json")}
     filled = words(command, smoke=smoke, clips=["CLIPS"], places=places)
-    module = filled[0]
-    return f"{'vidspec' if module == 'vidspec' else f'python -m {module}'} {shlex.join(filled[1:])}"
+    return f"python -m {shlex.join(filled)}"
 
 
 def _git(*arguments: str) -> str:

@@ -39,7 +39,6 @@ PLACES = {
     "has not seen.",
     "EARLIER": "EARLIER is a checkout of the version before.",
     "--peer": "OPENVINO and VLLM are the Pythons of environments that `make peers` makes.",
-    "--vllm": "VLLM is the Python of an environment that `make peers` makes.",
 }
 #: Profiles in the README's table of the Qwen pair, with a description.
 README_ROWS = {

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from vidspec.bench import throughput
-from vidspec.bench.generate_worker import pad_batch
-from vidspec.bench.memory import MemorySampler, process_tree, resident
-from vidspec.bench.throughput import Throughput, markdown, measure, start_contenders
+from research.peers import throughput
+from research.peers.answering import JsonWorker
+from research.peers.generate_worker import pad_batch
+from research.peers.sampler import MemorySampler, process_tree
+from research.peers.steady import SteadyRate
+from research.peers.throughput import Throughput, markdown, measure, start_contenders
+from vidspec.bench.memory import resident
 from vidspec.config import profiles
 from vidspec.dataset.job import JobResult
-from vidspec.draft_length.steady import SteadyRate
 from vidspec.errors import GenerationError, UsageError, VidspecError
-from vidspec.events.answering import JsonWorker
 from vidspec.events.record import Caption
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
@@ -198,7 +199,7 @@ def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
 
 
 ANSWERING = """
-from vidspec.events.answering import serve_functions
+from research.peers.answering import serve_functions
 from vidspec.errors import UsageError
 def double(value):
     print("a library prints")
@@ -286,8 +287,8 @@ def test_batches_are_padded_on_the_left():
 @pytest.mark.full
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_generate_in_batches_reads_the_same_prompts(pair):
-    from vidspec.bench.generate_worker import GenerateContender
-    from vidspec.dataset.timed import ProfileContenderWorker
+    from research.peers.generate_worker import GenerateContender
+    from research.peers.profile_worker import ProfileContenderWorker
     from vidspec.embedded.samples import shipped
 
     profile = Throughput(
@@ -302,7 +303,7 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 
 
 def test_a_folder_is_captioned_into_a_file():
-    from vidspec.dataset.timed import caption_folder, how_of
+    from research.peers.profile_worker import caption_folder, how_of
 
     def engine(jobs):
         for job in jobs:

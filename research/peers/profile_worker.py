@@ -1,7 +1,7 @@
-"""Worker process of ``vidspec bench throughput`` for one profile.
+"""Worker process of ``research.throughput`` for one profile.
 
-``python -m vidspec.dataset.timed JSON`` serves a :class:`~vidspec.events.answering.JsonWorker`. Clips pass through all
-steps of ``vidspec caption``: read ahead, captioned, and each record written to a file.
+``python -m research.peers.profile_worker JSON`` serves a :class:`~research.peers.answering.JsonWorker`. Clips pass
+through all steps of ``vidspec caption``: read ahead, captioned, and each record written to a file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypedDict
 
+from research.peers.answering import serve_functions
+from research.peers.steady import SteadyRate
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
@@ -26,9 +28,7 @@ from vidspec.dataset.local import caption_locally
 from vidspec.dataset.outputs import SingleFileOutput
 from vidspec.dataset.reader import ClipReader
 from vidspec.dataset.records import SettingsDigest
-from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
-from vidspec.events.answering import serve_functions
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
@@ -116,7 +116,7 @@ class ProfileContenderWorker:
         return {**measured, "rows": rows, "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         rates = []
         for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
             read = [(path, self.captioner.read(path)) for path in group]

@@ -21,7 +21,10 @@ from vidspec.config.profiles import available, load
 from vidspec.events.record import RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+#: Folders of pages: for users, authors of parts, researchers and developers.
+FOLDERS = ("docs", "docs/use", "docs/extend", "docs/research", "docs/internals")
+FILES = {page.stem: page for name in ("README", *(f"{one}/*" for one in FOLDERS)) for page in ROOT.glob(f"{name}.md")}
+PAGES = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -40,7 +43,7 @@ def options(command):
 def test_options_of_caption():
     named = {
         name
-        for cell in first_cells(section("usage", "Options of `vidspec caption`"))
+        for cell in first_cells(section("reference", "Options of `vidspec caption`"))
         for name in re.findall(r"`(-[\w-]+)", cell)
     }
     real = {name for name in options(COMMANDS["caption"]) if name.startswith("-")}
@@ -48,7 +51,7 @@ def test_options_of_caption():
 
 
 def test_keys_of_the_record():
-    assert [cell.strip(" `") for cell in first_cells(section("usage", "The JSON record"))] == list(RECORD_KEYS)
+    assert [cell.strip(" `") for cell in first_cells(section("reference", "The JSON record"))] == list(RECORD_KEYS)
 
 
 def test_packaged_profiles():
@@ -116,7 +119,8 @@ def test_commands_and_their_options_exist(page, words):
 @pytest.mark.parametrize(("page", "words"), sorted(set(command_lines("python", "-m"))))
 def test_commands_of_research_and_their_options_exist(page, words):
     module, *rest = words
-    if module in ("pytest", "research.lmms_eval"):
+    assert importlib.util.find_spec(module), module
+    if module in ("pytest", "research.lmms_eval") or module.startswith("tests."):
         return  # their own options
     found = importlib.import_module(module)
     found = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
@@ -137,7 +141,7 @@ def anchors(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    folder = ROOT if page == "README" else ROOT / "docs"
+    folder = FILES[page].parent
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", PAGES[page]):
         assert target.startswith("https://") or (folder / target).exists(), target
         if anchor:
@@ -148,7 +152,7 @@ def test_documents_that_the_code_refers_to_exist():
     files = [path for room in ("vidspec", "research", "tests") for path in (ROOT / room).rglob("*.py")]
     for path in [*files, ROOT / "vidspec/dataset/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
-        for name in re.findall(r"\bdocs/[\w-]+\.md\b", text):
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
             assert (ROOT / name).exists(), f"{path}: {name}"
         assert not re.search(
             r"\((?:see )?(?:METHODS|METRICS|FACTS|DESIGN)\b|\b(?:METHODS|METRICS|FACTS|DESIGN) \d", text
@@ -174,8 +178,9 @@ def test_named_files_exist(page):
 
 
 def test_index_names_every_page():
-    listed = re.findall(r"^\| \[(\S+)\.md\]", PAGES["index"], re.MULTILINE)
-    assert sorted(listed) == sorted(set(PAGES) - {"README", "index"})
+    listed = re.findall(r"^\| \[[^]]+\]\((\S+)\.md\) \|", PAGES["index"], re.MULTILINE)
+    wanted = {path.relative_to(ROOT / "docs").with_suffix("") for name, path in FILES.items() if name != "README"}
+    assert sorted(map(Path, listed)) == sorted(wanted - {Path("index")})
 
 
 @pytest.fixture

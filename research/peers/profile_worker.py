@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TypedDict
 
 from research.peers.answering import serve_functions
 from research.peers.steady import SteadyRate
+from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
@@ -32,7 +32,6 @@ from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
-from vidspec.models.request import CaptionRequest
 
 __all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 
@@ -76,20 +75,6 @@ class TargetPassCounter(RunObserver):
         self.passes = load.passes
 
 
-@dataclass
-class ReadyClips:
-    """Source of clips whose frames are in memory, as a captioner takes them."""
-
-    waiting: deque[CaptionRequest]
-
-    @property
-    def over(self) -> bool:
-        return not self.waiting
-
-    def take(self) -> CaptionRequest | None:
-        return self.waiting.popleft() if self.waiting else None
-
-
 class ProfileContenderWorker:
     """Functions that time one profile."""
 
@@ -119,8 +104,7 @@ class ProfileContenderWorker:
         """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         rates = []
         for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
-            read = [(path, self.captioner.read(path)) for path in group]
-            arrivals = ReadyClips(deque(CaptionRequest(path, clip, key=path) for path, clip in read))
+            arrivals = ReadyClips({path: self.captioner.read(path) for path in group})
             rate = SteadyRate(len(group))
             for key, event in self.captioner.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):

@@ -34,7 +34,7 @@ from vidspec.pruning.target.engine import kept_per_layer
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.decoding.setup import DecodingSetup
-    from vidspec.draft_length.pace import DraftWindow
+    from vidspec.draft_length.window import DraftWindow
 
 __all__ = ["Publish", "TargetPrompt", "prefill", "prefill_target"]
 

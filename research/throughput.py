@@ -10,8 +10,9 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,9 @@ from research.commands import parse_counts, run
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_note
 from vidspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from research.peers.throughput import Throughput
 
 __all__ = ["main"]
 
@@ -60,24 +64,11 @@ def command(
     the first token of the last clip in flight to the end of the first. Token ids are compared with batch 1 and with
     plain decoding.
     """
-    from dataclasses import asdict
-
-    from research.peers.answering import JsonWorker
-    from research.peers.earlier import earlier_command
     from research.peers.outside import peer_interpreters
-    from research.peers.throughput import (
-        BATCHED,
-        ContenderProcess,
-        Throughput,
-        ThroughputResult,
-        markdown,
-        measure,
-        start_contenders,
-    )
+    from research.peers.throughput import BATCHED, Throughput
     from vidspec.bench.loaded import profile_labels
-    from vidspec.bench.machine import machine
     from vidspec.bench.results import RESULTS
-    from vidspec.files import check_output, write_whole
+    from vidspec.files import check_output
 
     paths, others = _clips(tuple(map(str, clips))), list(peer or ())
     if twice := [name for name in others if others.count(name) > 1]:
@@ -88,9 +79,21 @@ def command(
         check_output(output, paths, "--json", RESULTS)
         if output.exists() and not overwrite:
             raise UsageError(f"--json {output}: exists already", hint="name another file, or --overwrite")
-    source, sizes = models.source, parse_counts(batch, "--batch", "1,8,16")
-    plan = Throughput(paths, profile_labels(profiles), peers, sizes, repeats, source, frames, models.threads, outside)
-    facts = machine(source.placement().device) | ({"threads": models.threads} if models.threads else {})
+    sizes, labels = parse_counts(batch, "--batch", "1,8,16"), profile_labels(profiles)
+    plan = Throughput(paths, labels, peers, sizes, repeats, models.source, frames, models.threads, outside)
+    _measure(plan, earlier, output)
+    return 0
+
+
+def _measure(plan: Throughput, earlier: Path | None, output: Path | None) -> None:
+    """Measure, write every result to ``output``, and print the table."""
+    from research.peers.answering import JsonWorker
+    from research.peers.earlier import earlier_command
+    from research.peers.throughput import ContenderProcess, ThroughputResult, markdown, measure, start_contenders
+    from vidspec.bench.machine import machine
+    from vidspec.files import write_whole
+
+    facts = machine(plan.source.placement().device) | ({"threads": plan.threads} if plan.threads else {})
 
     def keep(outcome: ThroughputResult) -> None:
         if output is not None:
@@ -112,7 +115,6 @@ def command(
     keep(outcome)
     print(markdown(outcome.rows, outcome.left))
     print_facts(facts)
-    return 0
 
 
 def _clips(named: tuple[str, ...]) -> list[str]:

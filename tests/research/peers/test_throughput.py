@@ -209,6 +209,8 @@ def double(value):
         raise TypeError("no one")
     if value == 2:
         raise SystemExit("gone")
+    if value == 6:
+        raise type("PeerFailed", (UsageError,), {})("not this clip")
     return 2 * value
 serve_functions(lambda: {"double": double})
 """
@@ -224,6 +226,8 @@ def test_questions_are_answered_by_another_process():
         assert error.value.hint == "give more"
         with pytest.raises(VidspecError, match="it: TypeError: no one"):
             worker.ask("double", value=1)
+        with pytest.raises(VidspecError, match="it: not this clip"):
+            worker.ask("double", value=6)
         assert worker.ask("double", value=5) == 10
         for _ in range(2):
             with pytest.raises(VidspecError, match="it: its process ended with exit code 1: gone"):

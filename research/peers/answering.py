@@ -1,6 +1,6 @@
 """Both ends of a pipe to a worker process that answers requests, one JSON object per line. Knows no models.
 
-Uses the standard library alone, so that an interpreter without vidspec installed can serve too.
+Uses the standard library and ``vidspec.errors``, so that an interpreter without vidspec installed can serve too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,8 @@ WorkerReply: TypeAlias = Any
 #: Functions that a worker process serves, by name.
 Functions: TypeAlias = Mapping[str, Callable[..., object]]
 
-#: Script that lets an interpreter without vidspec import this package, and nothing else of its environment.
-_IMPORT_SCRIPT = """\
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("vidspec", sys.argv[1] + "/__init__.py",
-                                              submodule_search_locations=[sys.argv[1]])
-sys.modules["vidspec"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-from {module} import main
-main(sys.argv[2])
-"""
+#: Program that lets an interpreter without vidspec import a module of this checkout.
+_IMPORT_SCRIPT = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main(sys.argv[2])"
 
 
 def serve_functions(prepare: Callable[[], Functions]) -> None:
@@ -79,8 +71,8 @@ def serve_functions(prepare: Callable[[], Functions]) -> None:
 
 def worker_command(python: str, module: str, about: object) -> list[str]:
     """Return the command that runs a module's ``main`` with ``about`` as JSON in another interpreter."""
-    folder = Path(__file__).resolve().parents[1]
-    return [python, "-c", _IMPORT_SCRIPT.format(module=module), str(folder), json.dumps(about)]
+    root = Path(__file__).resolve().parents[2]
+    return [python, "-c", _IMPORT_SCRIPT.format(module=module), str(root), json.dumps(about)]
 
 
 class JsonWorker:
@@ -165,9 +157,9 @@ class JsonWorker:
             response = json.loads(line)
             if "value" in response:
                 return response["value"]
-            kind: type[VidspecError] = getattr(errors, response["error"]) if response["error"] else VidspecError
+            kind: type[VidspecError] = getattr(errors, response["error"] or "", VidspecError)
             error = kind(f"{self.name}: {response['message']}", hint=response["hint"])
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (ValueError, TypeError, LookupError):
             error = VidspecError(f"{self.name}: its process wrote what is no answer: {line.strip()[:80]}")
         raise error
 

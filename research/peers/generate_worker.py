@@ -1,6 +1,6 @@
-"""``generate`` of ``transformers`` on padded batches as a contender of ``vidspec bench throughput``.
+"""``generate`` of ``transformers`` on padded batches as a contender over a folder.
 
-``python -m vidspec.bench.generate_worker JSON`` serves the requests of a :class:`~vidspec.events.answering.JsonWorker`.
+``python -m research.peers.generate_worker JSON`` serves a :class:`~research.peers.answering.JsonWorker`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from vidspec.bench.peers import PeerFailed, generate_batch, read_frames
-from vidspec.bench.recorded import read_ahead, write_captions
+from research.peers.answering import Functions, serve_functions
+from research.peers.generate import PeerFailed, generate_batch, read_frames
+from research.peers.recorded import read_ahead, write_captions
+from research.peers.steady import SteadyRate
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
-from vidspec.events.answering import Functions, serve_functions
 from vidspec.models import loading
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.placement import resolve_placement
@@ -46,11 +46,11 @@ class GenerateContender:
         self._shapes: dict[tuple[int, int, int], VisionOutput] = {}
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
-        """Caption a folder of clips; see :func:`~vidspec.bench.recorded.write_captions`."""
+        """Caption a folder of clips; see :func:`~research.peers.recorded.write_captions`."""
         return {**write_captions(self._caption_clips(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         return SteadyRate.combine(self._measure_rate(some) for some in _groups(clips, batch))
 
     @property

@@ -1,7 +1,7 @@
-"""Worker process of ``vidspec bench throughput`` for one profile.
+"""Worker process of ``research.throughput`` for one profile.
 
-``python -m vidspec.dataset.timed JSON`` serves a :class:`~vidspec.events.answering.JsonWorker`. Clips pass through all
-steps of ``vidspec caption``: read ahead, captioned, and each record written to a file.
+``python -m research.peers.profile_worker JSON`` serves a :class:`~research.peers.answering.JsonWorker`. Clips pass
+through all steps of ``vidspec caption``: read ahead, captioned, and each record written to a file.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypedDict
 
+from research.peers.answering import serve_functions
+from research.peers.steady import SteadyRate
+from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
@@ -27,14 +29,11 @@ from vidspec.dataset.local import caption_locally
 from vidspec.dataset.outputs import SingleFileOutput
 from vidspec.dataset.reader import ClipReader
 from vidspec.dataset.records import SettingsDigest
-from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
-from vidspec.events.answering import serve_functions
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
-from vidspec.models.request import CaptionRequest
 
 __all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 
@@ -77,20 +76,6 @@ class TargetPassCounter(RunObserver):
         self.passes = load.passes
 
 
-@dataclass
-class ReadyClips:
-    """Source of clips whose frames are in memory, as a captioner takes them."""
-
-    waiting: deque[CaptionRequest]
-
-    @property
-    def over(self) -> bool:
-        return not self.waiting
-
-    def take(self) -> CaptionRequest | None:
-        return self.waiting.popleft() if self.waiting else None
-
-
 class ProfileContenderWorker:
     """Functions that time one profile."""
 
@@ -117,11 +102,10 @@ class ProfileContenderWorker:
         return {**measured, "rows": rows, "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         rates = []
         for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
-            read = [(path, self.captioner.read(path)) for path in group]
-            arrivals = ReadyClips(deque(CaptionRequest(path, clip, key=path) for path, clip in read))
+            arrivals = ReadyClips({path: self.captioner.read(path) for path in group})
             rate = SteadyRate(len(group))
             for key, event in self.captioner.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):

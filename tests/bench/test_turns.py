@@ -1,26 +1,24 @@
-"""The interleaved run and its summary, on contenders whose times are given."""
+"""The measuring loop and its summary, on contenders whose times are given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
-from vidspec.bench.interleaved import run
-from vidspec.bench.peers import Contender
 from vidspec.bench.rows import bench_rows, markdown, methods_with_other_draws
+from vidspec.bench.turns import ContenderFailed, measure_in_turns
 from vidspec.config import profiles
 from vidspec.events.record import Caption
 
-CLIPS = [Path("a.mp4"), Path("b.mp4")]
+CLIPS = ["a.mp4", "b.mp4"]
 
 
 @dataclass
-class Timed(Contender):
+class Timed:
     """Captions with the given decode seconds for 11 tokens; logs every call."""
 
     name: str
@@ -29,9 +27,9 @@ class Timed(Contender):
     ids: tuple[int, ...] = tuple(range(11))
     drafted: bool = False
 
-    def caption(self, path: str | Path) -> Caption:
-        self.log.append(f"{self.name}:{Path(path).name}")
-        decode = self.decode[str(path)]
+    def __call__(self, path: str) -> Caption:
+        self.log.append(f"{self.name}:{path}")
+        decode = self.decode[path]
         counters = (
             {
                 "drafted": 10,
@@ -46,7 +44,7 @@ class Timed(Contender):
             else {"drafted": 0}
         )
         return Caption(
-            path=str(path),
+            path=path,
             caption="x",
             token_ids=list(self.ids),
             counters=counters,
@@ -58,17 +56,32 @@ def test_contenders_take_turns_after_a_warm_up_of_each():
     log: list[str] = []
     times = {"a.mp4": 1.0, "b.mp4": 1.0}
     contenders = {name: Timed(name, times, log) for name in "xyz"}
-    records = run(contenders, CLIPS, repeats=2)
+    records = measure_in_turns(contenders, CLIPS, repeats=2)
     assert log[:3] == ["x:a.mp4", "y:a.mp4", "z:a.mp4"]
     assert [entry[0] for entry in log[3:]] == list("xyzyzxzxyxyz")
     assert [entry[2:] for entry in log[3:9]] == ["a.mp4"] * 3 + ["b.mp4"] * 3
     assert {clip: len(runs) for clip, runs in records["x"].items()} == {"a.mp4": 2, "b.mp4": 2}
 
 
+def test_a_contender_that_the_others_can_do_without_is_left_out():
+    log, left, said = [], {}, []
+
+    def failing(clip: str) -> Caption:
+        log.append(clip)
+        if len(log) == 3:  # a warm-up, the first clip, and then the second
+            raise ContenderFailed("y: gone")
+        return Caption(clip, "x")
+
+    contenders = {"x": Timed("x", {"a.mp4": 1.0, "b.mp4": 1.0}), "y": failing}
+    found = measure_in_turns(contenders, CLIPS, 2, leave=left.__setitem__, say=said.append)
+    assert list(found) == ["x"] and left == {"y": "y: gone"} and log == ["a.mp4", "a.mp4", "b.mp4"]
+    assert said[:3] == ["warm-up x", "warm-up y", "1/2 a.mp4"] and said.count("left out: y: gone") == 1
+
+
 def test_summary_compares_clip_by_clip():
     plain = Timed("plain", {"a.mp4": 4.0, "b.mp4": 2.0})
     fast = Timed("fast", {"a.mp4": 1.0, "b.mp4": 1.0}, drafted=True)
-    rows = {row.name: row for row in bench_rows(run({"plain": plain, "fast": fast}, CLIPS, 1), "plain")}
+    rows = {row.name: row for row in bench_rows(measure_in_turns({"plain": plain, "fast": fast}, CLIPS, 1), "plain")}
     assert rows["plain"].decode == (1.0, 1.0, 1.0)
     assert rows["plain"].tau is None and rows["plain"].kept is None
     assert rows["fast"].decode == pytest.approx((3.0, 2.0, 4.0))
@@ -83,7 +96,7 @@ def test_summary_compares_clip_by_clip():
 def test_summary_counts_clips_with_other_tokens():
     plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
     other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
-    rows = {row.name: row for row in bench_rows(run({"plain": plain, "other": other}, CLIPS, 1), "plain")}
+    rows = {row.name: row for row in bench_rows(measure_in_turns({"plain": plain, "other": other}, CLIPS, 1), "plain")}
     assert (rows["plain"].equal, rows["other"].equal) == (2, 0)
 
 
@@ -93,7 +106,7 @@ def test_end_to_end_is_of_texts_as_long_as_the_baselines():
     plain = Timed("plain", times)
     short = Timed("short", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=tuple(range(6)))
     long = Timed("long", times, ids=tuple(range(21)))
-    rows = bench_rows(run({"plain": plain, "short": short, "long": long}, CLIPS, 2), "plain")
+    rows = bench_rows(measure_in_turns({"plain": plain, "short": short, "long": long}, CLIPS, 2), "plain")
     assert [row.tokens for row in rows] == [11, 6, 21]
     assert [row.end_to_end[0] for row in rows] == pytest.approx([1.0, 5 / 3, 5 / 3])
     assert [row.end_to_end_raw[0] for row in rows] == pytest.approx([1.0, 5 / 2, 1.0])
@@ -106,7 +119,7 @@ def test_end_to_end_is_of_texts_as_long_as_the_baselines():
 def test_a_text_of_one_token_does_not_say_how_long_more_would_take():
     times = {"a.mp4": 4.0, "b.mp4": 4.0}
     silent = Timed("silent", {"a.mp4": 0.0, "b.mp4": 0.0}, ids=(1,))
-    _, row = bench_rows(run({"plain": Timed("plain", times), "silent": silent}, CLIPS, 1), "plain")
+    _, row = bench_rows(measure_in_turns({"plain": Timed("plain", times), "silent": silent}, CLIPS, 1), "plain")
     assert (row.decode[0], row.end_to_end[0], row.end_to_end_raw[0]) == (0.0, 0.0, 5.0)
 
 
@@ -132,7 +145,7 @@ def test_methods_that_draw_other_tokens_of_the_same_distribution(settings, by_ot
 def test_the_tokens_of_a_method_that_draws_others_are_not_held_against_it():
     plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
     other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
-    rows = bench_rows(run({"plain": plain, "other": other}, CLIPS, 1), "plain", ["other"])
+    rows = bench_rows(measure_in_turns({"plain": plain, "other": other}, CLIPS, 1), "plain", ["other"])
     assert [(row.equal, row.equality) for row in rows] == [(2, "2/2"), (None, "in distribution")]
     assert "| other | in distribution |" in markdown(rows, "plain", lambda _: 1.0)
 
@@ -141,7 +154,7 @@ def test_a_table_says_that_two_names_are_one_method():
     named = {name: profiles.load(name, env={}) for name in ("ar", "hippo-sequential", "hippo-no-vpsd", "sd-tree")}
     also = profiles.group_equal_profiles(named)
     times = {"a.mp4": 1.0, "b.mp4": 1.0}
-    rows = bench_rows(run({name: Timed(name, times) for name in also}, CLIPS, 1), "ar", also=also)
+    rows = bench_rows(measure_in_turns({name: Timed(name, times) for name in also}, CLIPS, 1), "ar", also=also)
     assert [row.names for row in rows] == ["ar", "hippo-sequential = hippo-no-vpsd", "sd-tree"]
     header, _, _, twins, _ = markdown(rows, "ar", lambda _: 1.0).splitlines()
     assert header.startswith("| method (= its other names: measured once) | same tokens as ar |")

@@ -4,8 +4,8 @@ import json
 import os
 import time
 
+from research.peers.answering import serve_functions
 from vidspec.errors import ModelError
-from vidspec.events.answering import serve_functions
 
 WRONG = os.environ.get("FAKE_PEER", "")
 ODD = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from vidspec.bench.results import ACCEPTED, StoredRun
+from vidspec.bench.measure import BenchRun
+from vidspec.bench.results import StoredRun
 from vidspec.captioner import Captioner
 from vidspec.config.labels import DRAFT
 from vidspec.config.profiles import Profile
@@ -19,7 +20,18 @@ from vidspec.models import prompt
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.request import CaptionRequest
 
-__all__ = ["acceptance_share", "accepted_by_target", "judge", "target_choices"]
+__all__ = [
+    "ACCEPTED",
+    "acceptance_share",
+    "accepted_by_target",
+    "accepted_shares",
+    "judge",
+    "judge_bench",
+    "target_choices",
+]
+
+#: Entry of a stored record.
+ACCEPTED = "accepted_by_target"
 
 
 @torch.inference_mode()
@@ -61,6 +73,26 @@ def judge(
                 read[wanted] = run_to_completion(prompt.encode_prompt(target, request, Trace(), "target"))
             one[ACCEPTED] = round(accepted_by_target(Engine(target), read[wanted], one["token_ids"]), 6)
         save()
+
+
+def judge_bench(run: BenchRun, say: Callable[[str], None]) -> dict[str, float]:
+    """Judge the records of a bench and return metric A by contender; nothing for a bench of dialogues."""
+    if run.bench.turns:
+        return {}
+    judge(run.captioners, {clip: Path(clip) for clip in run.clips}, run.results.stored, say, run.results.rewrite)
+    return accepted_shares(run.results.stored)
+
+
+def accepted_shares(records: Iterable[StoredRun]) -> dict[str, float]:
+    """Return metric A by contender, over the tokens of all judged records, the first of each clip."""
+    found: dict[str, dict[str, tuple[float, int]]] = {}
+    for one in records:
+        if one.get(ACCEPTED) is not None:
+            found.setdefault(one["contender"], {}).setdefault(one["path"], (one[ACCEPTED], len(one["token_ids"])))
+    return {
+        name: sum(share * tokens for share, tokens in by_clip.values()) / sum(tokens for _, tokens in by_clip.values())
+        for name, by_clip in found.items()
+    }
 
 
 def _prompt_key(profile: Profile) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from vidspec.bench.recorded import read_ahead, write_captions
+from research.peers.recorded import read_ahead, write_captions
 
 
 def test_items_come_in_order_and_at_most_so_many_are_read_ahead():

@@ -1,6 +1,6 @@
 """Peers under other interpreters, one process each, given exactly the frames and the prompt of ours.
 
-Frames are passed in a file, requests and answers as lines of JSON (:mod:`~vidspec.events.answering`). A peer that
+Frames are passed in a file, requests and answers as lines of JSON (:mod:`research.peers.answering`). A peer that
 cannot start, ends, times out, reads another prompt or answers nonsense is left out with its reason.
 """
 
@@ -18,23 +18,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from vidspec.bench.peers import Contender, PeerFailed, peer_record, peer_window, read_frames, require_greedy
-from vidspec.bench.vllm_worker import environment
+from research.peers.answering import JsonWorker, WorkerReply, worker_command
+from research.peers.generate import PeerFailed, peer_record, peer_window, read_frames, require_greedy
+from research.peers.vllm_worker import environment
+from vidspec.bench.loaded import LoadedModels
 from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
-from vidspec.events.answering import JsonWorker, WorkerReply, worker_command
 from vidspec.events.record import Caption
 from vidspec.models.base import VideoLanguageModel
 from vidspec.video import Clip
 
-__all__ = ["OUTSIDE", "ExternalPeer", "peer_interpreters"]
+__all__ = ["OUTSIDE", "ExternalPeer", "external_peers", "peer_interpreters"]
 
 #: Module that the other interpreter runs, by peer name.
 OUTSIDE = {
-    "openvino": "vidspec.bench.openvino_worker",
-    "vllm": "vidspec.bench.vllm_worker",
-    "vllm-draft": "vidspec.bench.vllm_worker",
-    "vllm-ngram": "vidspec.bench.vllm_worker",
+    "openvino": "research.peers.openvino_worker",
+    "vllm": "research.peers.vllm_worker",
+    "vllm-draft": "research.peers.vllm_worker",
+    "vllm-ngram": "research.peers.vllm_worker",
 }
 #: Timeout of loading or of a caption, in seconds.
 PATIENCE = 900.0
@@ -62,7 +63,7 @@ def peer_interpreters(
     return found
 
 
-class ExternalPeer(Contender):
+class ExternalPeer:
     """One peer; its process starts with the first clip.
 
     Args:
@@ -197,3 +198,18 @@ class ExternalPeer(Contender):
         if first + decode > waited:
             raise VidspecError(f"{self.name}: answered within {waited:.3g} s that it took {first + decode:.3g} s")
         return tokens, first, decode
+
+
+def external_peers(loaded: LoadedModels, pythons: Mapping[str, str], profile: Profile) -> dict[str, ExternalPeer]:
+    """Return peers under other interpreters, with this process's number of threads, the same frames and prompt.
+
+    Args:
+        loaded: our models.
+        pythons: interpreters by name.
+        profile: names the frames and the prompt.
+    """
+    target, draft = loaded.source.names
+    names, threads = (target, None if loaded.named_head else draft), torch.get_num_threads()
+    return {
+        name: ExternalPeer(name, python, profile, loaded.target, names, threads) for name, python in pythons.items()
+    }

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
+from research.peers.answering import JsonWorker, WorkerReply, worker_command
+from research.peers.outside import OUTSIDE
+from research.peers.sampler import MemorySampler
+from research.peers.vllm_worker import environment
 from vidspec.bench.loaded import ModelSource
-from vidspec.bench.memory import MemorySampler
-from vidspec.bench.outside import OUTSIDE
 from vidspec.bench.tables import cell, heading, left_out_rows, spread, table
-from vidspec.bench.turns import ContenderPool, rotate
-from vidspec.bench.vllm_worker import environment
+from vidspec.bench.turns import rotate
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
-from vidspec.errors import UsageError
-from vidspec.events.answering import JsonWorker, WorkerReply, worker_command
+from vidspec.errors import UsageError, VidspecError
 
 __all__ = [
     "BATCHED",
+    "ContenderPool",
     "ContenderProcess",
     "ContenderRuns",
     "Throughput",
@@ -44,10 +45,50 @@ __all__ = [
 BATCHED = "generate-batched"
 
 RunKey: TypeAlias = tuple[str, int]
+T = TypeVar("T")
+
+
+class ContenderPool:
+    """Contenders by name; a dispensable one that fails is dropped.
+
+    Args:
+        names: all of them.
+        dispensable: True if a contender's error does not end the measurement.
+        say: called with each dropped contender's error.
+        left: dictionary for the reasons.
+
+    Attributes:
+        names: remaining contenders.
+        left: reason for each dropped one.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        dispensable: Callable[[str], bool],
+        say: Callable[[str], None],
+        left: dict[str, str] | None = None,
+    ) -> None:
+        self.names, self._dispensable, self._say = list(names), dispensable, say
+        self.left: dict[str, str] = {} if left is None else left
+
+    def ask(self, name: str, call: Callable[[], T]) -> T | None:
+        """Return the result of the call; None for a contender that was left out."""
+        if name not in self.names:
+            return None
+        try:
+            return call()
+        except VidspecError as error:
+            if not self._dispensable(name):
+                raise
+            self._say(f"left out: {error}")
+            self.left[name] = str(error)
+            self.names.remove(name)
+            return None
 
 
 class ContenderProcess(Protocol):
-    """The part of :class:`~vidspec.events.answering.JsonWorker` that a measurement needs."""
+    """The part of :class:`~research.peers.answering.JsonWorker` that a measurement needs."""
 
     @property
     def pid(self) -> int: ...
@@ -109,7 +150,7 @@ class ContenderRuns:
     Attributes:
         seconds: of each run, from the first file opened to the last record written.
         rates: tokens per second of decoding alone, with so many clips at once; see
-            :class:`~vidspec.draft_length.steady.SteadyRate`.
+            :class:`~research.peers.steady.SteadyRate`.
         ids: token ids by clip, of each run.
         errors: of clips that failed, by clip.
         rows: of a target pass, the mean of each run.
@@ -203,7 +244,7 @@ def start_contenders(
     """
     every = {label: wanted.profile(label) for label in wanted.profiles}  # fails early on a bad label
     loaded = {label: every[label] for label in profiles.group_equal_profiles(every)}  # equal profiles are measured once
-    pool = ContenderPool((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
+    pool = ContenderPool((*loaded, *wanted.peers), lambda name: name not in loaded, say, left)
     with ExitStack() as stack:
         found: dict[str, JsonWorker] = {}
         for name in list(pool.names):
@@ -227,7 +268,7 @@ def contender_command(wanted: Throughput, name: str, loaded: Mapping[str, Profil
     threads = {} if wanted.threads is None else {"OMP_NUM_THREADS": str(wanted.threads)}
     if name not in wanted.pythons:
         label = name if name in loaded else next(iter(loaded))
-        module = "vidspec.dataset.timed" if name in loaded else "vidspec.bench.generate_worker"
+        module = "research.peers.profile_worker" if name in loaded else "research.peers.generate_worker"
         about = {"label": label, "overrides": wanted.overrides}
         return [sys.executable, "-m", module, json.dumps(about)], threads
     first = next(iter(loaded.values()))
@@ -268,7 +309,7 @@ def measure(
     known = {label: known[label] for label in also if label in workers}
     exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
-    pool = ContenderPool(workers, lambda name, _: name not in known, say, left)
+    pool = ContenderPool(workers, lambda name: name not in known, say, left)
 
     def ask(name: str, function: str, **arguments: object) -> WorkerReply:
         return pool.ask(name, partial(workers[name].ask, function, **arguments))
@@ -278,7 +319,7 @@ def measure(
             say(f"warm-up {name} at batch {batch}")
             with MemorySampler(worker.pid) as watch:
                 run = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
-            on_device = run and run.get("device_bytes")  # answers of an earlier version lack it
+            on_device = run and run["device_bytes"]
             found[name, batch] = ContenderRuns(peak=watch.peak if on_device is None else on_device)
         if 1 not in batches:
             say(f"{name} at batch 1, to compare with")

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from vidspec.bench import throughput
-from vidspec.bench.generate_worker import pad_batch
-from vidspec.bench.memory import MemorySampler, process_tree, resident
-from vidspec.bench.throughput import Throughput, markdown, measure, start_contenders
+from research.peers import throughput
+from research.peers.answering import JsonWorker
+from research.peers.generate_worker import pad_batch
+from research.peers.sampler import MemorySampler, process_tree
+from research.peers.steady import SteadyRate
+from research.peers.throughput import Throughput, markdown, measure, start_contenders
+from vidspec.bench.memory import resident
 from vidspec.config import profiles
 from vidspec.dataset.job import JobResult
-from vidspec.draft_length.steady import SteadyRate
 from vidspec.errors import GenerationError, UsageError, VidspecError
-from vidspec.events.answering import JsonWorker
 from vidspec.events.record import Caption
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
@@ -198,7 +199,7 @@ def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
 
 
 ANSWERING = """
-from vidspec.events.answering import serve_functions
+from research.peers.answering import serve_functions
 from vidspec.errors import UsageError
 def double(value):
     print("a library prints")
@@ -208,6 +209,8 @@ def double(value):
         raise TypeError("no one")
     if value == 2:
         raise SystemExit("gone")
+    if value == 6:
+        raise type("PeerFailed", (UsageError,), {})("not this clip")
     return 2 * value
 serve_functions(lambda: {"double": double})
 """
@@ -223,6 +226,8 @@ def test_questions_are_answered_by_another_process():
         assert error.value.hint == "give more"
         with pytest.raises(VidspecError, match="it: TypeError: no one"):
             worker.ask("double", value=1)
+        with pytest.raises(VidspecError, match="it: not this clip"):
+            worker.ask("double", value=6)
         assert worker.ask("double", value=5) == 10
         for _ in range(2):
             with pytest.raises(VidspecError, match="it: its process ended with exit code 1: gone"):
@@ -286,8 +291,8 @@ def test_batches_are_padded_on_the_left():
 @pytest.mark.full
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_generate_in_batches_reads_the_same_prompts(pair):
-    from vidspec.bench.generate_worker import GenerateContender
-    from vidspec.dataset.timed import ProfileContenderWorker
+    from research.peers.generate_worker import GenerateContender
+    from research.peers.profile_worker import ProfileContenderWorker
     from vidspec.embedded.samples import shipped
 
     profile = Throughput(
@@ -302,7 +307,7 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 
 
 def test_a_folder_is_captioned_into_a_file():
-    from vidspec.dataset.timed import caption_folder, how_of
+    from research.peers.profile_worker import caption_folder, how_of
 
     def engine(jobs):
         for job in jobs:

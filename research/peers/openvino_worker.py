@@ -1,4 +1,4 @@
-"""OpenVINO GenAI as a peer of ``vidspec bench``, under an interpreter that has it and ``optimum-intel``, not vidspec.
+"""OpenVINO GenAI as a peer, under an interpreter that has it and ``optimum-intel``, and no vidspec.
 
 The model is exported when the process starts, in the dtype of the request, or with weights of eight or four bits by
 NNCF. It decodes plainly and greedily, on a CPU.
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from research.peers.answering import Functions, serve_functions
 from vidspec.errors import ModelError
-from vidspec.events.answering import Functions, serve_functions
 
 __all__ = ["main"]
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from vidspec.bench import outside
+from research.peers import outside
+from research.peers.bench import measure
+from research.peers.generate import GeneratePeer, PeerFailed, generate_peers, read_frames
+from research.peers.outside import ExternalPeer, peer_interpreters
 from vidspec.bench.loaded import LoadedModels, ModelSource
-from vidspec.bench.measure import Bench, measure
-from vidspec.bench.outside import ExternalPeer, peer_interpreters
-from vidspec.bench.peers import GeneratePeer, PeerFailed, read_frames
+from vidspec.bench.measure import Bench
 from vidspec.config import labels
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
 SMALL = "+video.frames=4+generate.max_new_tokens=6"
 CLIP = shipped()[0]
+FAKE = "tests.research.peers.fake_peer"
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +32,14 @@ def loaded():
 @pytest.fixture
 def peer(loaded, monkeypatch, tmp_path):
     """Makes a peer with a fault; all of them are closed."""
-    monkeypatch.setitem(outside.OUTSIDE, "vllm", "fake_peer")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setitem(outside.OUTSIDE, "vllm", FAKE)
     monkeypatch.setenv("FAKE_ASKED", str(tmp_path / "asked.jsonl"))
     monkeypatch.setenv("FAKE_TOKENS", "[5, 2]")
     made = []
 
     def make(wrong="", label=f"ar{SMALL}", name="vllm", models=("big", "small")):
         monkeypatch.setenv("FAKE_PEER", wrong)
-        monkeypatch.setitem(outside.OUTSIDE, name, "fake_peer")
+        monkeypatch.setitem(outside.OUTSIDE, name, FAKE)
         made.append(ExternalPeer(name, sys.executable, labels.load(label), loaded.target, models, threads=1))
         return made[-1]
 
@@ -148,11 +149,10 @@ def test_a_bench_has_a_row_for_each_peer_and_goes_on_without_asking_again(peer, 
         [CLIP],
         repeats=1,
         source=ModelSource("embedded-qwen"),
-        peers=False,
-        outside={"openvino": sys.executable, "vllm": sys.executable},
         json=file,
     )
-    found = measure(bench, said.append)
+    pythons = {"openvino": sys.executable, "vllm": sys.executable}
+    found = measure(bench, said.append, pythons=pythons)
     assert [row.name for row in found.rows] == [f"ar{SMALL}", "vllm"] and found.rows[1].equality == "0/1"
     why = "openvino: its process ended with exit code 1: ModuleNotFoundError: No module named 'no_such_peer'"
     assert found.left == {"openvino": why} and f"left out: {why}" in said
@@ -165,9 +165,19 @@ def test_a_bench_has_a_row_for_each_peer_and_goes_on_without_asking_again(peer, 
     )
     assert stored["settings"]["outside"] == ["openvino", "vllm"]
     monkeypatch.setenv("FAKE_PEER", "dead")  # it would cost the row
-    again = measure(bench, said.append)
+    again = measure(bench, said.append, pythons=pythons)
     assert [row.name for row in again.rows] == [row.name for row in found.rows]
     assert json.loads(file.read_text())["machine"]["peer vllm"] == stored["machine"]["peer vllm"]
+
+
+def test_generate_needs_a_draft_and_plain_weights(loaded):
+    for source, complaint in (
+        (ModelSource(weights="int8"), "transformers has no target with --weights"),
+        (ModelSource(target="x"), "the peers from transformers need a draft"),
+    ):
+        models = SimpleNamespace(source=source, named_head=False)
+        with pytest.raises(UsageError, match=complaint):
+            generate_peers(models, labels.load("ar"))
 
 
 def test_interpreters_by_name():

@@ -1,6 +1,6 @@
-"""vLLM as a peer of ``vidspec bench`` and of ``bench throughput``, under an interpreter that has it and no vidspec.
+"""vLLM as a peer, for single clips and for folders, under an interpreter that has it and no vidspec.
 
-``bench`` passes frames and prompt ids of a clip. In ``bench throughput`` ``vidspec.video`` opens the same files and
+For single clips it is given frames and prompt ids. For folders ``vidspec.video`` opens the same files and
 takes the same frames, for which the interpreter needs PyAV, in a thread alongside the engine; every clip is submitted
 as soon as it is read, and a line is written and flushed for each one that ends. ``make peers`` makes such an
 environment. The engine runs eagerly and in its own process, without prefix caching, so that no run reuses the clips of
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from research.peers.answering import Functions, serve_functions
+from research.peers.recorded import read_ahead, write_captions
+from research.peers.steady import SteadyRate
 from vidspec import video
-from vidspec.bench.recorded import read_ahead, write_captions
-from vidspec.draft_length.steady import SteadyRate
 from vidspec.errors import GenerationError
-from vidspec.events.answering import Functions, serve_functions
 
 __all__ = ["environment", "main"]
 
@@ -125,7 +125,7 @@ class VllmEngine:
         return {"token_ids": list(last.outputs[0].token_ids), "first": first - began, "decode": end - first}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Return tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.SteadyRate`."""
+        """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         found = []
         for first in range(0, len(clips), batch):
             some = list(self._read(clips[first : first + batch]))

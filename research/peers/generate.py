@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +11,22 @@ from typing import Any
 import torch
 
 from vidspec import video
+from vidspec.bench.loaded import LoadedModels
+from vidspec.bench.turns import ContenderFailed
 from vidspec.config.profiles import Profile
-from vidspec.errors import GenerationError
+from vidspec.errors import UsageError
 from vidspec.events.record import Caption
+from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
+from vidspec.models.placement import Placement
 
 __all__ = [
     "PEERS",
-    "Contender",
     "FirstTokenClock",
     "GeneratePeer",
     "PeerFailed",
     "generate_batch",
+    "generate_peers",
     "peer_record",
     "peer_window",
     "read_frames",
@@ -34,22 +37,7 @@ __all__ = [
 PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
 
 
-class Contender(ABC):
-    """Anything that captions a clip: a captioner with a profile, or a peer."""
-
-    @abstractmethod
-    def caption(self, path: str | Path) -> Caption:
-        """Caption a clip; return its record, with times.
-
-        Raises:
-            PeerFailed: a peer cannot caption it.
-        """
-
-    def forget(self) -> None:  # noqa: B027  most have nothing to forget
-        """Forget earlier captions."""
-
-
-class PeerFailed(GenerationError):
+class PeerFailed(ContenderFailed):
     """A peer cannot caption this clip in this way."""
 
 
@@ -129,7 +117,7 @@ class FirstTokenClock:
 
 
 @dataclass
-class GeneratePeer(Contender):
+class GeneratePeer:
     """One way of calling ``generate``.
 
     Args:
@@ -168,3 +156,23 @@ class GeneratePeer(Contender):
         rows, times = generate_batch(failed, adapter, inputs, generate.max_new_tokens, **options)
         finished = time.perf_counter()
         return peer_record(self.name, path, self.target, rows[0], times[0] - begun, finished - times[0])
+
+
+def generate_peers(loaded: LoadedModels, profile: Profile) -> dict[str, GeneratePeer]:
+    """Return the peers of ``transformers``: the same weights, loaded again with its own attention.
+
+    Args:
+        loaded: our models.
+        profile: names the frames and the prompt.
+
+    Raises:
+        UsageError: the models have quantised weights, or no draft.
+    """
+    first, second = loaded.source.names
+    if loaded.source.weights is not None:
+        raise UsageError("transformers has no target with --weights", hint="--no-generate")
+    if second is None or loaded.named_head:
+        raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-generate")
+    stock = Placement(loaded.where.device, loaded.where.dtype, "stock")
+    pair = loading.load_model(first, stock), loading.load_model(second, stock)
+    return {name: GeneratePeer(name, profile, *pair) for name in PEERS}

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, key_parameters, model_option
-from vidspec.dataset.formats import FORMATS
+from vidspec.dataset.formats.base import format_names
 
 if TYPE_CHECKING:
     from vidspec.bench.loaded import ModelSource
@@ -52,10 +52,10 @@ def pair_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(incomplete, BUILT_IN.items())
 
 
-def format_names(incomplete: str) -> list[str]:
+def complete_format(incomplete: str) -> list[str]:
     """Complete the last format of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
-    return [before + comma + form for form in FORMATS if form.startswith(last) and form not in before.split(",")]
+    return [before + comma + form for form in format_names() if form.startswith(last) and form not in before.split(",")]
 
 
 def target_names(incomplete: str) -> list[tuple[str, str]]:
@@ -288,9 +288,9 @@ class CaptionArguments:
         _output(
             "--format",
             metavar="NAME[,NAME...]",
-            help="text, txt, json (every measurement), jsonl (reproducible byte for byte), csv, srt, vtt, "
-            "webdataset-txt or parquet; separate several by commas (default: by the suffix of -o FILE, else text).",
-            autocompletion=format_names,
+            help=f"{', '.join(format_names())}. json has every measurement, jsonl is reproducible byte for byte. "
+            "Separate several by commas (default: by the suffix of -o FILE, else text).",
+            autocompletion=complete_format,
         ),
     ] = None
     csv_raw: CsvRawOption = False

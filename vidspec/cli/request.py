@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from vidspec.cli.keys import KEY_SECTIONS
 from vidspec.cli.options import CaptionArguments
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.config.user_config import UserConfig
     from vidspec.dataset.allowance import FetchLimits
-    from vidspec.dataset.formats import Format
+    from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputSources
     from vidspec.dataset.job import JobConfig
 
@@ -199,27 +199,27 @@ def _prompt(request: CaptionArguments) -> str | None:
     return text
 
 
-def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[Format, ...]:
+def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[OutputFormat, ...]:
     """Return the formats: from the option, the output file's suffix, the config, Parquet for shards, or text.
 
     Raises:
-        UsageError: a format is unknown.
+        UsageError: a format is unknown, or needs a package that is not installed.
     """
-    from vidspec.dataset.formats import FORMATS, format_of
+    from vidspec.dataset.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
     from vidspec.dataset.inputs import is_shard
 
     names, origin = request.form, f"--format {request.form}"
+    if names is None and request.output is not None:
+        names = format_of_suffix(request.output)
     if names is None:
-        if request.output is not None and (form := format_of(request.output)) is not None:
-            return (form,)
         shards = request.output_dir is not None and request.paths and all(map(is_shard, request.paths))
-        names, origin = defaults.format or ("parquet" if shards else "text"), f"{defaults.path}: format"
-    forms = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    if wrong := [name for name in forms if name not in FORMATS]:
-        raise UsageError(f"{origin}: must be one of {', '.join(FORMATS)}, not {wrong[0]!r}")
-    if "parquet" in forms:
-        _require_package("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
-    return cast("tuple[Format, ...]", forms)
+        names, origin = defaults.format or (SHARD_FORMAT if shards else DEFAULT_FORMAT), f"{defaults.path}: format"
+    forms = tuple(make_format(name, origin) for name in dict.fromkeys(name.strip() for name in names.split(",")))
+    for form in forms:
+        if form.requires is not None:
+            package = form.requires
+            _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
+    return forms
 
 
 def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:

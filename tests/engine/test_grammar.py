@@ -13,7 +13,8 @@ from vidspec.engine.penalties import Penalties, PenaltyHistory
 
 llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
 
-from vidspec.engine.grammar import GrammarHistory, json_grammar  # noqa: E402
+from vidspec.config.json_schema import json_grammar  # noqa: E402
+from vidspec.engine.grammar import GrammarHistory  # noqa: E402
 
 SCHEMA = {
     "type": "object",
@@ -21,10 +22,10 @@ SCHEMA = {
     "required": ["shape", "count"],
     "additionalProperties": False,
 }
-SPACE = r"[ \n\r\t]{0,20}"
+SPACE = r" ?"
 LIKE = regex.compile(r'\{~"shape"~:~(?:"disc"|"square")~,~"count"~:~-?(?:0|[1-9][0-9]*)~\}'.replace("~", SPACE))
 #: Letters, since ``llguidance`` allows only the tokenizer's own pieces of what must follow, and two longer pieces.
-PIECES = [*sorted(set('{"shape": "discsquarecount120", x}')), "12", "  "]
+PIECES = [*sorted(set('{"shape": "discsquarecount120", x}\n')), "12", "  "]
 END = len(PIECES)
 #: More logits than the tokenizer has tokens, as padded heads have.
 WIDTH = END + 9
@@ -32,7 +33,7 @@ WIDTH = END + 9
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    vocabulary = {piece.replace(" ", "\u0120"): index for index, piece in enumerate(PIECES)}
+    vocabulary = {piece.replace(" ", "\u0120").replace("\n", "\u010a"): index for index, piece in enumerate(PIECES)}
     made = Tokenizer(models.BPE(vocabulary, []))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens(["<end>"])

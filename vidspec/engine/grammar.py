@@ -8,7 +8,7 @@ masked alike, so verification is exact for the masked distributions (:mod:`vidsp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,25 +20,17 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from vidspec.engine.rows import Processor
+    from vidspec.models.base import StockTokenizer
 
-__all__ = ["GrammarHistory", "json_grammar"]
-
-#: White space between the parts of a JSON text, bounded so that no text consists of it.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
+__all__ = ["GrammarHistory", "wrap_tokenizer"]
 
 
-def json_grammar(schema: str) -> str:
-    """Return the grammar of the JSON texts that a schema (JSON itself) describes.
+@lru_cache(maxsize=4)
+def wrap_tokenizer(tokenizer: StockTokenizer, eos: frozenset[int]) -> LLTokenizer:
+    """Return a fast tokenizer of ``transformers`` as ``llguidance`` reads it, with these end tokens."""
+    from llguidance.hf import from_tokenizer
 
-    Raises:
-        ValueError: the schema is no JSON Schema, or uses what ``llguidance`` does not support.
-    """
-    from llguidance import LLMatcher
-
-    grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
-    if problem := LLMatcher.validate_grammar(grammar):
-        raise ValueError(problem.splitlines()[0])
-    return grammar
+    return from_tokenizer(tokenizer, eos_token=sorted(eos))
 
 
 class GrammarHistory(TextHistory):
@@ -46,7 +38,7 @@ class GrammarHistory(TextHistory):
 
     Args:
         tokenizer: the model's, with its end tokens.
-        grammar: as :func:`json_grammar` returns it.
+        grammar: as ``LLMatcher`` takes it.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:

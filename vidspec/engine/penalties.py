@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from vidspec.engine.history import TextHistory
 if TYPE_CHECKING:
     from vidspec.engine.rows import Processor
 
-__all__ = ["Penalties", "PenaltyHistory", "make_history"]
+__all__ = ["Penalties", "PenaltyHistory"]
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,6 @@ class PenaltyHistory(TextHistory):
         last = near[len(near) - before :] if len(near) >= before else None
         inside = {near[at + before] for at in range(len(near) - before) if near[at : at + before] == last}
         return inside | self._following.get(tuple(last), set()) if last is not None else ()
-
-
-def make_history(penalties: Mapping[str, float], prompt: torch.Tensor) -> PenaltyHistory | None:
-    """Return the history of a clip after its prompt's ids (L,); None without penalties."""
-    return PenaltyHistory(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
 
 
 def _token_mask(

@@ -357,8 +357,7 @@ def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
     None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
     """
     from vidspec.cli.listeners import RestartNotes, StreamedText
-    from vidspec.dataset.outputs import StreamOutput
-    from vidspec.dataset.writers import StdoutLines
+    from vidspec.dataset.writers import StdoutLines, StreamOutput
 
     output, parts = run.output, run.how.segment is not None or run.how.questions_of(run.entries[0]) is not None
     if run.several or parts or run.how.verify or not isinstance(output, StreamOutput) or not output.form.is_prose:
@@ -388,7 +387,7 @@ def _remote_engine(run: BulkRun) -> Executor:
 def _observer(stack: ExitStack, run: BulkRun, tally: Tally) -> tuple[RunObserver, bool]:
     """Return the observer of clips in flight, and True if it shows the progress of the whole run."""
     from vidspec.cli.listeners import RestartNotes
-    from vidspec.dataset.outputs import StreamOutput
+    from vidspec.dataset.writers import StreamOutput
 
     request = run.request
     if request.quiet:

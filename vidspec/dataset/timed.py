@@ -24,9 +24,9 @@ from vidspec.dataset.feed import reader_count
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig, JobResult
 from vidspec.dataset.local import caption_locally
-from vidspec.dataset.outputs import SingleFileOutput
 from vidspec.dataset.reader import ClipReader
 from vidspec.dataset.records import SettingsDigest
+from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
 from vidspec.events.answering import serve_functions

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from research.commands import application
+from tests.golden.keys import reference
 from tests.test_rooms import ORDER
 from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
@@ -40,13 +41,14 @@ def options(command):
 
 
 def test_options_of_caption():
-    named = {
-        name
-        for cell in first_cells(section("reference", "Options of `vidspec caption`"))
-        for name in re.findall(r"`(-[\w-]+)", cell)
-    }
+    pages = section("reference", "Options of `vidspec caption`"), section("profiles", "Keys")
+    named = {name for page in pages for cell in first_cells(page) for name in re.findall(r"`(-[\w-]+)", cell)}
     real = {name for name in options(COMMANDS["caption"]) if name.startswith("-")}
     assert named == real - {"--help", "-h"}
+
+
+def test_keys_of_profiles():
+    assert reference() in PAGES["profiles"], "python -m tests.golden.make keys"
 
 
 def test_keys_of_the_record():
@@ -54,7 +56,9 @@ def test_keys_of_the_record():
 
 
 def test_packaged_profiles():
-    named = [name for cell in first_cells(PAGES["profiles"]) for name in re.findall("`([^`]+)`", cell)]
+    named = [
+        name for cell in first_cells(PAGES["profiles"].split("\n## ")[0]) for name in re.findall("`([^`]+)`", cell)
+    ]
     assert sorted(named) == sorted(info.name for info in available() if info.source == "packaged")
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from vidspec.cli.keys import KEY_SECTIONS
 from vidspec.cli.options import CaptionArguments
 from vidspec.config.bounds import LONGEST_PROMPT, MANY
 from vidspec.dataset.rendering import check_template
@@ -33,13 +34,6 @@ __all__ = [
     "profile_overrides",
 ]
 
-#: Options that are keys of the profile, by section.
-KEYS = {
-    "models": ("pair", "target", "draft", "adapter", "captioner", "device", "dtype"),
-    "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio", "stall"),
-    "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "top_k", "min_p", "seed"),
-}
-KEYS["generate"] += ("repetition_penalty", "presence_penalty", "no_repeat_ngram")
 #: Options of which only one may be given.
 EXCLUSIVE = (
     ("prompt", "prompt_file", "style", "turn"),
@@ -161,12 +155,7 @@ def profile_overrides(request: CaptionArguments) -> dict[str, object]:
     Raises:
         UsageError: a key is set twice.
     """
-    overrides: dict[str, object] = {
-        f"{section}.{option}": value
-        for section, options in KEYS.items()
-        for option in options
-        if (value := getattr(request, option)) not in (None, [])
-    }
+    overrides = {**request.models, **request.video, **request.generate}
     prompt = _prompt(request)
     if prompt is not None:
         overrides["generate.prompt"] = prompt
@@ -298,4 +287,8 @@ def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobCo
 
 def logged_arguments(request: CaptionArguments) -> Mapping[str, object]:
     """Return the options as plain values, for the log."""
-    return {key: value for key, value in vars(request).items() if value not in (None, False)}
+    own = {name: value for name, value in vars(request).items() if name not in KEY_SECTIONS}
+    keys = {
+        key.partition(".")[2]: value for key, value in {**request.models, **request.video, **request.generate}.items()
+    }
+    return {key: value for key, value in (own | keys).items() if value not in (None, False)}

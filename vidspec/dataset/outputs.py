@@ -78,6 +78,10 @@ class Output:
             OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
         """
 
+    def keeps(self, job: Job) -> bool:
+        """Return True if records of this job are kept at all."""
+        return True
+
     def restore(self, job: Job, settings: str) -> None:
         """Write the missing file of a clip that needs no captioning."""
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vidspec.dataset.formats.parquet import PartSummary, parquet_bytes, read_part_summary, records_of
+from vidspec.dataset.formats.parquet import ParquetFormat, PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
@@ -71,7 +71,7 @@ class PartOutput(Output):
 
     def name(self, shard: str) -> str:
         """Return the path or URL of a shard's part."""
-        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
+        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}{ParquetFormat.suffix}")
 
     def begin(self, shard: str) -> None:
         """Open the journal of a shard and copy the captions of an earlier part to it.
@@ -112,8 +112,11 @@ class PartOutput(Output):
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         return self._journals[job.shard or ""].index.parts(clip_id(job), settings)
 
+    def keeps(self, job: Job) -> bool:
+        return job.shard is not None  # a shard that cannot be read is tried again by the next run
+
     def add(self, job: Job, record: RecordDict) -> None:
-        if job.shard is None:  # a shard that cannot be read is tried again by the next run
+        if job.shard is None:
             return
         with self._lock:
             journal, unfinished = self._journals[job.shard], self._clips_left[job.shard]

@@ -211,9 +211,9 @@ def _run(run: BulkRun) -> int:
                 tally.kept = planned.kept
             _report_earlier(run, planned, tally)
             if planned.left or planned.unkept:
-                engine, listeners = start_engine(stack, run, planned, tally)
+                engine, observer = start_engine(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
-                code = run_plan(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
+                code = run_plan(planned, engine, run.output, run.settings, tally, observer, max_failures=limit)
         except KeyboardInterrupt as stop:
             if run.page is not None:
                 run.page.interrupted = True

@@ -1,4 +1,4 @@
-"""Engine and listeners of ``vidspec caption``: models here or in other processes, panel, pages, log and trace."""
+"""Engine and observers of ``vidspec caption``: models here or in other processes, panel, pages, log and trace."""
 
 from __future__ import annotations
 
@@ -18,45 +18,43 @@ from vidspec.events.tally import Tally
 
 if TYPE_CHECKING:
     from vidspec.cli.bulk import BulkRun
-    from vidspec.dataset.bulk import Executor, Remaining, ResultListener
+    from vidspec.dataset.bulk import Executor, Remaining
     from vidspec.dataset.job import Job, JobResult
 
 __all__ = ["start_engine"]
 
 
-def start_engine(
-    stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally
-) -> tuple[Executor, list[ResultListener]]:
-    """Return the engine that captions, and the listeners to its results."""
+def start_engine(stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally) -> tuple[Executor, RunObserver]:
+    """Return the engine that captions, and the observer of the run."""
     from vidspec.cli.listeners import OutcomeLines, ProgressNotes, TraceCollector
 
     request = run.request
-    listeners: list[ResultListener] = []
+    observers: list[RunObserver] = []
+    observer = CombinedObserver(observers)
     if request.log_file is not None:
         from vidspec.dataset.log_file import LogFile
 
         log = LogFile(request.log_file, print_note)
         stack.callback(log.close)
         log.start(tally, run.profile.name, logged_arguments(request))
-        listeners.append(log)
+        observers.append(log)
     engine: Executor
     is_remote = request.engine == "ray" or request.replicas is not None
     fetches = _print_beginning(run, is_remote=is_remote) if planned.left else False
     drawn = False
     if not planned.left:  # no clip can be captioned
         engine = lambda jobs: iter(())  # noqa: E731
-    elif is_remote:
-        engine = _remote_engine(run)
-        _, drawn = _observer(stack, run, tally)
     else:
-        engine, drawn = _local_engine(stack, run, planned, tally, fetches=fetches)
+        engine = _remote_engine(run) if is_remote else _local_engine(stack, run, planned, observers, fetches=fetches)
+        shown, drawn = _observer(stack, run, tally)
+        observers += [*(() if is_remote else _text_stream(run, shown)), shown]
     if request.trace is not None:
         traces = TraceCollector(request.trace)
         stack.callback(traces.write)
-        listeners.append(traces)
-    listeners.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
-    listeners.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
-    return engine, listeners
+        observers.append(traces)
+    observers.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
+    observers.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
+    return engine, observer
 
 
 def _print_beginning(run: BulkRun, *, is_remote: bool) -> bool:
@@ -76,9 +74,9 @@ def _print_beginning(run: BulkRun, *, is_remote: bool) -> bool:
 
 
 def _local_engine(
-    stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally, *, fetches: bool
-) -> tuple[Executor, bool]:
-    """Return an engine of a captioner in this process, and True if the progress of the whole run is shown."""
+    stack: ExitStack, run: BulkRun, planned: Remaining, observers: list[RunObserver], *, fetches: bool
+) -> Executor:
+    """Return an engine of a captioner in this process, which reports to ``observers``; add those that draw pages."""
     from vidspec.dataset.local import caption_locally, readers_for
 
     request = run.request
@@ -101,14 +99,12 @@ def _local_engine(
         print_note(line)
     for line in () if request.quiet else captioner.notes:
         print_note(f"note: {line}")
-    drawing = list(_page_writers(stack, run))  # before the panel, which is closed when a page is written
-    panel, drawn = _observer(stack, run, tally)
-    observer = CombinedObserver([*drawing, *_text_stream(run, panel), panel])
+    observers += _page_writers(stack, run)  # before the panel, which is closed when a page is written
 
     def engine(jobs: Iterable[Job]) -> Iterator[JobResult]:
-        return caption_locally(captioner, jobs, run.how, observer, readers)
+        return caption_locally(captioner, jobs, run.how, CombinedObserver(observers), readers)
 
-    return engine, drawn
+    return engine
 
 
 def _page_writers(stack: ExitStack, run: BulkRun) -> Iterator[RunObserver]:

@@ -63,7 +63,7 @@ ELSEWHERE = {
 #: Makes a command cheaper than it stands there.
 MORE = {"profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
 #: Sections about files, not captions.
-FAKED = {"Many clips"}
+FAKED = {"Caption many clips"}
 #: What only a shell understands; Ray's daemons too are better in a process that ends.
 SHELL = re.compile(r"[|<>$;(]|^(?!vidspec )|--engine ray")
 
@@ -145,7 +145,7 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     pytest.importorskip("scenedetect")
     if shutil.which("jq") is None:
         pytest.skip("needs jq")
-    out = {line: run(line, capfd) for line in RUN["caption-many", "Many clips"]}
+    out = {line: run(line, capfd) for line in RUN["caption", "Caption many clips"]}
     piped = next(text for line, text in out.items() if "jq" in line)
     assert piped.splitlines() == ["A red circle", "moves left."] * 4
     again = records(folder / "captions.jsonl")
@@ -160,7 +160,7 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     assert (folder / "scenes/day1/two.en.srt").is_file()
 
 
-@pytest.mark.parametrize("page", ["README", "reference"])
+@pytest.mark.parametrize("page", ["README", "library"])
 def test_the_library_as_it_is_shown(page, folder, capfd):
     for code in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
         exec(compile(code, page, "exec"), {})

@@ -12,7 +12,7 @@ from vidspec.bench.measure import Bench
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.pruning.target.engine import PrunedTargetEngine
-from vidspec.pruning.target.fastv import FastVPruner
+from vidspec.pruning.target.methods.fastv import FastVPruner
 
 
 def test_by_hand():

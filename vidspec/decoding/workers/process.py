@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from vidspec.config.profiles import Profile
-from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.protocol import DraftMessage, PromptRead, WorkerFailed
+from vidspec.decoding.schedules.parallel import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.workers.draft import serve
 from vidspec.decoding.workers.frames import release_frames, share_frames
 from vidspec.decoding.workers.heartbeat import Heartbeat

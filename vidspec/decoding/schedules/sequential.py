@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.autoregressive import plain_round
+from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import verify
 from vidspec.engine.requests import Steps

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import Field
 
 from vidspec.drafting.base import Draft, Drafter, DrafterKind
+from vidspec.drafting.drafters.suffix import MemoryPath, SuffixDraft
 from vidspec.drafting.lookup import LookupDrafter
-from vidspec.drafting.suffix import MemoryPath, SuffixDraft
 from vidspec.errors import ProfileError
 from vidspec.registry import OptionConflict, drafters, option_conflicts, options_of
 

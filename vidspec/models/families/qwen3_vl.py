@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.families.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.models.preprocess_qwen import GridRules, patches
-from vidspec.models.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.registry import families
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.models.base import Pixels, VisionOutput
-from vidspec.models.llava import Llava
+from vidspec.models.families.llava import Llava
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, resize_to_square
 from vidspec.registry import families
 

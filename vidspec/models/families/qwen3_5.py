@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vidspec.models.qwen3_vl import Qwen3VL
+from vidspec.models.families.qwen3_vl import Qwen3VL
 from vidspec.registry import families
 
 __all__ = ["Qwen35"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vidspec.models.qwen3_vl import Qwen3VL
+from vidspec.models.families.qwen3_vl import Qwen3VL
 from vidspec.registry import families
 
 __all__ = ["Qwen3VLMoE"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.acceptance.fly_minus import FlyMinusRule, Theta
+from vidspec.acceptance.rules.fly_minus import FlyMinusRule, Theta
 from vidspec.config.bounds import MANY
 from vidspec.events.events import LooseToken
 from vidspec.registry import key, rules
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class FlyRule(FlyMinusRule):
     """FLy's entropy gate and deferred window.
 
-    With H as in :class:`~vidspec.acceptance.fly_minus.FlyMinusRule` and t the target's argmax given the drafted tokens
-    before it, including the loose one::
+    With H as in :class:`~vidspec.acceptance.rules.fly_minus.FlyMinusRule` and t the target's argmax given the drafted
+    tokens before it, including the loose one::
 
         accept d_i  if  d_i = t_i
                     or  H_i >= theta  and  d_j = t_j for j = i + 1 ... i + W - 1

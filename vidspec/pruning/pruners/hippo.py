@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from vidspec.errors import ProfileError
-from vidspec.pruning.attention import SoftmaxKeys
 from vidspec.pruning.base import ScoringPruner, Signals, token_grid
+from vidspec.pruning.pruners.attention import SoftmaxKeys
 from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vidspec.models.qwen3_5 import Qwen35
+from vidspec.models.families.qwen3_5 import Qwen35
 from vidspec.registry import families
 
 __all__ = ["Qwen35MoE"]

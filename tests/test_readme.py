@@ -13,9 +13,10 @@ import pytest
 import typer
 
 from research.commands import application
+from research.peers.__main__ import command as peers_command
+from research.peers.outside import OUTSIDE
 from tests.golden.keys import reference
 from tests.test_rooms import ORDER
-from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
 from vidspec.config.profiles import available, load
 from vidspec.events.record import RECORD_KEYS
@@ -230,6 +231,6 @@ def test_make_peers_ends_with_the_command_that_measures_them(checkout):
     ran = subprocess.run(["make", "--silent", "peers"], cwd=checkout, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")  # nothing is installed again
     words = shlex.split(ran.stdout)
-    assert words[:2] == ["vidspec", "bench"]
-    COMMANDS["bench"].commands["run"].make_context("vidspec", words[2:])
-    assert words[3::2] == [f"{name}=.venv/peers/{name}/bin/python" for name in peers] and set(peers) < set(OUTSIDE)
+    assert words[:3] == ["python", "-m", "research.peers"]
+    typer.main.get_command(application(peers_command)).make_context("peers", words[3:])
+    assert words[4::2] == [f"{name}=.venv/peers/{name}/bin/python" for name in peers] and set(peers) < set(OUTSIDE)

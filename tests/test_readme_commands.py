@@ -52,11 +52,11 @@ ELSEWHERE = {
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption (broken|joined).ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
+    r"make peers|python -m research\.peers": "gigabytes from a registry: tests/research/peers/test_outside.py",
+    r"python -m research\.throughput": "processes with models of their own: tests/research/peers/test_throughput.py",
     r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",
-    r"make peers|vidspec bench .*--peer vllm": "gigabytes from a registry: tests/bench/test_outside.py",
     r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
-    r"vidspec bench throughput": "processes with models of their own: tests/bench/test_throughput.py",
     r"python -m research\.scale": "a model of gigabytes: tests/research/test_scale.py",
     r"python -m research\.plots": "results of a bench: tests/research/test_plots.py",
 }

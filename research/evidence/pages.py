@@ -38,8 +38,8 @@ PLACES = {
     "CLIPS": "CLIPS are the first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training "
     "has not seen.",
     "EARLIER": "EARLIER is a checkout of the version before.",
-    "--peer": "OPENVINO and VLLM are the Pythons of environments that `make peers` makes.",
-    "--vllm": "VLLM is the Python of an environment that `make peers` makes.",
+    "openvino=OPENVINO": "OPENVINO is the Python of an environment that `make peers` makes.",
+    "vllm=VLLM": "VLLM is the Python of an environment that `make peers` makes.",
 }
 #: Profiles in the README's table of the Qwen pair, with a description.
 README_ROWS = {

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection as pipes
@@ -60,6 +61,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes] | _ForkedProcess, channel: Channel) -> None:
         self.process, self.channel = process, channel
+        weakref.finalize(self, _collect, process, os.getpid())
         self._ticks, self._last_active = 0, time.monotonic()
 
     @property
@@ -130,6 +132,13 @@ class Child:
         self.process.kill()
         code = self.process.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _collect(process: subprocess.Popen[bytes] | _ForkedProcess, parent: int) -> None:
+    """Kill and collect a process that was forgotten, or left when its parent ends; not in forks of the parent."""
+    if os.getpid() == parent and process.poll() is None:
+        process.kill()
+        process.wait()
 
 
 def wait(children: Sequence[Child]) -> list[Child]:

@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 #: What a draft process spends its first seconds on.
 IMPORTED = (
     "vidspec.decoding.workers.draft",
-    "vidspec.models.llava_onevision",
+    "vidspec.models.families.llava_onevision",
     "transformers.models.llava_onevision.modeling_llava_onevision",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",

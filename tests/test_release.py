@@ -19,7 +19,7 @@ from vidspec.decoding.workers.messages import ClipOrder, OpenClip
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished, Prefilled, Restarted
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
-from vidspec.models.llava_onevision import LlavaOnevision
+from vidspec.models.families.llava_onevision import LlavaOnevision
 from vidspec.models.request import CaptionRequest
 from vidspec.video import Clip
 

@@ -18,9 +18,9 @@ from vidspec.acceptance.base import Verdict
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop, LoopClient
-from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import PrefillTarget, PromptRead
 from vidspec.decoding.protocol import WorkerFailed as Lost
+from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes

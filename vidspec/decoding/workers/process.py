@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from vidspec.config.profiles import Profile
-from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.protocol import DraftMessage, PromptRead, WorkerFailed
+from vidspec.decoding.schedules.parallel import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.workers.draft import serve
 from vidspec.decoding.workers.mailbox import DraftAnswer
 from vidspec.decoding.workers.messages import (

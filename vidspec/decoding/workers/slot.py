@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from vidspec.config.profiles import Profile
-from vidspec.decoding.parallel import WorkerLost
+from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.workers.messages import DraftStart
 from vidspec.decoding.workers.process import PATIENCE, DraftProcess
 from vidspec.engine.device import CoreSharing

@@ -231,8 +231,7 @@ def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int 
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, theirs.fileno())
-        os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        _close_inherited(theirs.fileno())
         code = _run(Channel(theirs), (function, args, threads))
     finally:
         os._exit(code)  # skip the parent's cleanup handlers
@@ -267,6 +266,14 @@ def _exit_with_parent(channel: Channel) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _close_inherited(kept: int) -> None:
+    """Close all files but the three standard ones and ``kept``."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with suppress(OSError):  # the listing's own
+                os.close(int(name))
 
 
 class _ForkedProcess:

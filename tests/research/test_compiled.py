@@ -1,4 +1,4 @@
-"""What the attention kernels take on GPUs that are not here, against a table; Triton compiles without a GPU."""
+"""What our kernels take on GPUs that are not here, against a table; Triton compiles without a GPU."""
 
 from __future__ import annotations
 
@@ -50,3 +50,20 @@ def test_kernels_take_what_they_took(capability, tmp_path):
     command = [sys.executable, "-m", "research.compiled", "--show", str(capability)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert compare(capability, table[str(capability)], json.loads(ran.stdout)) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+def test_products_of_all_row_counts_take_the_same_instruction(capability, tmp_path):
+    """Or a row's result would depend on the number of rows in its pass."""
+    pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
+    program = f"""
+from research.compiled import product_launches, tensor_core_instructions
+for name, launch in product_launches():
+    if "bf16" in name and "group32" not in name and "split" in name:
+        print(*tensor_core_instructions(launch, {capability}))
+"""
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    env.pop("TRITON_INTERPRET", None)
+    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert set(ran.stdout.splitlines()) == {"mma.sync.aligned.m16n8k16"} and len(ran.stdout.splitlines()) == 9

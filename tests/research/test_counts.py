@@ -46,7 +46,18 @@ def test_published_sizes():
     found = counted(SIZES["7B"], "fused", 25_000)
     assert found.weights / 2 == pytest.approx(7.61e9 - 152064 * 3584, rel=0.002)
     lines = table(["0.5B"]).splitlines()
-    assert len(lines) == 4 and "| 0.5B | fused | " in lines[3] and "0.0 MiB (" in lines[3]
+    assert len(lines) == 6 and "| 0.5B | fused | " in lines[3] and "0.0 MiB (" in lines[3]
+    assert "| 0.5B | fused, int8 | " in lines[4] and "| 0.5B | fused, int4 | " in lines[5]
+
+
+@pytest.mark.parametrize(("weights", "bytes_"), [("int8", 1), ("int4", 0.5 + 3 / 64)])
+def test_a_pass_of_quantised_weights_launches_no_more_than_one_of_bfloat16(weights, bytes_):
+    """A draft's pass (``self-int8``, ``self-int4``): a product is one kernel, with its bias and what it is added to."""
+    plain, found = (counted(SIZES["7B"], "fused", 25_000, weights=one) for one in (None, weights))
+    assert found.launches <= 1.1 * plain.launches and found.products == plain.products
+    assert found.launches == plain.launches - 2 * SIZES["7B"].layers  # nothing is copied before a product
+    assert found.reads == 0 and found.per_pass == 0
+    assert found.weights == pytest.approx(plain.weights / 2 * bytes_, rel=0.01)
 
 
 def test_a_pass_of_sixteen_clips_is_launched_once_and_read_once():

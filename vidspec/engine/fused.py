@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from vidspec.engine.decoder import AttendFunction, RotaryTables, mrope_axes, sliding_windows
 from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.layouts import WeightFormat, build_matrix
-from vidspec.engine.matrix import LARGE, Matrix, choose_packing
-from vidspec.engine.quantised import Int4Matrix, Int8Matrix, Precision, quantise_weight
+from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
+from vidspec.engine.quantised import quantise_weight
 from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
@@ -188,7 +188,7 @@ class FusedDecoder:
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
-            if isinstance(matrix, Int8Matrix if precision == "int8" else Int4Matrix):
+            if matrix.precision == precision:
                 return matrix
             return quantise_weight(matrix.dense(like.dtype, like.device), matrix.bias, precision)
 

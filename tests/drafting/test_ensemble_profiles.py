@@ -8,11 +8,12 @@ import torch
 
 from tests.decoding import checkpoints
 from tests.models.checkpoints_captioner import blip
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
-from vidspec.decoding.setup import DecodingSetup
+from vidspec.decoding import prefill as prefills
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished, Prefilled, Round
@@ -152,7 +153,7 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
     folder = blip(tmp_path / "blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
     captioner = Captioner(profile, *pair, describe=image_captioner.load_image_captioner(str(folder), PLACE))
-    reads, describes, prefill = threading.Event(), threading.Event(), DecodingSetup.prefill
+    reads, describes, prefill = threading.Event(), threading.Event(), prefills._run_passes
 
     def described(self, clip):
         describes.set()
@@ -165,7 +166,7 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
         return (yield from prefill(self, *args))
 
     monkeypatch.setattr(HubCaptioner, "__call__", described)
-    monkeypatch.setattr(DecodingSetup, "prefill", reading)
+    monkeypatch.setattr(prefills, "_run_passes", reading)
     record = captioner.caption(CLIP)
     assert record.ensemble["caption"] == "A red circle."
 
@@ -198,20 +199,6 @@ def test_the_draft_captions_beside_the_targets_prefill(pair, captioned):
     assert record.counters == serial.counters
 
 
-class Waiting:
-    """Clips that are all there from the beginning."""
-
-    def __init__(self, requests):
-        self._left = requests
-
-    @property
-    def over(self):
-        return not self._left
-
-    def take(self):
-        return self._left.pop(0) if self._left else None
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("cores")
 def test_other_clips_draft_while_the_draft_captions_one(pair):
@@ -226,7 +213,7 @@ def test_other_clips_draft_while_the_draft_captions_one(pair):
     assert captioner.setup.describe.engine.model.decoder.slab is not pair[1].decoder.slab
     waiting = [CaptionRequest(path, captioner.read(path), key=number) for number, path in enumerate(paths)]
     found = {}
-    for key, said in captioner.serve(Waiting(waiting), batch=3):
+    for key, said in captioner.serve(ReadyClips(waiting), batch=3):
         if isinstance(said, Finished):
             found[key] = said.caption
     assert [found[number].token_ids for number in range(len(paths))] == [one.token_ids for one in alone]

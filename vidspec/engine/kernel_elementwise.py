@@ -44,7 +44,9 @@ def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
     """Return the SiLU of the first half of each row (R, 2 n) times the second half."""
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(len(gate_up), width)
-    _silu_product[(len(gate_up), triton.cdiv(width, _BLOCK))](gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=_BLOCK)
+    _silu_product[(len(gate_up), triton.cdiv(width, _BLOCK))](
+        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=_BLOCK
+    )
     return out
 
 

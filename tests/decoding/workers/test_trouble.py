@@ -16,7 +16,8 @@ import pytest
 
 from research.training.architecture import build_tokenizer
 from tests.decoding import checkpoints
-from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
+from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
+from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
 from vidspec.decoding.parallel import WorkerLost
@@ -81,7 +82,7 @@ def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
         pairs.slot.ready()
         pid, left = pairs.pid, rng.randrange(4, 40)
         again, captions = set(), {}
-        for clip, event in pairs.first.serve(Waiting(pairs.first, clips), batch=4):
+        for clip, event in pairs.first.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
             left -= 1
             if not left:
                 os.kill(pid, signal.SIGKILL)
@@ -190,8 +191,8 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
 @pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
 def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
-    verify = Target.verify  # so slow that the target does not write the whole text before the draft fails
-    monkeypatch.setattr(Target, "verify", lambda target, draft: (time.sleep(0.2), verify(target, draft))[1])
+    rows = Target.rows  # so slow that the target does not write the whole text before the draft fails
+    monkeypatch.setattr(Target, "rows", lambda target, draft: (time.sleep(0.2), rows(target, draft))[1])
     other = loading.load_model(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
     with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
         pairs.sharing(name, target=other).caption(CLIP)

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -27,8 +27,9 @@ import torch
 import typer
 
 from research.commands import run
+from vidspec.bench import tables
 
-__all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main", "tensor_core_instructions"]
+__all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main", "summary", "tensor_core_instructions"]
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "engine" / "compiled.json"
 #: Bytes of shared memory per block by compute capability (CUDA programming guide, table of limits).
@@ -161,11 +162,28 @@ def product_launches() -> Iterator[tuple[str, Launch]]:
             yield f"{one.kernel.__name__} {kind} group{group} {dtype} rows{rows}", one
 
 
+def elementwise_launches() -> Iterator[tuple[str, Launch]]:
+    """Yield the launches of a block's elementwise kernels by name, of hidden sizes from 896 to 8192."""
+    from vidspec.engine import kernel_elementwise as kernels
+
+    for dtype, hidden in product(DTYPES, (896, 3584, 8192)):
+        rows = torch.empty(8, hidden, dtype=DTYPES[dtype], device="meta")
+        states, tables = (torch.empty(8, heads, 128, dtype=rows.dtype, device="meta") for heads in (32, 1))
+        calls = (
+            partial(kernels.add_norm, rows, rows, rows[0], 1e-6),
+            partial(kernels.rotate, states, tables, tables, states),
+            partial(kernels.silu_product, rows),
+        )
+        for call in calls:
+            for one in launches(kernels, call):
+                yield f"{one.kernel.__name__} hidden{hidden} {dtype}", one
+
+
 def compiled(capability: int) -> dict[str, Compiled]:
     """Return the compiler's figures by kernel and shape."""
     found: dict[str, Compiled] = {}
     made: dict[str, Compiled] = {}  # of launches that differ in nothing the compiler sees
-    for name, one in chain(attention_launches(), product_launches()):
+    for name, one in chain(attention_launches(), product_launches(), elementwise_launches()):
         same = repr(one)
         made[same] = made.get(same) or _resources(one, capability)
         found[name] = made[same]
@@ -222,6 +240,22 @@ def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, C
     return sorted(worse)
 
 
+def summary(table: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
+    """Return a Markdown table of the figures by capability: shapes, those that spill, and the largest of each."""
+    lines = []
+    for capability in map(str, LIMITS):
+        row = [f"{int(capability) // 10}.{int(capability) % 10}"]
+        for starts in (("_part", "_merge"), ("_product",), ("_add", "_rotate", "_silu")):
+            figures = [of for name, of in table[capability].items() if name.startswith(starts)]
+            spilled = [of[1] for of in figures if of[1]]
+            row += [str(len(figures)), f"{len(spilled)} (up to {max(spilled)} B)" if spilled else "0"]
+            row += [str(max(of[0] for of in figures)), f"{max(of[2] for of in figures) / 1024:.0f} KiB"]
+        lines.append(tuple(row))
+    of_each = ("shapes", "spill", "registers", "shared memory")
+    header = ["", *(f"{kind}: {of}" for kind in ("attention", "products", "elementwise") for of in of_each)]
+    return tables.table(header, lines)
+
+
 def command(
     show: Annotated[
         int | None, typer.Option("--show", metavar="CAPABILITY", help="Print as JSON, such as 90; write nothing.")
@@ -237,6 +271,7 @@ def command(
     for capability, rows in found.items():
         inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         lines.append(f' "{capability}": {{\n{inner}\n }}')
+    print(summary(found))
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

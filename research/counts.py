@@ -2,7 +2,7 @@
 
 ``python -m research.counts`` prints them for the stock modules and for the fused decoder as a GPU replays it, with
 weights as loaded and quantised. The models are on the meta device: every operation is seen with its shapes, nothing is
-computed. An operation counts as one kernel, attention of the engine as its two, one with quantised weights as its one,
+computed. An operation counts as one kernel, attention of the engine as its two, one of our other kernels as its one,
 and a product that is added to a matrix as two: CUDA copies the matrix first. Operations that torch splits further are
 not seen, so the counts are lower bounds. In addition the host waits for the token of each pass when decoding token by
 token; it waits once for a chain of replayed passes.
@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 from research.random_decoder import engine_of, language
 from research.sizes import DEVICES, SIZES, Size
 from vidspec.bench import tables
-from vidspec.engine import few_rows, quantised
+from vidspec.engine import few_rows, fused, quantised
+from vidspec.engine.block_kernels import BlockKernels
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.matrix import Precision
@@ -34,7 +35,7 @@ from vidspec.engine.rows import Rows
 __all__ = ["Counts", "counted", "shared", "table"]
 
 _META = torch.device("meta")
-_PRODUCTS = ("mm", "addmm", "bmm", "linear", "matmul", "few_row_product")
+_PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "linear", "matmul", "few_row_product")
 _NOTHING = ("empty", "new_empty", "empty_like", "empty_strided", "detach_")
 
 
@@ -161,8 +162,10 @@ def counted(
 @torch.inference_mode()
 def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
     """Count a replayed pass over windows of ``rows`` per clip, with its table and the read-back of its tokens."""
-    model = language(size, _META)
-    found = Counts(weights=model.weight_bytes, cache=clips * (entries + rows) * model.decoder.slab.entry_bytes)
+    found = Counts()
+    with _our_kernels(found):
+        model = language(size, _META)
+    found.weights, found.cache = model.weight_bytes, clips * (entries + rows) * model.decoder.slab.entry_bytes
     assert isinstance(model.decoder, FusedDecoder)
     model.decoder.graphs = ReplayedPasses(model.decoder, _attention(found))
     spans = [model.decoder.slab.open(entries + 2 * rows) for _ in range(clips)]
@@ -178,7 +181,7 @@ def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
 
 @contextmanager
 def _our_kernels(found: Counts) -> Iterator[None]:
-    """Quantise weights on the meta device for the kernels of a GPU, whose launches are counted into ``found``."""
+    """Make models on the meta device take the kernels of a GPU, whose launches are counted into ``found``."""
 
     def product(
         rows: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, *added: torch.Tensor | None
@@ -186,7 +189,19 @@ def _our_kernels(found: Counts) -> Iterator[None]:
         found.kernels["few_row_product"] += 1
         return rows.new_empty(len(rows), len(words))
 
+    def add_norm(residual: torch.Tensor, rows: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        found.kernels["add_norm"] += 1
+        return torch.empty_like(rows), torch.empty_like(rows)
+
+    def rotate(*_: object) -> None:
+        found.kernels["rotate"] += 1
+
+    def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
+        found.kernels["silu_product"] += 1
+        return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
     with (
+        patch.object(fused, "load_block_kernels", lambda _: BlockKernels(add_norm, rotate, silu_product)),
         patch.object(quantised, "kernel_on", lambda *_: "triton"),
         patch.object(few_rows, "load_product", lambda: product),
     ):

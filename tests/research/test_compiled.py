@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from research.compiled import LIMITS, TABLE, compare
+from research.compiled import LIMITS, TABLE, compare, summary
 
 KNOWN = {"_part d128": [100, 0, 40_000], "_merge d128": [32, 0, 1024]}
 
@@ -36,6 +36,18 @@ def test_limits_of_a_device():
         "_merge d128: in one of both only",
         "new: in one of both only",
     ]
+
+
+def test_the_page_has_the_tables_figures():
+    page = TABLE.parents[2].joinpath("docs", "internals", "engine.md").read_text(encoding="utf-8")
+    assert summary({key: rows for key, rows in json.loads(TABLE.read_text()).items() if key != "triton"}) in page
+
+
+def test_kernels_of_float32_spill_nothing():
+    table = json.loads(TABLE.read_text())
+    for capability in LIMITS:
+        spilled = {name: figures[1] for name, figures in table[str(capability)].items() if "fp32" in name}
+        assert len(spilled) == 18 and not any(spilled.values())
 
 
 @pytest.mark.full

@@ -128,13 +128,12 @@ def pack_words(codes: torch.Tensor, bits: Literal[8, 4]) -> torch.Tensor:
     each run, in the word's lower and upper half (4 bits).
     """
     if bits == 8:
-        places = (codes.view(torch.uint8) ^ 128).unflatten(1, (-1, 4, 32)).transpose(2, 3)
+        places: torch.Tensor = torch.bitwise_xor(codes.view(torch.uint8), 128).unflatten(1, (-1, 4, 32)).transpose(2, 3)
         return places.contiguous().view(torch.int32).flatten(1)
-    runs = codes.unflatten(1, (-1, 4, 16, 2))  # out, step, run, word, half
+    runs: torch.Tensor = codes.unflatten(1, (-1, 4, 16, 2))  # out, step, run, word, half
     first = runs[:, :, 0] | runs[:, :, 1] << 4
     second = runs[:, :, 2] | runs[:, :, 3] << 4
-    packed: torch.Tensor = torch.stack([first, second], dim=-1).flatten(2).view(torch.int32).flatten(1)
-    return packed
+    return torch.stack([first, second], dim=-1).flatten(2).view(torch.int32).flatten(1)
 
 
 def unpack_words(words: torch.Tensor, bits: Literal[8, 4]) -> torch.Tensor:

@@ -16,8 +16,8 @@ from vidspec.engine.attention import split_count
 __all__ = ["split_attention"]
 
 #: Bytes of the queries that share loaded keys, and of the keys loaded at a time; fits into a small GPU's SM too. Those
-#: of float32 are multiplied in registers, which hold half as many.
-_BYTES, _BYTES_FLOAT32 = 2**14, 2**13
+#: of float32 are multiplied in registers, which hold a quarter.
+_BYTES, _BYTES_FLOAT32 = 2**14, 2**12
 _LOG2_E = 1.4426950408889634
 
 

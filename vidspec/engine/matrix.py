@@ -80,6 +80,10 @@ class Matrix(ABC):
         """Return ``residual`` (R, out) plus the product."""
         return self(rows).add_(residual)
 
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return :meth:`add`, possibly in the memory of ``residual``."""
+        return self.add(residual, rows)
+
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return the weight (out, in) as numbers: products with unit vectors, a block at a time."""
         weight = torch.empty(self.shape, dtype=dtype, device=device)
@@ -127,6 +131,11 @@ class PlainMatrix(Matrix):
             residual = residual + self.bias
         return torch.addmm(residual, rows, self.transposed)
 
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None:
+            residual.add_(self.bias)
+        return residual.addmm_(rows, self.transposed)
+
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.weight.to(device, dtype)
 
@@ -145,6 +154,9 @@ class MatrixWithPackedCopy(PlainMatrix):
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
+
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.add(residual, rows)
 
 
 class PackedMatrix(Matrix):

@@ -10,7 +10,6 @@ zeros are whole.
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import warnings
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from vidspec.engine.block_kernels import CAPABILITY, runs_triton
 from vidspec.engine.few_rows import STEP, KernelMatrix, blocked_product, pack_words
 from vidspec.engine.matrix import X86, Matrix, Precision, row_blocks
 
@@ -38,8 +38,6 @@ __all__ = [
 #: Kernel of a product with integer codes: on a CPU FBGEMM's or oneDNN's int8 product, torch's of float32 rows and int8
 #: codes or its int4 product; on a GPU ours; else a float product with the weight dequantised at each call.
 QuantisedKernel = Literal["fbgemm", "onednn", "int8", "int4", "triton", "dense"]
-#: Lowest compute capability of our kernels.
-_CAPABILITY = (8, 0)
 #: Inputs that share a scale in a four-bit weight: the first that divides them.
 _GROUPS = (64, 32)
 #: Numbers of a weight that are rounded or packed at a time; temporaries take 12 bytes each.
@@ -63,7 +61,7 @@ def choose_kernel(
     out, inner = shape
     if device == "cuda":
         grouped = bits == 8 or group in (32, 64) or (group % STEP == 0 and group > 0 and inner % group == 0)
-        return "triton" if capability >= _CAPABILITY and inner % STEP == 0 and grouped else "dense"
+        return "triton" if capability >= CAPABILITY and inner % STEP == 0 and grouped else "dense"
     if bits == 8:
         return _cpu_kernel() if device == "cpu" else "dense"
     grouped = group in (32, 64, 128, 256) and inner % group == 0 and out % 16 == 0
@@ -72,8 +70,7 @@ def choose_kernel(
 
 def kernel_on(bits: Literal[8, 4], shape: tuple[int, int], device: torch.device, group: int = 0) -> QuantisedKernel:
     """Return the kernel for a weight on this device; none of ours without Triton or with ROCm."""
-    ours = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    capability = torch.cuda.get_device_capability(device) if ours else (0, 0)
+    capability = torch.cuda.get_device_capability(device) if runs_triton(device) else (0, 0)
     return choose_kernel(bits, shape, device.type, capability, group)
 
 

@@ -208,18 +208,41 @@ def _compile(launch: Launch, capability: int) -> Any:
 
 
 def _resources(launch: Launch, capability: int) -> Compiled:
+    made = _compile(launch, capability)
+    ran = _run_tool("cuobjdump", made.asm["cubin"], "-res-usage")
+    said = re.search(r"REG:(\d+) STACK:(\d+)", ran)
+    if said is None:
+        raise ValueError(f"cuobjdump said nothing of registers: {ran[:200]}")
+    return int(said[1]), int(said[2]), int(made.metadata.shared)
+
+
+def _run_tool(name: str, cubin: bytes, *options: str) -> str:
+    """Return the output of one of the tools in Triton's wheel for a compiled kernel."""
     import triton
 
-    made = _compile(launch, capability)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
+        file.write(cubin)
         file.flush()
-        ran = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True)
-    said = re.search(r"REG:(\d+) STACK:(\d+)", ran.stdout)
-    if said is None:
-        raise ValueError(f"cuobjdump said nothing of registers: {ran.stdout[:200]}")
-    return int(said[1]), int(said[2]), int(made.metadata.shared)
+        command = [str(tool), *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def instructions_per_weight(launch: Launch, capability: int) -> float:
+    """Return the instructions of a product's loop for each weight of a thread, which bound its rate."""
+    from vidspec.engine.few_rows import STEP
+
+    labels, count, longest = dict[str, int](), 0, 0
+    for line in _run_tool("nvdisasm", _compile(launch, capability).asm["cubin"], "-c").splitlines():
+        if (label := re.match(r"(\.L_x_\d+):", line.strip())) is not None:
+            labels[label[1]] = count
+        elif re.match(r"\s*/\*[0-9a-f]+\*/", line):
+            count += 1
+            if (jump := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) is not None and jump[1] in labels:
+                longest = max(longest, count - labels[jump[1]])
+    tile = launch.constants[(launch.kernel.arg_names.index("TILE"),)]
+    assert isinstance(tile, int) and isinstance(launch.options["num_warps"], int)
+    return longest * 32 * launch.options["num_warps"] / (tile * STEP)
 
 
 def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, Compiled]) -> list[str]:
@@ -260,9 +283,17 @@ def command(
     show: Annotated[
         int | None, typer.Option("--show", metavar="CAPABILITY", help="Print as JSON, such as 90; write nothing.")
     ] = None,
+    instructions: Annotated[
+        int | None,
+        typer.Option("--instructions", metavar="CAPABILITY", help="Print the instructions of products for a weight."),
+    ] = None,
 ) -> None:
     """Compile the kernels for GPUs of compute capability 8.0 to 12.0 and write what they take."""
     os.environ.pop("TRITON_INTERPRET", None)
+    if instructions is not None:
+        for name, launch in product_launches():
+            print(f"{instructions_per_weight(launch, instructions):.1f} {name}")
+        return
     if show is not None:
         print(json.dumps(compiled(show)))
         return

@@ -22,7 +22,9 @@ def add_norm(
     summed, normed = torch.empty_like(rows), torch.empty_like(rows)
     width = rows.shape[1]
     strides, size = (residual.stride(0), rows.stride(0)), triton.next_power_of_2(width)
-    _add_norm[(len(rows),)](residual, rows, weight, summed, normed, *strides, eps, WIDTH=width, SIZE=size, num_warps=8)
+    given = residual, rows, weight, summed, normed, *strides, eps
+    with torch.cuda.device_of(rows):
+        _add_norm[(len(rows),)](*given, WIDTH=width, SIZE=size, num_warps=8)
     return summed, normed
 
 
@@ -37,16 +39,17 @@ def rotate(states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, into:
     rows, heads, width = states.shape
     half = triton.next_power_of_2(width // 2)
     strides = states.stride(0), into.stride(0)
-    _rotate[(rows, heads)](states, cosine, sine, into, *strides, WIDTH=width, HALF=half, num_warps=1)
+    with torch.cuda.device_of(states):
+        _rotate[(rows, heads)](states, cosine, sine, into, *strides, WIDTH=width, HALF=half, num_warps=1)
 
 
 def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
     """Return the SiLU of the first half of each row (R, 2 n) times the second half."""
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(len(gate_up), width)
-    _silu_product[(len(gate_up), triton.cdiv(width, _BLOCK))](
-        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=_BLOCK
-    )
+    grid = len(gate_up), triton.cdiv(width, _BLOCK)
+    with torch.cuda.device_of(gate_up):
+        _silu_product[grid](gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=_BLOCK)
     return out
 
 

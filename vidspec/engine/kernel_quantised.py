@@ -22,8 +22,9 @@ __all__ = ["few_row_product", "split_count"]
 _TILE, _ROWS, _WARPS = 64, 32, 2
 #: Programs of each multiprocessor that inputs are split for, fewest steps of a split, and most splits.
 _PROGRAMS, _STEPS, _SPLITS = 4, 4, 8
-#: Numbers of programs that share outputs, for each device and stream: zero, and left so by every launch.
-_ARRIVED: dict[tuple[int, int], torch.Tensor] = {}
+#: Counters of programs that share outputs, by device and stream: zero, and left so by every launch. There are more
+#: than tiles of a split weight times blocks of its rows; captured passes keep their addresses.
+_ARRIVED: dict[tuple[torch.device, int], torch.Tensor] = {}
 _COUNTERS = 2**14
 
 
@@ -64,26 +65,26 @@ def few_row_product(
     parts = arrived = out
     if splits > 1:
         parts = torch.empty(tiles * blocks * splits, size, _TILE, dtype=torch.float32, device=rows.device)
-        arrived = _counters(rows.device, tiles * blocks)
+        arrived = _counters(rows.device)
     shared = {"INNER": inner, "ROWS": size, "TILE": _TILE, "SPLITS": splits}
     shared |= {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
     added = out if bias is None else bias, out if residual is None else residual
     strides = rows.stride(0), out.stride(0) if residual is None else residual.stride(0)
     given = *added, out, parts, arrived, count, outputs, *strides
     grid, options = (blocks, tiles, splits), {"num_warps": _WARPS, "num_stages": 4}
-    if zeros is None:
-        _product8[grid](rows, words, scales, *given, **shared, **options)
-    else:
-        _product4[grid](rows, words, scales, zeros, *given, **shared, GROUP=inner // len(scales), **options)
+    with torch.cuda.device_of(rows):
+        if zeros is None:
+            _product8[grid](rows, words, scales, *given, **shared, **options)
+        else:
+            _product4[grid](rows, words, scales, zeros, *given, **shared, GROUP=inner // len(scales), **options)
     return out
 
 
-def _counters(device: torch.device, count: int) -> torch.Tensor:
+def _counters(device: torch.device) -> torch.Tensor:
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = device.index or 0, stream
-    if key not in _ARRIVED or len(_ARRIVED[key]) < count or _ARRIVED[key].device != device:
-        _ARRIVED[key] = torch.zeros(max(count, _COUNTERS), dtype=torch.int32, device=device)
-    return _ARRIVED[key]
+    if (device, stream) not in _ARRIVED:
+        _ARRIVED[device, stream] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+    return _ARRIVED[device, stream]
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -72,6 +72,7 @@ def test_activation(dtype, width):
     torch.testing.assert_close(silu_product(both).double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype] / 8)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["qwen2_5_vl", "qwen3_vl"]))
 def test_a_models_pass_by_these_kernels(family):
     """The same logits and entries, for rows of several sequences; nothing that a pass keeps is written to."""
@@ -92,6 +93,7 @@ def test_a_models_pass_by_these_kernels(family):
     torch.testing.assert_close(found[1][0].tapped, found[0][0].tapped, rtol=0, atol=1e-4)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the kernel is interpreted")
 def test_devices_without_triton(monkeypatch):
     """A trial decides: some builds of torch lack it, and some machines a compiler."""
     runs_triton.cache_clear()

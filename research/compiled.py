@@ -264,19 +264,19 @@ def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, C
 
 
 def summary(table: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
-    """Return a Markdown table of the figures by capability: shapes, those that spill, and the largest of each."""
+    """Return a Markdown table by capability: compiled shapes, those that spill, most registers and shared memory."""
+    kinds = {"attention": ("_part", "_merge"), "products": ("_product",), "elementwise": ("_add", "_rotate", "_silu")}
     lines = []
     for capability in map(str, LIMITS):
-        row = [f"{int(capability) // 10}.{int(capability) % 10}"]
-        for starts in (("_part", "_merge"), ("_product",), ("_add", "_rotate", "_silu")):
-            figures = [of for name, of in table[capability].items() if name.startswith(starts)]
-            spilled = [of[1] for of in figures if of[1]]
-            row += [str(len(figures)), f"{len(spilled)} (up to {max(spilled)} B)" if spilled else "0"]
-            row += [str(max(of[0] for of in figures)), f"{max(of[2] for of in figures) / 1024:.0f} KiB"]
-        lines.append(tuple(row))
-    of_each = ("shapes", "spill", "registers", "shared memory")
-    header = ["", *(f"{kind}: {of}" for kind in ("attention", "products", "elementwise") for of in of_each)]
-    return tables.table(header, lines)
+        figures, row = table[capability], [f"{int(capability) // 10}.{int(capability) % 10}"]
+        for starts in kinds.values():
+            spilled = [spill for name, (_, spill, _) in figures.items() if name.startswith(starts)]
+            more = f", {sum(map(bool, spilled))} spill up to {max(spilled)} B" if any(spilled) else ""
+            row.append(f"{len(spilled)} shapes{more}")
+        row.append(str(max(registers for registers, _, _ in figures.values())))
+        row.append(f"{max(shared for _, _, shared in figures.values()) / 1024:.0f} KiB")
+        lines.append(row)
+    return tables.table(["capability", *kinds, "most registers", "most shared memory"], lines)
 
 
 def command(

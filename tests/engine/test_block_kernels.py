@@ -46,12 +46,15 @@ def test_residual_and_norm(dtype, width):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
-def test_rotation_in_place_and_of_other_rows(dtype, width):
-    """Queries and keys are a part of each row, whose values stay."""
+@pytest.mark.parametrize("by_axis", [False, True])
+def test_rotation_in_place_and_of_other_rows(dtype, width, by_axis):
+    """Queries and keys are a part of each row, whose values stay; tables of several axes are columns."""
     states = numbers(3, 7, width, dtype=dtype)
     angles = torch.randn(3, width // 2, generator=torch.Generator().manual_seed(1))
     cosine = torch.cat([angles, angles], 1).cos().to(DEVICE, dtype)[:, None]
     sine = torch.cat([-angles, angles], 1).sin().to(DEVICE, dtype)[:, None]
+    if by_axis:
+        cosine, sine = (one[:, 0].t().contiguous().t()[:, None] for one in (cosine, sine))
     turned = states[:, :5].double()
     expected = turned * cosine.double() + turned.roll(width // 2, -1) * sine.double()
     close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}

@@ -33,12 +33,12 @@ def rotate(states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, into:
 
     Args:
         states: numbers of a head dense, and heads of a row.
-        cosine, sine: (R, 1, d); the sine's first half is negative.
+        cosine, sine: (R, 1, d) with the same strides; the sine's first half is negative.
         into: (R, n, d), which may be ``states``.
     """
     rows, heads, width = states.shape
     half = triton.next_power_of_2(width // 2)
-    strides = states.stride(0), into.stride(0)
+    strides = states.stride(0), into.stride(0), cosine.stride(0), cosine.stride(2)
     with torch.cuda.device_of(states):
         _rotate[(rows, heads)](states, cosine, sine, into, *strides, WIDTH=width, HALF=half, num_warps=1)
 
@@ -86,6 +86,8 @@ def _rotate(  # type: ignore[no-untyped-def]
     into,
     row_stride,
     into_stride,
+    table_stride,
+    angle_stride,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -94,11 +96,12 @@ def _rotate(  # type: ignore[no-untyped-def]
     first = states + row * row_stride + head * WIDTH + place
     low = tl.load(first, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(first + WIDTH // 2, mask=inside, other=0.0).to(tl.float32)
-    angle = row * WIDTH + place
+    angle = row * table_stride + place * angle_stride
+    other = angle + WIDTH // 2 * angle_stride
     cosine_low = tl.load(cosine + angle, mask=inside, other=0.0).to(tl.float32)
-    cosine_high = tl.load(cosine + angle + WIDTH // 2, mask=inside, other=0.0).to(tl.float32)
+    cosine_high = tl.load(cosine + other, mask=inside, other=0.0).to(tl.float32)
     sine_low = tl.load(sine + angle, mask=inside, other=0.0).to(tl.float32)
-    sine_high = tl.load(sine + angle + WIDTH // 2, mask=inside, other=0.0).to(tl.float32)
+    sine_high = tl.load(sine + other, mask=inside, other=0.0).to(tl.float32)
     out = into + row * into_stride + head * WIDTH + place
     tl.store(out, (low * cosine_low + high * sine_low).to(into.dtype.element_ty), mask=inside)
     tl.store(out + WIDTH // 2, (high * cosine_high + low * sine_high).to(into.dtype.element_ty), mask=inside)

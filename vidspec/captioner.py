@@ -51,6 +51,7 @@ from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 from vidspec.models.vision_worker import VisionWorker, is_available
 from vidspec.registry import nearest
+from vidspec.video.thumbnails import draw_thumbnails
 
 __all__ = ["CaptionOptions", "Captioner"]
 
@@ -587,7 +588,8 @@ class Captioner:
         sequence, clip = Sequence(request, trace), request.clip
         if clip is not None:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
-            sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo))
+            thumbnails = draw_thumbnails(clip.frames, times)
+            sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo, thumbnails))
         sequence.steps = self._decode(sequence)
         return sequence
 

@@ -527,7 +527,7 @@ def test_live_panel_only_where_it_belongs(capsys, monkeypatch, args, term, live)
     err = Terminal()
     monkeypatch.setattr(sys, "stderr", err)
     assert main(["caption", "good.mp4", *args]) == 0
-    assert ("draft sees 3/8" in err.getvalue()) == live
+    assert ("the draft sees 38%" in err.getvalue()) == live
     assert capsys.readouterr().out == TEXT + "\n"
 
 

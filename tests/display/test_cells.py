@@ -21,13 +21,10 @@ def test_every_raster_of_every_frame():
     assert [cells.levels(1, layer)[0].tolist() for layer in cells.layers] == [[[6, 7, 8]], [[9]]]
 
 
-def test_shares_by_frame_and_by_place_leave_separators_out():
-    cells = cells_of(SEEN)
-    assert cells.frame_shares == [2 / 3, 1 / 3]
-    assert cells.place_shares(1, 1) == [[0.0, 0.5, 0.0], [1.0, 0.0, 0.0]]
-    assert cells.place_shares(2, 2) == [[0.5, 0.0]]
+def test_shares_by_frame_leave_separators_out():
+    assert cells_of(SEEN).frame_shares == [2 / 3, 1 / 3]
 
 
 def test_none_kept():
     none = Prefilled(9, 9, (), (), (), 0.0, (2, 2, 3), CELLS)
-    assert cells_of(none).frame_shares == [0.0, 0.0] and cells_of(none).place_shares(2, 3) == [[0.0]]
+    assert cells_of(none).frame_shares == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Visual tokens that the draft sees, by frame: cells of a grid, blocks on a terminal, and an overlay for a frame.
+"""Visual tokens that the draft sees, by frame: cells of a grid, and an overlay for a frame.
 
 Panel, page and picture all draw the result of :func:`cells_of`.
 """
@@ -26,8 +26,6 @@ __all__ = [
     "Cells",
     "FrameRaster",
     "cells_of",
-    "frame_map",
-    "heatmap",
     "sparkline",
     "veil",
     "weight_lines",
@@ -40,9 +38,6 @@ TINY = 6
 #: Most symbols in a context's history of weights.
 LONGEST = 24
 BLOCKS, ASCII_BLOCKS = "·▁▂▃▄▅▆▇█", ".:-=+*#%@"
-#: Colours from few tokens to many. The blocks carry the same information without colour.
-COLOURS = ("bright_black", "blue", "blue", "cyan", "cyan", "green", "green", "yellow", "bright_yellow")
-MAX_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -94,15 +89,6 @@ class Cells:
         found: list[float] = (counts / max(1, counts.sum())).tolist()
         return found
 
-    def place_shares(self, high: int, wide: int) -> list[list[float]]:
-        """Return the share of tokens kept in each block of ``high`` rows and ``wide`` columns, over all frames."""
-        kept, there = (
-            np.add.reduceat(np.add.reduceat(one.sum(0), range(0, one.shape[1], high)), range(0, one.shape[2], wide), 1)
-            for one in (self.kept, self.there)
-        )
-        found: list[list[float]] = (kept / np.maximum(there, 1)).tolist()
-        return found
-
 
 @lru_cache(maxsize=4)  # the panel is redrawn many times a second
 def cells_of(seen: Prefilled) -> Cells:
@@ -120,70 +106,6 @@ def cells_of(seen: Prefilled) -> Cells:
         ranks[-1].reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
     layers = tuple(FrameRaster(*one) for one in rasters(seen.grid, seen.views))
     return Cells(mask_of(cells[np.asarray(seen.kept, np.int64)]), mask_of(cells), layers, tuple(ranks))
-
-
-def heatmap(kept: Sequence[int], of: Sequence[int], width: int, *, ascii_only: bool = False) -> Text:
-    """Return rows of at most ``width`` blocks, one per frame, under a heading that explains them.
-
-    Args:
-        kept: visual tokens of each frame that the draft sees.
-        of: visual tokens of each frame.
-        width: columns to draw in.
-        ascii_only: for terminals without block characters.
-
-    Frames that do not fit into ``MAX_ROWS`` rows share blocks; the heading gives how many. A full block stands for the
-    greatest share, given in the heading, and a dot for no kept token.
-    """
-    per_block = -(-len(kept) // (max(1, width) * MAX_ROWS))
-    shares = [
-        _share(kept[start : start + per_block], of[start : start + per_block])
-        for start in range(0, len(kept), max(1, per_block))
-    ]
-    top = max(shares, default=0.0)
-    total = sum(of)
-    head = f"draft sees {sum(kept)}/{total} visual tokens"
-    if total:
-        head += f" ({sum(kept) / total:.0%})"
-    head += f", full block {top:.0%}" if top else ""
-    head += f", {per_block} frames a block" if per_block > 1 else ""
-    text = Text(head, style="dim")
-    for index, share in enumerate(shares):
-        if index % max(1, width) == 0:
-            text.append("\n")
-        _block(text, share, top, ascii_only)
-    return text
-
-
-def frame_map(seen: Prefilled, width: int, *, ascii_only: bool = False) -> Text:
-    """Return a map of one frame in blocks: the share of tokens the draft sees at each place, over all frames.
-
-    Rows beyond ``MAX_ROWS`` lines and columns beyond ``width`` share blocks.
-
-    Args:
-        seen: prompt and visual tokens of the draft; its grid is not empty.
-        width: columns to draw in.
-        ascii_only: for terminals without block characters.
-    """
-    _, rows, columns = seen.grid
-    shares = cells_of(seen).place_shares(-(-rows // MAX_ROWS), -(-columns // max(1, width)))
-    top = max(map(max, shares))
-    head = f"by place in the frame, {rows} x {columns} tokens" + (f", full block {top:.0%}" if top else "")
-    text = Text(head, style="dim")
-    for line in shares:
-        text.append("\n")
-        for share in line:
-            _block(text, share, top, ascii_only)
-    return text
-
-
-def _block(text: Text, share: float, top: float, ascii_only: bool) -> None:
-    symbols = ASCII_BLOCKS if ascii_only else BLOCKS
-    level = 0 if not share else max(1, round(share / top * (len(symbols) - 1)))
-    text.append(symbols[level], style=f"not dim {COLOURS[level]}")
-
-
-def _share(kept: Sequence[int], of: Sequence[int]) -> float:
-    return sum(kept) / sum(of) if sum(of) else 0.0
 
 
 def sparkline(shares: Sequence[float], *, ascii_only: bool = False) -> str:

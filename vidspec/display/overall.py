@@ -41,6 +41,7 @@ def render_run(
     height: int,
     max_in_flight: int = 0,
     ascii_only: bool = False,
+    coloured: bool = True,
     verbose: bool = False,
 ) -> RenderableType:
     """Return the panel of a run, at most ``height`` - 1 lines; pure apart from the clock of ``tally``.
@@ -55,7 +56,7 @@ def render_run(
         width, height: of the terminal.
         max_in_flight: the most clips in flight so far. That many lines stay reserved, so that the panel does not appear
             and disappear with each clip.
-        ascii_only: for terminals without block characters.
+        ascii_only, coloured: see :func:`render_clip`.
         verbose: also show the fill of passes and caches.
     """
     roomy = height >= ROOMY
@@ -64,13 +65,18 @@ def render_run(
     left = height - 1 - len(parts)
     alone = max(max_in_flight, len(states)) == 1
     table = 0 if alone else max(max_in_flight, len(states)) + roomy
-    if states and roomy and left - table >= MINI:
-        shown, left = states[0], left - table
-        lines = [] if alone else _table(states, now, width, table, roomy, ascii_only)
-        return Group(
-            *parts, *lines, render_clip(shown, width=width, height=left, ascii_only=ascii_only, verbose=verbose)
-        )
-    return Group(*parts, *_table(states, now, width, left, roomy, ascii_only))
+    if not states:
+        return Group(*parts)
+    boxed = roomy and left - table >= MINI
+    room = table if boxed else min(left, table)
+    lines = [] if alone and boxed else _table(states, now, width, table if boxed else left, roomy, ascii_only)
+    lines += [Text()] * (room - len(lines))  # the panel below, or the shell's prompt, stays where it is
+    if not boxed:
+        return Group(*parts, *lines)
+    drawn = render_clip(
+        states[0], width=width, height=left - table, ascii_only=ascii_only, coloured=coloured, verbose=verbose
+    )
+    return Group(*parts, *lines, drawn)
 
 
 def progress_bar(tally: Tally, width: int) -> RenderableType:
@@ -82,8 +88,6 @@ def progress_bar(tally: Tally, width: int) -> RenderableType:
 def _table(
     states: Sequence[PanelState], now: float, width: int, lines: int, headed: bool, ascii_only: bool
 ) -> list[Text]:
-    if not states:
-        return []
     above = [headings(width)] if headed else []
     return above + clip_lines(states, now=now, width=width, lines=lines - headed, ascii_only=ascii_only)
 
@@ -99,7 +103,7 @@ def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool
         facts.append(f"{load.waiting} waiting" if load.waiting else "")
         facts.append(f"reading {load.reading:.0%}" if load.reading >= READING else "")
         if load.accepted and load.passes:
-            facts.append(f"{load.accepted / load.passes:.1f} accepted tokens per pass")
+            facts.append(f"{load.accepted / load.passes:.1f} accepted tokens per pass of all clips")
         if verbose and load.passes:
             facts.append(f"{sum(one.rows for one in loads) / len(loads):.1f} rows/pass")
         facts.append(_memory(load.kv_used, load.kv_capacity) if verbose else "")
@@ -165,5 +169,6 @@ class RunPanel(LivePanel):
             height=size.height,
             max_in_flight=self.max_in_flight,
             ascii_only=self.ascii_only,
+            coloured=self.coloured,
             verbose=self.verbose,
         )

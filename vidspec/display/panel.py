@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
-from vidspec.display.heatmap import frame_map, heatmap, weight_lines
+from vidspec.display.bars import LINES, draw_bars
+from vidspec.display.heatmap import weight_lines
 from vidspec.display.lanes import draw_lanes
 from vidspec.display.state import ClipStates, PanelState
+from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight
 from vidspec.escaping import escape_text, one_line
 from vidspec.events.events import Event, Finished, Origin
 from vidspec.events.record import Caption
@@ -38,10 +42,18 @@ LABELS: dict[Origin, str] = {
     "target": "target",
     "loose": "loosely accepted",
 }
-#: Fewest terminal lines for the map of kept tokens within the frame.
-DETAILED = 30
-#: Fewest terminal lines for the lanes of target and draft.
-LANED = 14
+#: Most lines of the panel while a caption grows, with and without tiles.
+MOST_LINES, MOST_PLAIN = 28, 20
+#: Fewest columns for the caption beside the tiles instead of above them.
+WIDE = 110
+#: Fewest lines for a legend, for bars or lanes, and for tiles.
+WITH_LEGEND, WITH_BARS, WITH_TILES = 10, 14, 17
+#: Lines for tiles below a caption, by the fewest lines of the panel.
+TILED = {29: 9, 21: 7, WITH_TILES: 5}
+#: Fewest columns on which all usual figures, and the sentence on what the draft sees, fit into one line.
+ONE_LINE, SENTENCE = 74, 66
+#: Columns between a caption and the tiles beside it.
+SIDE_GAP = 3
 
 #: Note below a caption of the built-in models, which is meaningless for other video.
 DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black on yellow")
@@ -54,40 +66,87 @@ def render_clip(
     height: int | None = None,
     caption: bool = True,
     ascii_only: bool = False,
+    coloured: bool = True,
     verbose: bool = False,
 ) -> RenderableType:
     """Return the panel for ``state``; pure.
 
+    While the caption grows the height depends on the terminal only: a caption that does not fit shows its end. The
+    final panel is as high as its contents.
+
     Args:
-        width, height: of the terminal; a caption that does not fit into ``height`` shows its end.
+        width, height: the columns and the most lines of the panel.
         caption: show the caption and its legend.
-        ascii_only: for terminals without block characters.
+        ascii_only: for terminals without block characters, which get no tiles.
+        coloured: the terminal has 256 colours; without them there are no tiles.
         verbose: use the names of docs/research/metrics.md for figures.
     """
-    inner = max(1, width - 4)
-    below: list[Text] = [flow_columns([Text(fact) for fact in _facts(state, verbose)], inner)]
-    if state.prefilled is not None and state.prefilled.kept_per_frame:
-        seen = state.prefilled
-        below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
-        one_raster = 0 not in seen.grid and not seen.views
-        if one_raster and len(seen.kept) < seen.visual_tokens and (height is None or height >= DETAILED):
-            below.append(frame_map(seen, inner, ascii_only=ascii_only))
-    if state.side_by_side and (height is None or height >= LANED):
-        drawn = [line for line in draw_lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
-        below += [Text("\n").join(drawn)] if drawn else []
-    if state.weights:
-        below.append(flow_columns(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
-    parts: list[RenderableType] = []
-    if caption:
-        below.insert(0, flow_columns(_legend(state), inner))
-        taken = sum(len(_wrap_lines(text, inner)) for text in below) + 3
-        parts.append(_tail(_caption_text(state), inner, None if height is None else max(1, height - taken)))
+    tiled = coloured and not ascii_only
+    most = MOST_LINES if tiled else MOST_PLAIN
+    inner, drawn = max(1, width - 4), min(most, height or most)
+    below = _below(state, inner, drawn, ascii_only, verbose)
+    lines = drawn - 2 - len(below) - (1 if inner >= SENTENCE else 2)  # for caption and tiles
+    beside = caption and width >= WIDE
+    layout = _fit_tiles(state, inner // 2 if beside else inner, drawn, lines if beside else None) if tiled else None
+    said = sight(state.opened, state.prefilled, layout.shown(state.opened) if layout else 0)
+    sentence = _fixed_lines(_wrap_lines(Text(said, style="dim"), inner), 1 if inner >= SENTENCE else 2)
+    tiles = Tiles(state.opened, state.prefilled, layout) if layout and state.opened else None
+    side = layout.width + SIDE_GAP if layout and beside else 0
+    if tiles and not side:
+        lines -= tiles.layout.height
+    growing = state.caption is None and height is not None
+    text = _caption_lines(state, inner - side, lines if growing else None, drawn >= WITH_LEGEND) if caption else []
+    body: list[RenderableType] = [*text, *([tiles] if tiles else [])]
+    if tiles and side:
+        table = Table.grid(padding=(0, SIDE_GAP, 0, 0))
+        table.add_column(width=inner - side)
+        table.add_row(Group(*text), tiles)
+        body = [table]
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
     whose = DEMO if any(one is not None and one.demo for one in (state.opened, state.caption)) else None
     return Panel(
-        Group(*parts, *below), title=label, subtitle=whose, title_align="left", border_style="bright_black", width=width
+        Group(*body, *sentence, *below),
+        title=label,
+        subtitle=whose,
+        title_align="left",
+        border_style="bright_black",
+        width=width,
     )
+
+
+def _fit_tiles(state: PanelState, width: int, drawn: int, lines: int | None) -> TileLayout | None:
+    """Return the layout of the tiles in ``lines`` lines, by default those that a panel of ``drawn`` lines has."""
+    pictures = state.opened.thumbnails if state.opened else ()
+    if not pictures or drawn < WITH_TILES:
+        return None
+    if lines is None:
+        lines = next(count for least, count in TILED.items() if drawn >= least)
+    return fit_tiles(pictures[0].columns / pictures[0].rows, len(pictures), width, lines)
+
+
+def _below(state: PanelState, inner: int, drawn: int, ascii_only: bool, verbose: bool) -> list[Text]:
+    """Return the lines below caption and tiles: bars or lanes, weights of an ensemble, figures."""
+    below, bars = [], False
+    if drawn >= WITH_BARS and state.side_by_side:
+        lanes = [line for line in draw_lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
+        below += _fixed_lines(lanes, LINES)
+    elif drawn >= WITH_BARS and state.drafts:
+        below += draw_bars(state.rounds, inner, ascii_only=ascii_only)
+        bars = True
+    if state.weights:
+        below += flow_columns(weight_lines(state.weights, inner, ascii_only=ascii_only), inner).split("\n")
+    return below + _figures(state, inner, ascii_only, verbose, bars)
+
+
+def _caption_lines(state: PanelState, width: int, lines: int | None, legend: bool) -> list[Text]:
+    """Return the caption and its legend: whole, or exactly ``lines`` lines with the caption's end."""
+    text = _wrap_lines(_caption_text(state), width)
+    labels = list(flow_columns(_legend(state), width).split("\n")) if legend and state.drafts else []
+    if lines is None:
+        return text + labels
+    room = max(1, lines - len(labels))
+    return _fixed_lines(text[-room:], room) + labels
 
 
 def _caption_text(state: PanelState) -> Text:
@@ -100,19 +159,26 @@ def _caption_text(state: PanelState) -> Text:
 
 
 def _legend(state: PanelState) -> list[Text]:
-    """Return labels of the origins that occur; the usual four before any token, so that the panel does not jump."""
-    seen = {origin for one in state.rounds for origin in one.origins}
-    shown = [origin for origin in STYLES if origin in seen] or ["draft", "correction", "bonus", "target"]
-    return [Text(LABELS[origin], style=STYLES[origin]) for origin in shown]
+    """Return the labels of the origins, that of loosely accepted tokens only if there are any."""
+    return [Text(LABELS[origin], style=STYLES[origin]) for origin in STYLES if origin != "loose" or state.loose]
 
 
-def _facts(state: PanelState, verbose: bool) -> list[str]:
+def _figures(state: PanelState, inner: int, ascii_only: bool, verbose: bool, bars: bool) -> list[Text]:
+    """Return the figures on a fixed number of lines. ``bars``: those of accepted tokens are shown with their mean."""
+    count = 1 if inner >= ONE_LINE and not verbose and not state.side_by_side else 2
+    lines = flow_columns([Text(fact) for fact in _facts(state, verbose, bars)], inner).split("\n")[:count]
+    for line in lines:
+        line.truncate(inner, overflow="crop" if ascii_only else "ellipsis")
+    return _fixed_lines(lines, count)
+
+
+def _facts(state: PanelState, verbose: bool, bars: bool) -> list[str]:
     facts = [state.profile, state.phase, f"{state.emitted} tokens"]
-    if state.drafted:
-        facts.append(f"accepted {state.accepted}/{state.drafted}")
-    if state.tau is not None:
-        facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted per pass")
-    facts.append(f"{state.target_passes} target passes")
+    if state.tau is not None and (verbose or not bars):
+        facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted tokens per pass")
+    if verbose:
+        facts += [f"accepted {state.accepted}/{state.drafted}"] if state.drafted else []
+        facts.append(f"{state.target_passes} target passes")
     if state.side_by_side:
         facts.append(f"{'gamma' if verbose else 'window'} {state.rounds[-1].gamma}")
         facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
@@ -147,15 +213,13 @@ def flow_columns(parts: list[Text], width: int) -> Text:
     return flowed
 
 
+def _fixed_lines(lines: Sequence[Text], count: int) -> list[Text]:
+    """Return exactly ``count`` lines, blank ones at the end."""
+    return [*lines[:count], *[Text()] * (count - len(lines))]
+
+
 def _wrap_lines(text: Text, width: int) -> list[Text]:
     return list(text.wrap(Console(width=width, force_terminal=False), width))
-
-
-def _tail(text: Text, width: int, lines: int | None) -> Text:
-    wrapped = _wrap_lines(text, width)
-    if lines is None or len(wrapped) <= lines:
-        return text
-    return Text("\n").join(wrapped[-lines:])
 
 
 class LivePanel(ClipStates):
@@ -234,6 +298,11 @@ class LivePanel(ClipStates):
         """True if the terminal cannot show block characters."""
         return not self.console.encoding.lower().startswith("utf")
 
+    @property
+    def coloured(self) -> bool:
+        """True if the terminal has colours for the pixels of a frame."""
+        return not self.console.no_color and self.console.color_system in ("256", "truecolor")
+
     def drawn(self) -> RenderableType:
         """Return the current drawing."""
         size = self.console.size
@@ -241,9 +310,10 @@ class LivePanel(ClipStates):
         return render_clip(
             state,
             width=size.width,
-            height=None if state.caption else size.height,
+            height=size.height - 1,
             caption=self.keep_caption or state.caption is None,
             ascii_only=self.ascii_only,
+            coloured=self.coloured,
             verbose=self.verbose,
         )
 

@@ -58,6 +58,11 @@ class PanelState:
         return "vision and prefill" if self.opened is not None else "reading frames"
 
     @property
+    def drafts(self) -> bool:
+        """True unless the clip is known to be decoded without a draft."""
+        return self.prefilled is None or bool(self.prefilled.kept_per_frame) or self.drafted > 0
+
+    @property
     def stage(self) -> str:
         """Phase, progress, and the seconds since the clip began if they are more than a few."""
         far = f", {self.reading.tokens} of {self.reading.prompt_tokens} prompt tokens" if self.reading else ""

@@ -25,6 +25,7 @@ __all__ = [
     "RejectedToken",
     "Restarted",
     "Round",
+    "Thumbnail",
 ]
 
 #: Origin of an emitted token: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
@@ -68,10 +69,21 @@ class RejectedToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """A small picture of a sampled frame: its index and time, and ``rows`` x ``columns`` RGB pixels, a byte each."""
+
+    index: int
+    seconds: float
+    rows: int
+    columns: int
+    pixels: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The frames of a clip are in memory.
 
-    ``demo``: the built-in models, which know drawn shapes only, will caption it.
+    ``demo``: the built-in models, which know drawn shapes only, will caption it. ``thumbnails`` are of a few frames.
     """
 
     path: str
@@ -79,6 +91,7 @@ class Opened:
     frames: int
     timestamps: tuple[float, ...]
     demo: bool = False
+    thumbnails: tuple[Thumbnail, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import vidspec
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.tiers import full_but
 from vidspec.dataset.formats.base import make_format
-from vidspec.dataset.outputs import SingleFileOutput
+from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.signals import SIGNALS, Terminated, raise_on_signals
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]

@@ -15,7 +15,7 @@ decode_av, decode_decord, decode_hardware   the decoders behind ``base.FrameDeco
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vidspec.events.source import SourceFacts
@@ -28,7 +28,7 @@ __all__ = ["Clip", "FrameDecoder", "Index", "SourceFacts", "probe", "read", "rea
 _HOMES = {"probe": "probing", "read": "reading", "read_at": "reading"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -24,10 +24,10 @@ from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import ClipDamage, Index, Orientation, format_seconds
-from vidspec.video.decode_av import decode_all
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
 from vidspec.video.payload import CODECS, PictureInspector, length_size
+from vidspec.video.pictures import decode_all
 
 __all__ = ["index_by_decoding", "probe", "too_large"]
 

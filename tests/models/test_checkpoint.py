@@ -10,7 +10,7 @@ from tests.models import checkpoints_qwen
 from tests.models.checkpoints_qwen import Kind
 from vidspec.cli import main
 from vidspec.models import loading
-from vidspec.models.known_pairs import PROCESS
+from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.placement import Placement
 
 GIB = 1 << 30

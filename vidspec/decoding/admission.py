@@ -16,7 +16,7 @@ from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import free_memory
 from vidspec.engine.slab import Slab
 
-__all__ = ["SHARE", "MemoryClaim", "has_room", "reserve_memory"]
+__all__ = ["SHARE", "MemoryClaim", "has_room", "needed_bytes", "reserve_memory"]
 
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
@@ -35,13 +35,20 @@ class MemoryClaim(NamedTuple):
 
     model: LanguageModel
     entries: int
-    prompt: int
-    tower: int
+    prompt: int = 0
+    tower: int = 0
     other_slab: int = 0
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:
     """Return True if all of these clips fit in addition to what is allocated now."""
+    needed = needed_bytes(claims)
+    free = {device: free_memory(device) for device in needed}
+    return all(size is None or needed[device] <= SHARE * size for device, size in free.items())
+
+
+def needed_bytes(claims: Sequence[MemoryClaim]) -> Counter[torch.device]:
+    """Return the bytes of clips on each device, beyond the slabs' unused entries."""
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
@@ -50,8 +57,7 @@ def has_room(claims: Sequence[MemoryClaim]) -> bool:
     for slab, entries in _entries_by_slab(claims).items():
         for device, share in slab.shares.items():
             needed[device] += int(share * slab.growth_bytes(entries))
-    free = {device: free_memory(device) for device in needed}
-    return all(size is None or needed[device] + towers[device] <= SHARE * size for device, size in free.items())
+    return needed + towers
 
 
 def reserve_memory(claims: Sequence[MemoryClaim], clips: int) -> None:

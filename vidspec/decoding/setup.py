@@ -13,6 +13,7 @@ from vidspec.acceptance.base import AcceptanceRule, GroundedRule
 from vidspec.acceptance.protect import protected_ids
 from vidspec.config.profiles import Profile
 from vidspec.config.tree import parse_tree
+from vidspec.decoding.admission import MemoryClaim, needed_bytes
 from vidspec.decoding.limits import StoppingRules
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import MOST
@@ -231,7 +232,7 @@ class DecodingSetup:
                 hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
                 kind="context",
             )
-        needed = model.decoder.slab.growth_bytes(prompt + self.room) + model.decoder.state_bytes
+        needed = needed_bytes([MemoryClaim(model, prompt + self.room)])[model.device]
         if free is not None and needed > free:
             raise GenerationError(
                 f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -86,13 +86,11 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     """
     import transformers
 
-    from vidspec.models.text_only import TextModel
-
     config = read_config(name, text=text)
     show_downloads()
     source, family = weight_source(name), str(config.model_type)
     text_only = family not in families.names()
-    kind: Any = TextModel if text_only else families.get(family)
+    kind = adapter_class(family)
     try:
         if not where.settled:
             empty = empty_model(kind, config, where.dtype)
@@ -121,10 +119,17 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     if getattr(config, "audio_config", None) is not None:
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare_decoder(adapter, where)
-    return adapter  # type: ignore[no-any-return]
+    return cast(VideoLanguageModel, adapter)
 
 
-def empty_model(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockModel:
+def adapter_class(family: str) -> type[Adapter]:
+    """Return the adapter of a ``model_type``; one without vision if it is no family's."""
+    from vidspec.models.text_only import TextModel
+
+    return cast(type[Adapter], families.get(family)) if family in families.names() else TextModel
+
+
+def empty_model(kind: type[Adapter], config: StockConfig, dtype: torch.dtype) -> StockModel:
     """Build the stock model of a config on torch's meta device, without weights."""
     import transformers
 
@@ -252,7 +257,7 @@ def check_kernels(name: str, source: str) -> None:
 
 
 def _load_with_codes(
-    name: str, source: str, where: Placement, kind: Any, config: StockConfig, *, text: bool = False
+    name: str, source: str, where: Placement, kind: type[Adapter], config: StockConfig, *, text: bool = False
 ) -> tuple[StockModel, Precision | None]:
     """Load the stock model of a config on its devices; a causal language model if ``text``.
 
@@ -417,7 +422,7 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
     return str(folder)
 
 
-def claimed_config(source: str) -> dict[str, Any]:
+def claimed_config(source: str) -> dict[str, object]:
     """Return the raw config.json; empty if it cannot be read."""
     try:
         config = json.loads(read_text(source, "config.json") or "{}")

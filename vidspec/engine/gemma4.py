@@ -15,6 +15,7 @@ from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import StockDecoder, device_of
+from vidspec.engine.stock_types import StockModel
 
 __all__ = ["Gemma4Decoder"]
 
@@ -43,7 +44,7 @@ class Gemma4Decoder(StockDecoder):
 
     prunable = False
 
-    def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
+    def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         super().__init__(language, head, why, budget)
         config = language.config
         self.mutual = config.use_bidirectional_attention == "vision"

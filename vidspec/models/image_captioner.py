@@ -26,6 +26,10 @@ from vidspec.models.loading import any_config, load_error, load_weights, weight_
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import BatchFeature
+
     from vidspec.models.base import StockModel, VideoLanguageModel
     from vidspec.video import Clip
 
@@ -144,16 +148,17 @@ class HubCaptioner(ImageCaptioner):
             ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
         return first_sentence(self.processor.batch_decode(ids[:, prompt_length:], skip_special_tokens=True)[0])
 
-    def _inputs(self, frame: Any) -> Any:
+    def _inputs(self, frame: NDArray[np.uint8]) -> BatchFeature:
+        texts: dict[str, str] = {}
         if task := TASKS.get(self.model.config.model_type):
-            return self.processor(images=frame, text=task, return_tensors="pt")
-        if getattr(self.processor, "chat_template", None):
+            texts = {"text": task}
+        elif getattr(self.processor, "chat_template", None):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
             messages = [{"role": "user", "content": content}]
             apply = partial(self.processor.apply_chat_template, messages, add_generation_prompt=True)
-            text = render_template(self.name, apply)
-            return self.processor(images=frame, text=text, return_tensors="pt")
-        return self.processor(images=frame, return_tensors="pt")
+            texts = {"text": render_template(self.name, apply)}
+        inputs: BatchFeature = self.processor(images=frame, return_tensors="pt", **texts)
+        return inputs
 
 
 @retries_offline

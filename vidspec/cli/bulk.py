@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.bulk import Executor, Remaining
-    from vidspec.dataset.formats import Format
+    from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job, JobConfig, JobResult
     from vidspec.dataset.outputs import Output
@@ -182,13 +182,13 @@ def _check_files(request: CaptionArguments, profile: Profile, clips: Sequence[st
         check_page(request.report, clips)
 
 
-def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[Job]) -> None:
+def _check_questions(how: JobConfig, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
     """Refuse options that exclude several prompts per clip, those of a manifest included."""
     if not any(how.questions_of(entry) for entry in entries):
         return
     if how.segment is not None:
         raise UsageError("--segment and several questions of a manifest exclude each other")
-    if one := [form for form in forms if form in ("srt", "vtt", "webdataset-txt")]:
+    if one := [form.name for form in forms if form.one_clip]:
         raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")
 
 
@@ -360,13 +360,7 @@ def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
     from vidspec.dataset.writers import StdoutLines
 
     output, parts = run.output, run.how.segment is not None or run.how.questions_of(run.entries[0]) is not None
-    if (
-        run.several
-        or parts
-        or run.how.verify
-        or not isinstance(output, StreamOutput)
-        or output.form not in ("text", "txt")
-    ):
+    if run.several or parts or run.how.verify or not isinstance(output, StreamOutput) or not output.form.is_prose:
         return
     panel = not (run.request.quiet or isinstance(shown, RestartNotes))
     if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_note
 from vidspec.cli.report import print_failure, progress, summary, timing_summary
-from vidspec.dataset.formats import MARK
+from vidspec.dataset.formats.base import MARK
 from vidspec.dataset.job import JobConfig
 from vidspec.dataset.rendering import rendered_beginning, whole_words
 from vidspec.dataset.writers import StdoutLines

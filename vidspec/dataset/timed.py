@@ -21,6 +21,7 @@ from vidspec.config import labels
 from vidspec.config.profiles import Profile
 from vidspec.dataset.bulk import Executor, plan_run, run_plan
 from vidspec.dataset.feed import reader_count
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
 from vidspec.dataset.outputs import SingleFileOutput
@@ -153,7 +154,7 @@ def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, con
     with TemporaryDirectory() as folder:
         jobs = [Job(clip) for clip in clips]
         settings = SettingsDigest(profile.model_dump(), config)
-        output = SingleFileOutput(Path(folder) / "captions.jsonl", "jsonl", several=True)
+        output = SingleFileOutput(Path(folder) / "captions.jsonl", make_format("jsonl"))
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))

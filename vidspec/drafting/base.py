@@ -19,7 +19,7 @@ from vidspec.registry import build_part, drafters
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.config.sections import DraftSection
+    from vidspec.config.part_sections import DraftSection
     from vidspec.draft_length.pace import WindowController
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from vidspec.dataset.formats.base import RequiredPackage, TableFormat, output_formats
 from vidspec.dataset.records import INPUT_KEYS, LEAN_KEYS, lean_record
 from vidspec.dataset.schema import record_schema
 from vidspec.dataset.stores import open_url, retry
@@ -17,10 +18,22 @@ from vidspec.events.record import RecordDict
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema
 
-__all__ = ["PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
+__all__ = ["ParquetFormat", "PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
 
 #: Metadata key that identifies our files.
 _METADATA_KEY = b"vidspec"
+
+
+@output_formats.register("parquet")
+class ParquetFormat(TableFormat):
+    """One row per record. Its footer depends on all rows."""
+
+    suffix = ".parquet"
+    is_text = False
+    requires = RequiredPackage("pyarrow", "pyarrow", "pip install 'vidspec[data]'")
+
+    def content(self, records: Iterable[RecordDict]) -> bytes:
+        return parquet_bytes(records)
 
 
 class PartSummary(NamedTuple):

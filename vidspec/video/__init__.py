@@ -4,7 +4,9 @@ reading    the calls, read and read_at: path -> Clip
 base       Clip, SourceFacts, Index, the FrameDecoder protocol
 opening    opens a file, or raises one error with the reason
 payload    byte patterns that no encoder writes, in compressed pictures
+packets    one pass over a file's packets
 probing    the index of a file's frames
+pictures   pictures from packets, damage found
 sample     frame selection: pure arithmetic
 image      image files as videos of one frame
 progress   a counter that shows that reading goes on

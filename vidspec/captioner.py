@@ -45,6 +45,7 @@ from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
+from vidspec.models.checkpoint_config import read_config
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
@@ -193,7 +194,7 @@ class Captioner:
             )
         else:
             names = (wanted.target or "", wanted.draft or "")
-            loading.read_config(names[0])  # its errors are reported before the draft is loaded
+            read_config(names[0])  # its errors are reported before the draft is loaded
         with ExitStack() as undo:
             # The target last: its device map depends on the memory that is left.
             describe_where = replace(draft_where, weights=None)

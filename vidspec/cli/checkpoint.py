@@ -15,10 +15,11 @@ from vidspec.engine.device import free_memory
 from vidspec.engine.fused import unsupported_reason
 from vidspec.engine.graphs import eager_reason_by_shape
 from vidspec.engine.quantised import Precision
-from vidspec.errors import ModelError
+from vidspec.errors import VidspecError
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig
+from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs
@@ -204,14 +205,14 @@ def inspect(
 
 def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
     """Inspect a checkpoint without drafts."""
-    config = loading.read_config(name, text=True)
+    config = read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families.names()
     kind = loading.adapter_class(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)
     except Exception as error:  # whatever a bad config makes the library raise
-        raise loading.load_error(name, error) from error
+        raise load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
     where, held = estimate_weights(name, kind, model, config, where)
     language = kind.language_of(model)
@@ -258,8 +259,8 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
 def _frame_rule(adapter: type[Adapter], config: StockConfig, name: str) -> FrameRule | None:
     """Return the rule of a checkpoint's own processor; without its files, which loading needs, the published one."""
     try:
-        return adapter.frame_rule_of(config, read_processor(name, loading.weight_source(name)))
-    except (ModelError, OSError, ValueError):
+        return adapter.frame_rule_of(config, read_processor(name, weight_source(name)))
+    except (VidspecError, OSError, ValueError):
         return PUBLISHED_RULES.get(adapter.family)
 
 

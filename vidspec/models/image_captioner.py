@@ -21,8 +21,9 @@ from vidspec.engine.requests import Forward, PrefillPrompt, Steps, run_to_comple
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.chat_template import render_template
+from vidspec.models.checkpoint_config import any_config, load_error, weight_source
 from vidspec.models.hub import retries_offline, show_downloads
-from vidspec.models.loading import any_config, load_error, load_weights, weight_source
+from vidspec.models.loading import load_weights
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
+from vidspec.models.checkpoint_config import load_error
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import retries_offline
-from vidspec.models.loading import load_error
 
 __all__ = ["MtpHead", "load_mtp"]
 

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from tests.decoding.parallel_toys import EOS, ToyText
+from vidspec.acceptance.base import Verdict
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.parallel import WorkerLost
-from vidspec.decoding.protocol import PrefillTarget, PromptRead, VerifyResult
+from vidspec.decoding.protocol import PrefillTarget, PromptRead
 from vidspec.decoding.protocol import WorkerFailed as Lost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
@@ -176,10 +177,7 @@ class Engine:
 class TargetSide:
     """Chooses by a text instead of a model; asks for the passes that a model would take."""
 
-    prefix = None
-
-    def prefilled(self, elapsed):
-        return "Prefilled"
+    prompt = SimpleNamespace(prefix=SimpleNamespace(visual=()), prefilled=lambda profile, elapsed: "Prefilled")
 
     def __init__(self, engine, text, length, kept):
         self.engine, self.length, self.kept = engine, length, kept
@@ -203,7 +201,7 @@ class TargetSide:
             token = self.text.choose(self.emitted)
         self.span.rollback(self.length + len(self.emitted))
         self.emitted.append(token)
-        return VerifyResult(order.round, accepted, token, len(order.window) + 1, 1.0)
+        return Verdict.chain(accepted, token, round=order.round, seconds=1.0)
 
 
 class DraftClip(drafts.DraftClip):

@@ -9,7 +9,7 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 
 from vidspec.config import profiles
-from vidspec.decoding.setup import STATES
+from vidspec.decoding.recurrent_limits import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import unsupported_reason

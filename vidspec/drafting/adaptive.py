@@ -59,7 +59,7 @@ class AdaptiveDrafter(TreeDrafter):
             self.forwards += length
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}
-            self._draft = Draft(tuple(tokens), tuple(range(-1, length - 1)))
+            self._draft = Draft.chain(tokens)
         else:
             self.declined += gamma > 0
         return self._draft

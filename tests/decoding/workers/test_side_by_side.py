@@ -16,8 +16,8 @@ import torch
 from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
+from vidspec.decoding import prefill as prefills
 from vidspec.decoding.protocol import Abort, Proposed
-from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import remote
 from vidspec.decoding.workers.messages import ClipOrder
@@ -110,7 +110,7 @@ def test_rounds_tell_what_they_were(pairs):
 def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
     """A target whose prefill takes as long as the drafts of all clips take to say three tokens."""
     captioner, clips = pairs.sharing(name), list(CLIPS)[:batch]
-    said, prefill, heard = {}, DecodingSetup.prefill, processes.DraftProcess.dispatch
+    said, prefill, heard = {}, prefills._run_passes, processes.DraftProcess.dispatch
 
     def counted(process, message):
         if isinstance(getattr(message, "result", None), Proposed):
@@ -125,7 +125,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
         return read
 
     monkeypatch.setattr(processes.DraftProcess, "dispatch", counted)
-    monkeypatch.setattr(DecodingSetup, "prefill", late)
+    monkeypatch.setattr(prefills, "_run_passes", late)
     records = {
         clip: event.caption
         for clip, event in captioner.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)

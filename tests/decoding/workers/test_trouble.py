@@ -191,8 +191,8 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
 @pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
 def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
-    verify = Target.verify  # so slow that the target does not write the whole text before the draft fails
-    monkeypatch.setattr(Target, "verify", lambda target, draft: (time.sleep(0.2), verify(target, draft))[1])
+    rows = Target.rows  # so slow that the target does not write the whole text before the draft fails
+    monkeypatch.setattr(Target, "rows", lambda target, draft: (time.sleep(0.2), rows(target, draft))[1])
     other = loading.load_model(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
     with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
         pairs.sharing(name, target=other).caption(CLIP)

@@ -11,6 +11,7 @@ import torch
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.decoder import AttendFunction
+from vidspec.engine.device import to_device
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab
@@ -94,7 +95,7 @@ class Gemma4Decoder(StockDecoder):
         parts = []
         for part in batch:
             if part.prompt is None:
-                parts.append(torch.tensor(part.token_ids, dtype=torch.long, device=rows.device))
+                parts.append(to_device(torch.tensor(part.token_ids), rows.device))
                 continue
             prompt: Any = part.prompt  # the adapter's full prompt, with its ids
             ids = prompt.token_ids.clone()

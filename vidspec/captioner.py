@@ -23,10 +23,10 @@ from vidspec.decoding.admission import MemoryClaim
 from vidspec.decoding.calls import Arrivals, ServingEvents, SingleArrival
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
-from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.plain_step import time_plain_step
 from vidspec.decoding.prompts import PromptQueue
 from vidspec.decoding.report import report
+from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Serving
 from vidspec.decoding.setup import DecodingSetup

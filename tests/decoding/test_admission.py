@@ -16,7 +16,7 @@ from vidspec.decoding.admission import SHARE, MemoryClaim, has_room, needed_byte
 from vidspec.engine.slab import Slab
 from vidspec.events.events import Opened
 from vidspec.events.source import SourceFacts
-from vidspec.models.llava_onevision import LlavaOnevision
+from vidspec.models.families.llava_onevision import LlavaOnevision
 from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import BUDGET
 from vidspec.video import Clip

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from vidspec.decoding.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.protocol import KeptTokensMessage, OutgoingMessage, PrefillTarget, TargetMessage, Verify
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import ROWS, DecodingSetup
 from vidspec.decoding.workers.messages import DraftSpans

@@ -85,7 +85,8 @@ def _draw_tokens(
                 drafted_rows += range(first, first + count - 1)
                 tokens += rows.token_ids[1 - count :]
                 drafted.append(draw.drafted)
-        rows_of = [to_device(torch.tensor(numbers), logits.device) for numbers in (drafted_rows, tokens)]
+        device = logits.device
+        rows_of = to_device(torch.tensor(drafted_rows), device), to_device(torch.tensor(tokens), device)
         all_drafted = torch.cat([part.to(logits.device) for part in drafted]) if drafted else None
         chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, probs), *rows_of, all_drafted))
     return chosen, distributions

@@ -18,7 +18,7 @@ from vidspec.errors import GenerationError, ProfileError
 
 llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
 
-from vidspec.engine.grammar import wrap_tokenizer  # noqa: E402
+from vidspec.decoding.text_history import wrap_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 

@@ -8,7 +8,7 @@ masked alike, so verification is exact for the masked distributions (:mod:`vidsp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,17 +20,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from vidspec.engine.rows import Processor
-    from vidspec.models.base import StockTokenizer
 
-__all__ = ["GrammarHistory", "wrap_tokenizer"]
-
-
-@lru_cache(maxsize=4)
-def wrap_tokenizer(tokenizer: StockTokenizer, eos: frozenset[int]) -> LLTokenizer:
-    """Return a fast tokenizer of ``transformers`` as ``llguidance`` reads it, with these end tokens."""
-    from llguidance.hf import from_tokenizer
-
-    return from_tokenizer(tokenizer, eos_token=sorted(eos))
+__all__ = ["GrammarHistory"]
 
 
 class GrammarHistory(TextHistory):

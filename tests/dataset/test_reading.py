@@ -198,16 +198,16 @@ def test_a_group_of_frames_that_hangs_is_one_error_of_its_clip(monkeypatch, tmp_
 
 SLOW = """
 import time
-import vidspec.video.probing as probing
+import vidspec.video.packets as packets
 
-packets_of = probing.packets_of
+packets_of = packets.packets_of
 
 def slowly(container, stream):
     for number, packet in enumerate(packets_of(container, stream)):
         time.sleep(SECONDS if number == AT else 0.1)
         yield packet
 
-probing.packets_of = slowly
+packets.packets_of = slowly
 """
 
 

@@ -193,7 +193,7 @@ def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(che
     model = load_model(str(checkpoints["tied"]), CPU)
     asked = []
     monkeypatch.setattr(
-        "vidspec.models.adapter.render_template",
+        "vidspec.models.video_language_model.render_template",
         lambda name, render: asked.append(name) or render_template(name, render),
     )
 

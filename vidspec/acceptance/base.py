@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.deprecation import old_names
 from vidspec.events.events import LooseToken
+from vidspec.registry import OptionConflict, Registry
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.schema import Profile
     from vidspec.drafting.base import Draft
     from vidspec.engine.rows import PassResult
 
-__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "for_clip"]
+__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "for_clip", "rules"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Verdict:
         return cls(tuple(range(accepted)), token, loosened)
 
 
-class AcceptanceRule(Protocol):
+class AcceptanceRule(ABC):
     """An acceptance rule.
 
     Parameters of its constructor may be keys of a profile's ``accept`` section, its own options, ``sampling``, ``eos``,
@@ -54,12 +58,16 @@ class AcceptanceRule(Protocol):
         accepts_unverified: share of a window that is accepted without a check.
     """
 
-    lossless: ClassVar[bool]
-    draws: ClassVar[bool]
+    lossless: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    accepts_unverified: float = 0.0
 
-    @property
-    def accepts_unverified(self) -> float: ...
+    @classmethod
+    def check(cls, profile: Profile) -> Iterable[OptionConflict]:
+        """Yield conflicts of the rule with the rest of a profile."""
+        return ()
 
+    @abstractmethod
     def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
         """Verify a window.
 
@@ -69,15 +77,22 @@ class AcceptanceRule(Protocol):
                 which are on the host; row 0 follows the last emitted token, row i + 1 the i-th drafted one.
             rng: CPU generator.
         """
-        ...
 
 
-@runtime_checkable
-class GroundedRule(Protocol):
+rules: Registry[AcceptanceRule] = Registry(
+    AcceptanceRule,
+    "acceptance",
+    "vidspec.acceptance.rules",
+    "acceptance rule",
+    "accept.rule",
+    known=("sampling", "eos", "protected"),
+)
+
+
+class GroundedRule(AcceptanceRule):
     """A rule that also reads the target's visual states, given before a clip's first window."""
 
-    grounded: ClassVar[bool]
-
+    @abstractmethod
     def for_clip(self, visual_states: torch.Tensor) -> AcceptanceRule:
         """Return the rule for one clip.
 
@@ -85,7 +100,6 @@ class GroundedRule(Protocol):
             visual_states: (N, hidden) the target's last states, after the final norm, at the visual positions of its
                 prompt, each of length 1.
         """
-        ...
 
 
 def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> AcceptanceRule:

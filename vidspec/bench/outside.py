@@ -24,7 +24,7 @@ from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
 from vidspec.events.answering import JsonWorker, WorkerReply, worker_command
 from vidspec.events.record import Caption
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.video import Clip
 
 __all__ = ["OUTSIDE", "ExternalPeer", "peer_interpreters"]

@@ -15,7 +15,7 @@ from vidspec import video
 from vidspec.config.profiles import Profile
 from vidspec.errors import GenerationError
 from vidspec.events.record import Caption
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "PEERS",
@@ -161,7 +161,7 @@ class GeneratePeer(Contender):
         begun += time.perf_counter() - paused
         options: dict[str, object] = {}
         if self.name == "generate-assisted":
-            options = {"assistant_model": self.draft.model}  # type: ignore[attr-defined]
+            options = {"assistant_model": self.draft.model}
         elif self.name == "generate-prompt-lookup":
             options = {"prompt_lookup_num_tokens": peer_window(self.profile)}
         failed = f"{self.name} of transformers fails on {path}"

@@ -23,14 +23,14 @@ from vidspec.engine.matrix import choose_packing
 from vidspec.engine.quantised import Precision, quantised_bytes
 from vidspec.errors import DeviceError
 from vidspec.models import loading
-from vidspec.models.adapter import Adapter
+from vidspec.models.base import families
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, MemoryWorkload, known_pairs
 from vidspec.models.placement import Placement, fit_placement, resolve_placement
 from vidspec.models.quantised import method_description, quantization_config, weight_sizes
 from vidspec.models.text_only import TextModel
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import working_bytes
-from vidspec.registry import families
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
 
@@ -262,7 +262,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         while_loading=while_loading and while_loading + process,
         free=free_memory(where.device),
         text=text,
-        hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
+        hears=not text and kind.audio_tokens is not VideoLanguageModel.audio_tokens,
         drafts=(),
         command="",
         load=load,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from vidspec.bounds import FASTEST, MANY, SEED, STALL, THREADS
 from vidspec.config import values
-from vidspec.config.bounds import FASTEST, MANY, SEED, STALL, THREADS
 from vidspec.registry import OptionConflict, key
 
 if TYPE_CHECKING:

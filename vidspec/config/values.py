@@ -6,8 +6,8 @@ import re
 
 from pydantic_core import PydanticCustomError
 
-from vidspec.config.bounds import COLDEST, HOTTEST, WIDEST
-from vidspec.config.tree import parse_tree
+from vidspec.bounds import COLDEST, HOTTEST, WIDEST
+from vidspec.drafting.static_tree import parse_tree
 
 __all__ = ["device", "gamma", "packed", "shares", "strings", "temperature", "tree", "words"]
 

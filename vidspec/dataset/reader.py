@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vidspec import errors
-from vidspec.config.bounds import STALL
+from vidspec.bounds import STALL
 from vidspec.dataset.read_worker import MOST_MEMORY
 from vidspec.errors import VideoError
 

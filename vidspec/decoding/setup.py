@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.acceptance.base import AcceptanceRule, GroundedRule
+from vidspec.acceptance.base import AcceptanceRule, GroundedRule, rules
 from vidspec.acceptance.protect import protected_ids
 from vidspec.config.profiles import Profile
-from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
 from vidspec.engine.penalties import PenaltyHistory, make_history
@@ -28,18 +28,20 @@ from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError, ProfileError
 from vidspec.events.events import Prefilled
 from vidspec.events.trace import Trace
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
-from vidspec.pruning.base import Pruner, make_signals
+from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.pruning.base import Pruner, make_signals, pruners
 from vidspec.pruning.placement import token_places
-from vidspec.pruning.target.base import TargetPruner
+from vidspec.pruning.target.base import lossy
 from vidspec.pruning.target.engine import PrunedTargetEngine
-from vidspec.registry import build_part, lossy, pruners, rules, schedules
+from vidspec.registry import build_part
+from vidspec.schedule import schedules
 
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
@@ -138,7 +140,7 @@ class DecodingSetup:
         if profile.prune.method != "none":
             prune = profile.prune
             known = {"depth": target.layers, "family": target.family}
-            pruner = cast(Pruner, build_part(pruners.get(prune.method), prune, **known))
+            pruner = build_part(pruners.get(prune.method), prune, **known)
             needs |= pruner.needs
         return cls(
             profile,
@@ -149,7 +151,7 @@ class DecodingSetup:
             acceptance,
             drafter,
             pruner,
-            cast("ScheduleFunction", schedules.get(profile.schedule.kind)),
+            schedules.get(profile.schedule.kind).run,
             frozenset(needs),
             _max_window(profile),
             WindowController() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
@@ -341,14 +343,13 @@ def _engine(profile: Profile, target: VideoLanguageModel) -> Engine[VideoLanguag
     if not profile.prunes_the_target:
         return Engine(target)
     method = build_part(lossy.get(profile.lossy.method), profile.lossy)
-    return PrunedTargetEngine(target, cast(TargetPruner, method))
+    return PrunedTargetEngine(target, method)
 
 
 def _acceptance(profile: Profile, target: VideoLanguageModel, sampling: Sampling) -> AcceptanceRule:
     accept = profile.accept
     protected = protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset()
-    rule = build_part(rules.get(accept.rule), accept, sampling=sampling, eos=target.eos, protected=protected)
-    return cast(AcceptanceRule, rule)
+    return build_part(rules.get(accept.rule), accept, sampling=sampling, eos=target.eos, protected=protected)
 
 
 def _max_window(profile: Profile) -> int:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from vidspec.errors import ModelError
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["TEXT", "Identity", "check_identity", "is_related", "model_identity", "require_vision"]
 

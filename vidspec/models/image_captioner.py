@@ -26,7 +26,8 @@ from vidspec.models.loading import any_config, load_error, load_weights, weight_
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
-    from vidspec.models.base import StockModel, VideoLanguageModel
+    from vidspec.models.base import StockModel
+    from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video import Clip
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load_image_captioner", "middle_frame"]

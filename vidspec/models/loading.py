@@ -17,8 +17,7 @@ from vidspec import memory
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel, families
 from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import download_hint, is_local, retries_offline, show_downloads
 from vidspec.models.identity import is_related
@@ -36,8 +35,8 @@ from vidspec.models.quantised import (
     without_quantization,
 )
 from vidspec.models.unsupported import KIN, unsupported_error
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, stored_tensors
-from vidspec.registry import families
 
 __all__ = [
     "SAFE",
@@ -196,7 +195,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     return config
 
 
-def prepare_decoder(adapter: Adapter, where: Placement) -> None:
+def prepare_decoder(adapter: VideoLanguageModel, where: Placement) -> None:
     """Choose the decoder of a loaded model.
 
     cuDNN's attention is turned off on CUDA: it plans again for every key length, in every thread.

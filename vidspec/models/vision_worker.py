@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.models.base import VideoLanguageModel, VisionOutput
+from vidspec.models.base import VisionOutput
 from vidspec.models.forking import silent_tokenizers
+from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.video import Clip

@@ -49,7 +49,7 @@ from vidspec.decoding.protocol import (
 )
 from vidspec.errors import GenerationError
 from vidspec.events.events import Mode, Origin, RejectedToken, Round
-from vidspec.registry import schedules
+from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
     from vidspec.draft_length.base import WindowSize
@@ -102,7 +102,6 @@ def worker_error(failed: WorkerFailed) -> GenerationError:
     return error
 
 
-@schedules.register("parallel", beside=True)
 class Scheduler:
     """State machine of the parallel schedule: maps each worker result to the next messages and the completed round.
 
@@ -311,3 +310,8 @@ class Scheduler:
         """True if the draft's text has ended."""
         ended = bool(self._drafted) and self._drafted[-1] in self.settings.eos
         return ended or self._known_length >= self.settings.max_new_tokens
+
+
+@schedules.register("parallel")
+class Parallel(Schedule):
+    beside = True

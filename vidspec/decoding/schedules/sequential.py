@@ -8,14 +8,13 @@ from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Origin, RejectedToken, Round
-from vidspec.registry import schedules
+from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
     from vidspec.acceptance.base import Verdict
     from vidspec.drafting.base import Draft
 
 
-@schedules.register("sequential")
 def sequential(sequence: Sequence) -> Steps[None]:
     """Emit one round per verification.
 
@@ -107,3 +106,8 @@ def rejected(verdict: Verdict, draft: Draft, emitted: int) -> tuple[RejectedToke
         for node in draft.children(parent)
         if node not in path
     )
+
+
+@schedules.register("sequential")
+class Sequential(Schedule):
+    run = staticmethod(sequential)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles
 from vidspec.models.tiles import best_resolution, unpadded_cells
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip

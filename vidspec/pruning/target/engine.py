@@ -15,7 +15,8 @@ from vidspec.engine.forward import Engine, Prefilling
 from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisualTokens
+from vidspec.models.base import EmbeddedPrompt, VisualTokens
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
 from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
 from vidspec.pruning.target.span import PrunedSpan

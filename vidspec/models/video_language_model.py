@@ -1,4 +1,4 @@
-"""Base class of the family adapters: end tokens, the prompt around the video, and the decoder."""
+"""The contract of model families: preprocessing, vision tower, the prompt around the video, and the decoder."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from vidspec.models.vision import BUDGET, split_pixels, token_bytes
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
+    from vidspec.video import Clip
 
-__all__ = ["Adapter"]
+__all__ = ["VideoLanguageModel"]
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ class ChatMessage(TypedDict):
     content: list[dict[str, str]]
 
 
-class Adapter:
-    """A stock ``transformers`` model as a :class:`~vidspec.models.base.VideoLanguageModel`; one subclass per family.
+class VideoLanguageModel:
+    """A stock ``transformers`` model with its vision tower and its prompts; one subclass per family.
 
     Args:
         name: the name the user gave.
@@ -167,6 +168,10 @@ class Adapter:
         """Return the family's part of :meth:`stock_inputs`."""
         return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
+    def preprocess(self, clip: Clip) -> Pixels:
+        """Return the input of the vision tower, and of the audio tower if there is one."""
+        raise NotImplementedError
+
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
         raise NotImplementedError
@@ -185,7 +190,12 @@ class Adapter:
         return outputs
 
     def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
-        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        """Estimate the device bytes of a clip until its prompt is read, and those of the running tower.
+
+        Args:
+            visual: number of visual tokens.
+            tokens: number of prompt tokens.
+        """
         prompt = (tokens + self.features_per_token * visual) * self.language.config.hidden_size * self.dtype.itemsize
         row = token_bytes(self.model.config.vision_config, every_block=self.keeps_blocks)
         return prompt, min(BUDGET, visual * self.rows_per_token * row)
@@ -282,7 +292,12 @@ class Adapter:
         return other
 
     def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
-        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        """Return the visual tokens of one clip.
+
+        Args:
+            pixels: from :meth:`preprocess`.
+            pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
+        """
         steps = self.encode_steps(pixels, pooled=pooled)
         while True:
             try:
@@ -380,6 +395,7 @@ class Adapter:
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings (..., hidden) of token ids."""
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
 
 

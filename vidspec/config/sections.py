@@ -92,7 +92,7 @@ class ModelsSection(Section):
         Literal["auto", "fused", "stock"],
         key("Implementation of the language models' blocks; auto is fused wherever it covers a model"),
     ] = "auto"
-    threads: Annotated[int | None, key("CPU threads (default: torch's choice)", ge=1, le=THREADS)] = None
+    threads: Annotated[int | None, key("CPU threads (default: torch's choice)", ge=1, le=THREADS), Flag()] = None
     packed: Annotated[
         bool | Literal["auto"],
         BeforeValidator(values.packed),

@@ -126,7 +126,10 @@ class FakeCaptioner:
         self.models = record().models
         self.calls: list[tuple[str, str, float | None, float | None]] = []
         self.asked: list[dict[str, object]] = []
-        self.closed = False
+        self.closed = self.has_vision_worker = False
+
+    def start_vision_worker(self) -> None:
+        self.has_vision_worker = True
 
     def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
         """No frames are too many for it."""

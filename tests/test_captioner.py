@@ -284,8 +284,8 @@ def test_a_prompt_that_is_too_long(tmp_path, settings_, events, more, fits):
 def test_a_clip_is_refused_before_it_is_decoded(captioner, monkeypatch, free, kind):
     """By its number of tokens, or by what their keys and values take."""
     monkeypatch.setattr("vidspec.video.decode_av.AvDecoder.frames", lambda *_: pytest.fail("it was decoded"))
-    monkeypatch.setattr("vidspec.decoding.setup.free_memory", lambda device: free)
-    monkeypatch.setattr("vidspec.decoding.setup._context_length", lambda model: 1000)
+    monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: free)
+    monkeypatch.setattr("vidspec.decoding.admission._context_length", lambda model: 1000)
     fps = 100.0 if kind == "context" else 1.0
     # What earlier clips left behind in the slab counts for nothing.
     monkeypatch.setattr(Slab, "growth_bytes", lambda slab, room: room * slab.entry_bytes)

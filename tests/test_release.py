@@ -15,7 +15,6 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.protocol import PrefillDraft, Propose, Proposed
 from vidspec.decoding.workers.draft import DraftWorker
-from vidspec.decoding.workers.frames import release_frames, share_frames
 from vidspec.decoding.workers.messages import ClipOrder, OpenClip
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished, Prefilled, Restarted
@@ -120,7 +119,7 @@ def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, wit
 def test_what_was_prepared_ahead_is_let_go_of(pair, paths, made, without_collector):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         source, frames = requests(captioner, paths[:1])
-        assert captioner.prepare(source.arrivals[0].clip) > 0
+        assert captioner.prepare(source.requests[0].clip) > 0
         for _, event in captioner.serve(source):
             if isinstance(event, Prefilled):
                 assert made and not alive(made) and not alive(frames)
@@ -190,13 +189,9 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         read, sent = captioner.read(shipped()[0]), []
         profile = profiles.override(captioner.profile, {"schedule.kind": "parallel"})
-        block = share_frames(read.frames)
-        order = OpenClip(
-            1, profile, block.name, read.frames.shape, None, tuple(read.timestamps), "What?", None, (), 99, True, {}
-        )
         worker = DraftWorker(captioner.draft, sent.append)
-        worker.take(order)
-        release_frames(block)
+        worker.take(OpenClip(1, profile, CaptionRequest("", read, "What?"), 99, True, {}))
+        del read
         worker.take(ClipOrder(1, PrefillDraft(None, frozenset())))
         worker.take(ClipOrder(1, Propose(0, 8)))
         while worker.busy:

@@ -109,7 +109,7 @@ class Registry(Generic[T]):
         return type(part.__name__, (part, contract), own)
 
     def names(self) -> tuple[str, ...]:
-        """Return all valid names, sorted, without importing any method."""
+        """Return all valid names, sorted, without importing any part."""
         return tuple(sorted({*self.always, *self._entries, *self.modules(), *self._plugins()}))
 
     def get(self, name: str) -> type[T]:
@@ -134,10 +134,10 @@ class Registry(Generic[T]):
         return part
 
     def section_keys(self) -> dict[str, tuple[Any, Any]]:
-        """Return type and default of each built-in option that is a key of the section; imports all built-in methods.
+        """Return type and default of each built-in option that is a key of the section; imports all built-in parts.
 
         Raises:
-            TypeError: two methods disagree about a key.
+            TypeError: two parts disagree about a key.
         """
         found: dict[str, tuple[Any, Any]] = {}
         for name in sorted(self.modules()):
@@ -164,7 +164,7 @@ class Registry(Generic[T]):
         self._entries = {name: part for name, part in self._entries.items() if part.__module__ != module}
 
     def owns(self, name: str) -> bool:
-        """Return True if the method is built in."""
+        """Return True if the part is built in."""
         return name in self._entries and _identity(self._entries[name]).startswith(f"{self.package}.")
 
     def unknown(self, name: str) -> ProfileError:
@@ -179,7 +179,7 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Return the names of the built-in methods: the modules of the package besides ``base``."""
+        """Return the names of the built-in parts: the modules of the package besides ``base``."""
         spec = importlib.util.find_spec(self.package)
         modules = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
         return {module.name.replace("_", self.separator) for module in modules} - {"base"}

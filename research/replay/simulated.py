@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from research.replay.virtual import Block, Costs, Run, Text, verified
+from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
     Abort,
     KeptTokensMessage,
@@ -24,7 +25,6 @@ from vidspec.decoding.protocol import (
     Prune,
     Rollback,
     Verify,
-    VerifyResult,
     WorkerName,
     WorkerOrder,
     WorkerResult,
@@ -151,7 +151,7 @@ class SimulatedWorkers:
         accepted, token = verified(self.text, self.target.text, message.window)
         self.target.text.append(token)
         self.target.busy = False
-        self._answer("target", VerifyResult(message.round, accepted, token, len(message.window) + 1, seconds))
+        self._answer("target", Verdict.chain(accepted, token, round=message.round, seconds=seconds))
 
     def _tell_draft(self, message: WorkerOrder) -> None:
         self.draft.inbox.append(message)

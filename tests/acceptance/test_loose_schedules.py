@@ -11,13 +11,14 @@ from tests.decoding.toys import GREEDY, Recorder, blend, greedy_text, on_tables,
 from tests.engine.passing import forward
 from tests.packaged import packaged
 from tests.tiers import full_but
+from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.rules.lvspec import LVSpec
 from vidspec.acceptance.rules.random_loose import RandomLoose
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.protocol import PromptRead, Proposed, VerifyResult
+from vidspec.decoding.protocol import PromptRead, Proposed
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
@@ -202,7 +203,7 @@ def test_the_parallel_schedule_passes_loose_tokens_on_and_compares_the_next_stri
     one.receive(PromptRead("target", 5.0, 7))
     one.receive(Proposed(0, 3, 1, 0.1))
     loose = (LooseToken(1, 4, "relevance", relevance=0.2),)
-    _, outcome = one.receive(VerifyResult(1, 2, 5, 3, 0.4, loose))
+    _, outcome = one.receive(Verdict.chain(2, 5, loose, round=1, seconds=0.4))
     assert outcome.token_ids == (8, 9, 5) and outcome.origins == ("draft", "loose", "correction")
     assert outcome.loosened == loose and outcome.accepted == 2
 

@@ -1,12 +1,13 @@
 """Where a text ends."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.schedules.sequential import origins
 from vidspec.drafting.base import Draft
 from vidspec.events.events import LooseToken
 
@@ -16,14 +17,14 @@ EOS = 9
 @pytest.mark.parametrize(
     ("tokens", "emitted", "expected"),
     [
-        pytest.param([1, 2, 3], 0, ([1, 2, 3], False), id="room is left"),
-        pytest.param([1, EOS, 3], 0, ([1, EOS], True), id="EOS inside a window"),
-        pytest.param([EOS, EOS], 0, ([EOS], True), id="the first EOS counts"),
-        pytest.param([1, 2, 3], 2, ([1, 2, 3], True), id="the limit is reached exactly"),
-        pytest.param([1, 2, 3], 3, ([1, 2], True), id="the limit cuts"),
-        pytest.param([1, 2, EOS], 3, ([1, 2], True), id="EOS beyond the limit"),
-        pytest.param([1, 2, EOS], 2, ([1, 2, EOS], True), id="EOS is the last token there is room for"),
-        pytest.param([1], 4, ([1], True), id="one token left"),
+        pytest.param((1, 2, 3), 0, ((1, 2, 3), False), id="room is left"),
+        pytest.param((1, EOS, 3), 0, ((1, EOS), True), id="EOS inside a window"),
+        pytest.param((EOS, EOS), 0, ((EOS,), True), id="the first EOS counts"),
+        pytest.param((1, 2, 3), 2, ((1, 2, 3), True), id="the limit is reached exactly"),
+        pytest.param((1, 2, 3), 3, ((1, 2), True), id="the limit cuts"),
+        pytest.param((1, 2, EOS), 3, ((1, 2), True), id="EOS beyond the limit"),
+        pytest.param((1, 2, EOS), 2, ((1, 2, EOS), True), id="EOS is the last token there is room for"),
+        pytest.param((1,), 4, ((1,), True), id="one token left"),
     ],
 )
 def test_cut(tokens, emitted, expected):
@@ -39,7 +40,7 @@ def test_cut(tokens, emitted, expected):
 def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
     emitted = data.draw(st.integers(0, limit - 1))
     kept, over = StoppingRules(limit, eos).cut(tuple(tokens), [7] * emitted)
-    assert kept == tokens[: len(kept)] and 1 <= len(kept) <= limit - emitted
+    assert kept == tuple(tokens[: len(kept)]) and 1 <= len(kept) <= limit - emitted
     assert not eos & set(kept[:-1])
     ends = kept[-1] in eos or len(kept) + emitted == limit
     assert over == ends
@@ -59,7 +60,7 @@ def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
 )
 def test_origins(verdict, gamma, emitted, expected):
     chain = Draft((1,) * gamma, tuple(range(-1, gamma - 1)))
-    assert origins(verdict, chain, emitted) == expected
+    assert replace(verdict, draft=chain).origins[:emitted] == expected
 
 
 @pytest.mark.parametrize(
@@ -69,4 +70,4 @@ def test_origins(verdict, gamma, emitted, expected):
 def test_origins_in_a_tree(path, last):
     """A token behind a leaf is a bonus: nothing was proposed in its place."""
     tree = Draft((5, 6, 7, 8), (-1, -1, 0, 0))
-    assert origins(Verdict(path, 1), tree, 9) == ("draft",) * len(path) + (last,)
+    assert Verdict(path, 1, draft=tree).origins == ("draft",) * len(path) + (last,)

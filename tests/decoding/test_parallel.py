@@ -11,6 +11,7 @@ from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulat
 from research.replay.virtual import Costs, Pattern
 from tests.decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
 from tests.tiers import full_but
+from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
     Abort,
     KeptTokensMessage,
@@ -23,7 +24,6 @@ from vidspec.decoding.protocol import (
     Prune,
     Rollback,
     Verify,
-    VerifyResult,
     WorkerFailed,
 )
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
@@ -139,13 +139,13 @@ def test_pre_verify_passes_then_waits_for_the_window_then_post_verify():
     one = ready(7, startup=1)
     one.receive(PromptRead("target", 5.0, 7))  # pass 1: nothing pending, the draft proposes positions 1 to 3
     assert one.receive(Proposed(0, 1, 2, 0.1)) == ([], None)
-    sends, outcome = one.receive(VerifyResult(1, 0, 2, 1, 0.4))
+    sends, outcome = one.receive(Verdict.chain(0, 2, round=1, seconds=0.4))
     assert sends == [] and (outcome.mode, outcome.token_ids, outcome.origins) == ("pre", (2,), ("draft",))
     assert one.receive(Proposed(0, 2, 3, 0.1)) == ([], None)
     sends, _ = one.receive(Proposed(0, 3, 4, 0.1))
     assert sends == [OutgoingMessage("target", Verify(2, 2, (3, 4))), OutgoingMessage("draft", Propose(0, 7))]
     one.receive(Proposed(0, 4, 5, 0.1))
-    sends, outcome = one.receive(VerifyResult(2, 1, 9, 3, 0.4))  # 3 stands, 4 does not
+    sends, outcome = one.receive(Verdict.chain(1, 9, round=2, seconds=0.4))  # 3 stands, 4 does not
     assert (outcome.mode, outcome.token_ids, outcome.origins) == ("post", (3, 9), ("draft", "correction"))
     assert (outcome.accepted, outcome.wasted, outcome.drafted) == (1, 2, 3)
     assert sends == [
@@ -155,14 +155,14 @@ def test_pre_verify_passes_then_waits_for_the_window_then_post_verify():
     ]
     assert one.receive(Proposed(0, 5, 6, 0.1)) == ([], None)  # it had left before the draft heard
     one.receive(Proposed(1, 4, 1, 0.1))
-    _, outcome = one.receive(VerifyResult(3, 0, 1, 1, 0.4))
+    _, outcome = one.receive(Verdict.chain(0, 1, round=3, seconds=0.4))
     assert (outcome.aborted, outcome.wasted, outcome.accepted) == (1, 1, 1)
 
 
 def test_a_whole_window_gives_no_bonus_but_the_next_windows_first_token():
     one = ready(7, 8, 9, startup=3)
     one.receive(PromptRead("target", 5.0, 7))
-    assert one.receive(VerifyResult(1, 2, 5, 3, 0.4)) == (
+    assert one.receive(Verdict.chain(2, 5, round=1, seconds=0.4)) == (
         [],
         None,
     )  # 8 and 9 stand; what comes next is not proposed yet
@@ -176,12 +176,12 @@ def test_the_target_goes_on_alone_until_the_draft_is_ready():
     sends, outcome = one.receive(PromptRead("target", 5.0, 7))
     assert outcome.origins == ("target",)
     assert [type(send.message) for send in sends] == [Verify, PrefillDraft]
-    sends, outcome = one.receive(VerifyResult(1, 0, 8, 1, 0.4))
+    sends, outcome = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
     assert (outcome.mode, outcome.origins) == ("alone", ("target",)) and [type(s.message) for s in sends] == [Verify]
     sends, _ = one.receive(PromptRead("draft", 3.0))
     assert sends == [OutgoingMessage("draft", Rollback(1, 0, (7, 8))), OutgoingMessage("draft", Propose(1, 5))]
     one.receive(Proposed(1, 2, 9, 0.1))
-    _, outcome = one.receive(VerifyResult(2, 0, 9, 1, 0.4))
+    _, outcome = one.receive(Verdict.chain(0, 9, round=2, seconds=0.4))
     assert (outcome.mode, outcome.origins) == ("pre", ("draft",))
 
 
@@ -190,7 +190,7 @@ def test_start_up_tokens_that_would_come_too_late_are_called_off():
     one.start()
     sends, _ = one.receive(PromptRead("target", 5.0, 7))
     assert sends == [OutgoingMessage("draft", Abort()), OutgoingMessage("target", Verify(1, 1, ()))]
-    sends, _ = one.receive(VerifyResult(1, 0, 8, 1, 0.4))
+    sends, _ = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
     assert [type(send.message) for send in sends] == [Verify], "once is enough"
     assert one.receive(PromptRead("draft", 6.0))[0] == [
         OutgoingMessage("draft", Rollback(1, 0, (7, 8))),
@@ -284,8 +284,8 @@ def test_a_silent_draft_is_a_deadlock_the_simulation_sees():
     "answer",
     [
         Proposed(0, 2, 5, 0.1),
-        VerifyResult(2, 0, 5, 1, 0.1),
-        VerifyResult(1, 3, 5, 3, 0.1),
+        Verdict.chain(0, 5, round=2, seconds=0.1),
+        Verdict.chain(3, 5, round=1, seconds=0.1),
         PromptRead("target", 1.0, 5),
     ],
 )
@@ -300,7 +300,7 @@ def test_nothing_is_answered_after_the_end():
     one = ready(EOS, startup=3)
     sends, outcome = one.receive(PromptRead("target", 5.0, EOS))
     assert one.finished and outcome.token_ids == (EOS,) and sends == [OutgoingMessage("draft", Abort())]
-    assert one.receive(VerifyResult(9, 9, 9, 9, 9.0)) == ([], None)
+    assert one.receive(Verdict.chain(9, 9, round=9, seconds=9.0)) == ([], None)
 
 
 class Sampler:

@@ -9,7 +9,7 @@ from tests.tiers import full_but
 from vidspec import video
 from vidspec.config import profiles
 from vidspec.config.plugins import names
-from vidspec.decoding.setup import prefilled
+from vidspec.decoding.prefill import TargetPrompt
 from vidspec.display import heatmap_image
 from vidspec.display.heatmap_files import HeatmapFiles
 from vidspec.embedded.samples import shipped
@@ -28,7 +28,8 @@ def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
     visual = prefix.visual
     # Kept are the upper left token of every raster and of every frame; that of the tiles lies below the whole's.
     corner = (visual.column == 0) & ((visual.row == 0) | (visual.row == (visual.views[0][0] if visual.views else 0)))
-    event = prefilled(profiles.load("sd-attention", env={}), prefix, corner.nonzero()[:, 0], 0.1)
+    prompt = TargetPrompt(prefix, kept=corner.nonzero()[:, 0])
+    event = prompt.prefilled(profiles.load("sd-attention", env={}), 0.1)
     steps, rows, columns = event.grid
     assert len(event.cells) == event.visual_tokens and max(event.cells) < steps * rows * columns
     drawn = []

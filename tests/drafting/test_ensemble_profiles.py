@@ -13,7 +13,7 @@ from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
-from vidspec.decoding.setup import DecodingSetup
+from vidspec.decoding import prefill as prefills
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished, Prefilled, Round
@@ -153,7 +153,7 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
     folder = blip(tmp_path / "blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
     captioner = Captioner(profile, *pair, describe=image_captioner.load_image_captioner(str(folder), PLACE))
-    reads, describes, prefill = threading.Event(), threading.Event(), DecodingSetup.prefill
+    reads, describes, prefill = threading.Event(), threading.Event(), prefills._run_passes
 
     def described(self, clip):
         describes.set()
@@ -166,7 +166,7 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
         return (yield from prefill(self, *args))
 
     monkeypatch.setattr(HubCaptioner, "__call__", described)
-    monkeypatch.setattr(DecodingSetup, "prefill", reading)
+    monkeypatch.setattr(prefills, "_run_passes", reading)
     record = captioner.caption(CLIP)
     assert record.ensemble["caption"] == "A red circle."
 

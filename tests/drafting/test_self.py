@@ -53,13 +53,13 @@ WAYS = [
 
 @pytest.mark.parametrize(("name", "overrides"), full_but(WAYS[:3], WAYS))
 def test_no_entry_that_a_draft_wrote_is_read_by_the_target(pair, monkeypatch, name, overrides):
-    verify = Target.verify
+    rows = Target.rows
 
     def verified(target, draft):
         poison(target.span)
-        return verify(target, draft)
+        return rows(target, draft)
 
-    monkeypatch.setattr(Target, "verify", verified)
+    monkeypatch.setattr(Target, "rows", verified)
     record = pair.captioner(name, overrides).caption(CLIP)
     assert record.token_ids == pair.plain(CLIP)
     assert record.counters["accepted"] > 0 and record.counters["draft_forwards"] > 0
@@ -97,10 +97,10 @@ def test_drawn_texts_have_the_targets_distribution(pair):
         drafter.begin(tokens[0])
         while len(tokens) < limits.max_new_tokens:
             draft = run_to_completion(drafter.propose(min(2, limits.max_new_tokens - len(tokens) - 1)))
-            passed = run_to_completion(target.verify(draft))
+            (passed,) = engine.run([target.rows(draft)])
             verdict = ExactRule()(draft, passed, rng)
             tokens += [*(draft.tokens[node] for node in verdict.path), verdict.token]
-            target.commit(verdict.path, verdict.token)
+            target.commit(verdict.path, verdict.token, passed)
             drafter.commit(verdict.path, verdict.token)
         return tuple(tokens[: limits.max_new_tokens])
 

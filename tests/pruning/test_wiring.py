@@ -87,7 +87,7 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
         return given[-1]
 
     monkeypatch.setattr(Engine, "start_prefill", spy)
-    monkeypatch.setattr("vidspec.decoding.setup.make_signals", seen)
+    monkeypatch.setattr("vidspec.decoding.prefill.make_signals", seen)
     one = captioner(pair, "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})
     record = one.caption(shipped()[0])
     taps, of_draft = prefilled

@@ -7,43 +7,92 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vidspec.acceptance.protect import protected_ids
 from vidspec.deprecation import old_names
-from vidspec.events.events import LooseToken
-from vidspec.registry import OptionConflict, Registry
+from vidspec.drafting.base import NO_DRAFT, Draft
+from vidspec.events.events import LooseToken, Origin, RejectedToken
+from vidspec.registry import OptionConflict, Registry, build_part
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.part_sections import AcceptSection
     from vidspec.config.schema import Profile
-    from vidspec.drafting.base import Draft
     from vidspec.engine.rows import PassResult
+    from vidspec.engine.sampling import Sampling
+    from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "for_clip", "rules"]
+__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "build_rule", "for_clip", "rules"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verdict:
-    """The result of verifying a window.
+    """The result of verifying a window. A rule sets the first three fields, the target's pass the others.
 
     Attributes:
         path: indices of the window's tokens that are emitted, in order; 0, 1, ... for a chain.
         token: the target's own token after them: a correction, or a bonus if the whole window was accepted.
         loosened: accepted tokens that the target would not have chosen, by index in ``path``; empty for lossless rules.
+        draft: the window.
+        probabilities: the target's probabilities of the emitted tokens, if requested.
+        seconds: time of the pass and the rule.
+        round: number of the pass in the parallel schedule.
     """
 
     path: tuple[int, ...]
     token: int
     loosened: tuple[LooseToken, ...] = ()
+    draft: Draft = NO_DRAFT
+    probabilities: tuple[float, ...] = ()
+    seconds: float = 0.0
+    round: int = 0
 
     @property
     def accepted(self) -> int:
         """Number of drafted tokens that are emitted."""
         return len(self.path)
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The emitted tokens: accepted ones, then the target's own."""
+        drafted = self.draft.tokens
+        return (*map(drafted.__getitem__, self.path), self.token)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Origin of each emitted token."""
+        path, draft, names = self.path, self.draft, list[Origin](["draft"]) * len(self.path)
+        for loose in self.loosened:
+            names[loose.at] = "loose"
+        followed = len(path) < len(draft.tokens) if draft.is_chain else draft.children(path[-1] if path else -1)
+        return (*names, "target" if not draft.tokens else "correction" if followed else "bonus")
+
+    @property
+    def rejected(self) -> tuple[RejectedToken, ...]:
+        """Drafted tokens that an emitted token replaces, each with the index of that token."""
+        path, draft = self.path, self.draft
+        if draft.is_chain:
+            at = len(path)
+            return (RejectedToken(at, draft.tokens[at]),) if at < len(draft.tokens) else ()
+        return tuple(
+            RejectedToken(at, draft.tokens[node])
+            for at, parent in enumerate((-1, *path))
+            for node in draft.children(parent)
+            if node not in path
+        )
+
     @classmethod
-    def chain(cls, accepted: int, token: int, loosened: tuple[LooseToken, ...] = ()) -> Verdict:
+    def chain(
+        cls,
+        accepted: int,
+        token: int,
+        loosened: tuple[LooseToken, ...] = (),
+        *,
+        seconds: float = 0.0,
+        round: int = 0,
+    ) -> Verdict:
         """Return the verdict that accepts the first ``accepted`` tokens of a chain."""
-        return cls(tuple(range(accepted)), token, loosened)
+        return cls(tuple(range(accepted)), token, loosened, seconds=seconds, round=round)
 
 
 class AcceptanceRule(ABC):
@@ -100,6 +149,12 @@ class GroundedRule(AcceptanceRule):
             visual_states: (N, hidden) the target's last states, after the final norm, at the visual positions of its
                 prompt, each of length 1.
         """
+
+
+def build_rule(section: AcceptSection, target: VideoLanguageModel, sampling: Sampling) -> AcceptanceRule:
+    """Return the rule that a profile's ``accept`` section names."""
+    protected = protected_ids(target.tokenizer, section.protect) if section.protect else frozenset[int]()
+    return build_part(rules.get(section.rule), section, sampling=sampling, eos=target.eos, protected=protected)
 
 
 def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> AcceptanceRule:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from vidspec.config import profiles
-from vidspec.decoding.setup import STATES
+from vidspec.decoding.recurrent_limits import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import prefill_chunk

@@ -68,10 +68,8 @@ def models(
     """
     from vidspec.models.known_pairs import MemoryWorkload
 
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if not found:
-        raise UsageError(f"--size {size}: is not a size", hint="width x height in pixels, such as 1280x720")
-    load = MemoryWorkload(frames, (int(found[2]), int(found[1])), max_new_tokens, dtype or "auto")
+    width, height = _frame_size(size)
+    load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb in ("use", "get"):
         from vidspec.cli import choosing
@@ -94,9 +92,17 @@ def models(
     if form == "json":
         print_json([row.to_dict() for row in _rows(load)])
     else:
-        clip = f"{frames} frames of {found[1]} x {found[2]} pixels"
+        clip = f"{frames} frames of {width} x {height} pixels"
         _print_pairs(list(_rows(load)), f"{clip}, {load.dtype}")
     return 0
+
+
+def _frame_size(text: str) -> tuple[int, int]:
+    """Parse ``--size``: width and height."""
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if not found:
+        raise UsageError(f"--size {text}: is not a size", hint="width x height in pixels, such as 1280x720")
+    return int(found[1]), int(found[2])
 
 
 def _print_checkpoint(

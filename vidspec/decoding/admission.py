@@ -15,8 +15,10 @@ import torch
 from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import free_memory
 from vidspec.engine.slab import Slab
+from vidspec.errors import GenerationError
+from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["SHARE", "MemoryClaim", "has_room", "reserve_memory"]
+__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "reserve_memory"]
 
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
@@ -71,3 +73,42 @@ def _entries_by_slab(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
     for claim in claims:
         entries[claim.model.decoder.slab] += claim.entries
     return entries
+
+
+def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int, room: int) -> None:
+    """Reject a prompt of at least ``prompt`` tokens that, with the text after it, exceeds the model or memory.
+
+    Tokens count, even if a family numbers many of them with few positions (M-RoPE).
+
+    Args:
+        model: the target.
+        path: for the message.
+        prompt: tokens of the prompt.
+        tokens: the most new tokens.
+        room: cache entries needed after the prompt.
+
+    Raises:
+        GenerationError: of kind ``context`` or ``memory``.
+    """
+    limit, free = _context_length(model), free_memory(model.device)
+    if limit is not None and prompt + tokens > limit:
+        raise GenerationError(
+            f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
+            hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
+            kind="context",
+        )
+    needed = model.decoder.slab.growth_bytes(prompt + room) + model.decoder.state_bytes
+    if free is not None and needed > free:
+        raise GenerationError(
+            f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
+            f"and {free / 2**30:.1f} are free",
+            hint="fewer --frames, a lower --fps or a smaller --max-pixels",
+            kind="memory",
+        )
+
+
+def _context_length(model: VideoLanguageModel) -> int | None:
+    """Return the context length of the language model, if its config has one."""
+    config = getattr(getattr(model, "language", None), "config", None)
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    return limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.prefill import run_in_turns
+from vidspec.decoding.prefill import prefill
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers.run import run_parallel
 from vidspec.engine.requests import Steps
@@ -15,4 +15,17 @@ def decode(sequence: Sequence) -> Steps[None]:
 
     The first round is the prefill's own token.
     """
-    return run_in_turns(sequence) if sequence.setup.slot is None else run_parallel(sequence)
+    if sequence.setup.slot is not None:
+        yield from run_parallel(sequence)
+        return
+    window = yield from prefill(sequence)
+    drafter, cache = sequence.drafter, sequence.job.cache
+    try:
+        yield from sequence.setup.schedule(sequence)
+    finally:
+        if window is not None:
+            window.close()
+        if drafter is not None:
+            sequence.draft_forwards = drafter.forwards
+    if cache is not None:
+        cache.add_text([sequence.target.span, *(drafter.spans if drafter is not None else ())], sequence.token_ids)

@@ -61,11 +61,11 @@ class StoppingRules:
             return "stop"
         return "loop" if ends_in_loop(token_ids) else "length"
 
-    def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
+    def cut(self, token_ids: tuple[int, ...], emitted: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         """Return the new tokens that may be emitted after ``emitted``, and True if the text ends with them."""
         reads, text = self.stop_loops or self.stopped is not None, list(emitted)
         for count, token in enumerate(token_ids, 1):
             text.append(token)
             if token in self.eos or len(text) >= self.max_new_tokens or (reads and self.is_finished(text)):
-                return list(token_ids[:count]), True
-        return list(token_ids), False
+                return token_ids[:count], True
+        return token_ids, False

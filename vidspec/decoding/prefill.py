@@ -1,87 +1,187 @@
-"""Prefill in turns, the target's prompt and then the draft's, for the schedules that alternate between them."""
+"""Prefill of a clip's prompts: the target's for every schedule, and the draft's where it is in this process.
+
+The draft's own process reads its prompt by the drafter's kind, as here (:mod:`vidspec.decoding.workers.draft`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from vidspec.acceptance.base import for_clip
+from vidspec.acceptance.base import GroundedRule, for_clip
 from vidspec.decoding.background import BackgroundTask
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.setup import prefilled
 from vidspec.decoding.target import Target
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import use_one_core
-from vidspec.engine.requests import Steps
+from vidspec.engine.requests import Encode, PrefillPrompt, Steps
 from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
+from vidspec.events.events import Prefilled
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.image_captioner import ImageCaptioner
-from vidspec.models.prefix_cache import PrefixHit
-from vidspec.pruning.base import attention_ranks, make_taps
+from vidspec.models.prefix_cache import PrefixCache, PrefixHit
+from vidspec.pruning.base import attention_ranks, make_signals, make_taps
+from vidspec.pruning.placement import token_places
 from vidspec.pruning.target.engine import kept_per_layer
 
-__all__ = ["run_in_turns"]
+if TYPE_CHECKING:
+    from vidspec.config.profiles import Profile
+    from vidspec.decoding.setup import DecodingSetup
+    from vidspec.draft_length.window import DraftWindow
+
+__all__ = ["Publish", "TargetPrompt", "prefill", "prefill_target"]
+
+#: Receives the indices of the visual tokens that the draft may see, as soon as they are known.
+Publish: TypeAlias = Callable[[tuple[int, ...]], None]
 
 GREEDY = Sampling(0.0, 1.0)
 
 
-def run_in_turns(sequence: Sequence) -> Steps[None]:
-    """Prefill the target, then the draft, then run the profile's schedule."""
-    setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
-    prefix = yield from setup.read(sequence.job, trace)
-    hit = setup.find_prefix(cache, prefix)
-    taps = make_taps(setup.needs, prefix) if hit is None else None
-    read, description = yield from _read_prompt(sequence, prefix, taps, hit)
-    kept = setup.kept(prefix, taps, trace, cache=cache, hit=hit)
+@dataclass
+class TargetPrompt:
+    """The target's prompt of one clip.
+
+    Attributes:
+        prefix: its embeddings; without them after :meth:`release`.
+        cache: the prefix cache of a dialogue.
+        hit: the part in it.
+        taps: signals of the prefill, for pruner and drafter.
+        read: result of the prefill.
+        kept: indices of the visual tokens that the draft may see.
+        description: caption of a frame for an ensemble's context of that kind.
+        signals: ranks of the observed attention.
+        kept_per_layer: visual tokens that each block of a pruned target reads.
+    """
+
+    prefix: EmbeddedPrompt
+    cache: PrefixCache | None = None
+    hit: PrefixHit | None = None
+    taps: Taps | None = None
+    read: PrefillResult | None = None
+    kept: torch.Tensor | None = None
+    description: str | None = None
+    signals: tuple[tuple[str, bytes], ...] = ()
+    kept_per_layer: tuple[int, ...] = ()
+
+    @classmethod
+    def embed(cls, sequence: Sequence, cache: PrefixCache | None = None) -> Steps[TargetPrompt]:
+        """Encode the clip and embed the prompt."""
+        setup = sequence.setup
+        prefix = yield from setup.read(sequence.job, sequence.trace)
+        hit = _find_prefix(setup, cache, prefix)
+        return cls(prefix, cache, hit, make_taps(setup.needs, prefix) if hit is None else None)
+
+    def choose(self, sequence: Sequence, worker: str) -> tuple[int, ...]:
+        """Choose the visual tokens that the draft may see; timed in the lane of the model that chooses.
+
+        In a dialogue they stay those of the turn that read the video, until it is read again.
+        """
+        setup, cache = sequence.setup, self.cache
+        if cache is not None and cache.kept is not None and self.hit is not None:
+            self.kept = cache.kept[1]
+        elif setup.pruner is None:
+            self.kept = torch.arange(len(self.prefix.visual) if setup.profile.shows_the_video else 0)
+        else:
+            prune = setup.profile.prune
+            with sequence.trace.span("prune", worker):
+                self.kept = setup.pruner(make_signals(self.prefix, self.taps, prune.seed), prune.alpha)
+        if cache is not None:
+            cache.kept = setup.pruner, self.kept
+        return tuple(self.kept.tolist())
+
+    def release(self) -> None:
+        """Drop embeddings, observations and results once both prompts have been read."""
+        assert self.read is not None
+        self.signals, self.kept_per_layer = attention_ranks(self.taps), kept_per_layer(self.read.span)
+        self.prefix, self.taps, self.hit, self.read = self.prefix.outline(), None, None, None
+
+    def prefilled(self, profile: Profile, elapsed: float) -> Prefilled:
+        """Return the event of the prefilled prompts, ``elapsed`` seconds after the trace began."""
+        assert self.kept is not None
+        prefix, kept, drafts = self.prefix, self.kept, profile.draft.kind != "none"
+        grid, cells = token_places(prefix.visual)
+        return Prefilled(
+            prompt_tokens=prefix.length,
+            visual_tokens=len(prefix.visual),
+            kept=tuple(kept.tolist()),
+            kept_per_frame=_tokens_per_frame(prefix, kept) if drafts else (),
+            tokens_per_frame=_tokens_per_frame(prefix, torch.arange(len(prefix.visual))) if drafts else (),
+            elapsed=elapsed,
+            grid=grid,
+            cells=cells,
+            views=prefix.visual.views,
+            contexts=profile.drafter.contexts if profile.drafter else (),
+            caption=self.description,
+            lossless=profile.lossless,
+            kept_per_layer=self.kept_per_layer,
+            audio_tokens=len(prefix.audio),
+            signals=self.signals,
+        )
+
+
+def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | None = None) -> Steps[None]:
+    """Prefill the target and choose the visual tokens of the draft; sets the target's side of the sequence.
+
+    Args:
+        sequence: the clip.
+        prompt: its embedded prompt.
+        publish: given if the draft prefills at the same time: it gets the tokens that a pruner chooses, during the
+            prefill if their signals exist by then and the draft waits for them.
+    """
+    setup = sequence.setup
+
+    def choose() -> None:
+        kept = prompt.choose(sequence, "draft" if publish is None else "target")
+        if publish is not None and setup.pruner is not None:
+            publish(kept)
+
+    if publish is not None and setup.pruner is not None and not setup.late:
+        if prompt.taps is None:
+            choose()
+        else:
+            prompt.taps.ready = choose
+    read = prompt.read = yield from _read_prompt(sequence, prompt)
+    if prompt.kept is None:
+        choose()
     sequence.rng = torch.Generator().manual_seed(sequence.seed)
-    drafter = None
-    if setup.drafter is not None:
-        context = _draft_context(sequence, prefix, kept, read, taps, description)
-        drafter = sequence.drafter = yield from setup.drafter.open(context)
-        del context
-    signals = attention_ranks(taps)
-    del taps, hit  # observations can be as large as the prompt
-    tapped, history = drafter.tapped if drafter is not None else (), setup.history(prefix)
-    probs = sequence.job.return_probs
-    sequence.target = Target(
-        setup.target, read, setup.sampling, sequence.rng, tapped, return_probs=probs, history=history
-    )
-    if drafter is not None:
-        drafter.history = history
     sequence.limits = setup.limits
     sequence.acceptance = for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None
+    sequence.target = Target(
+        setup.target,
+        read,
+        setup.sampling,
+        sequence.rng,
+        return_probs=sequence.job.return_probs,
+        history=setup.history(prompt.prefix),
+    )
+
+
+def prefill(sequence: Sequence) -> Steps[DraftWindow | None]:
+    """Prefill target and draft in turns; return the clip's draft window, if one is chosen during decoding."""
+    setup = sequence.setup
+    prompt = yield from TargetPrompt.embed(sequence, sequence.job.cache)
+    yield from prefill_target(sequence, prompt)
+    if setup.drafter is not None:
+        drafter = sequence.drafter = yield from setup.drafter.open(_draft_context(sequence, prompt))
+        drafter.history, sequence.target.tapped = sequence.target.history, drafter.tapped
     sequence.gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma
     window = sequence.window = setup.pace.window() if setup.pace else None
-    if drafter is not None and drafter.paces and setup.pace and window:
-        drafter.set_pace(setup.pace, window)
+    if setup.pace and window and sequence.drafter is not None and sequence.drafter.paces:
+        sequence.drafter.set_pace(setup.pace, window)
         sequence.window = None
-    per_layer = kept_per_layer(read.span)
-    sequence.emit(prefilled(setup.profile, prefix, kept, trace.now(), description, per_layer, signals))
-    del prefix  # its embeddings are not needed any more
-    try:
-        yield from setup.schedule(sequence)
-    finally:
-        if window is not None:
-            window.close()
-        if drafter is not None:
-            sequence.draft_forwards = drafter.forwards
-    if cache is not None:
-        spans = drafter.spans if drafter is not None else ()
-        cache.add_text([read.span, *spans], sequence.token_ids)
+    prompt.release()
+    sequence.emit(prompt.prefilled(setup.profile, sequence.trace.now()))
+    return window
 
 
-def _draft_context(
-    sequence: Sequence,
-    prefix: EmbeddedPrompt,
-    kept: torch.Tensor,
-    read: PrefillResult,
-    taps: Taps | None,
-    description: str | None,
-) -> DraftContext:
+def _draft_context(sequence: Sequence, prompt: TargetPrompt) -> DraftContext:
     setup = sequence.setup
     # A window size that depends on times must not decide which random numbers a token gets.
     draws = setup.drafter is not None and setup.drafter.draws and setup.profile.draft.gamma != "auto"
@@ -92,29 +192,27 @@ def _draft_context(
         rng=sequence.rng,
         room=setup.room,
         trace=sequence.trace,
-        tokens=len(prefix.visual),
-        kept=kept,
+        tokens=len(prompt.prefix.visual),
+        kept=prompt.kept,
         draft=setup.draft,
         head=setup.head,
         self_draft=setup.self_draft,
         target=setup.target,
-        prefix=prefix,
-        read_by_target=read,
-        taps=taps,
-        caption=description,
+        prefix=prompt.prefix,
+        read_by_target=prompt.read,
+        taps=prompt.taps,
+        caption=prompt.description,
     )
 
 
-def _read_prompt(
-    sequence: Sequence, prefix: EmbeddedPrompt, taps: Taps | None, hit: PrefixHit | None
-) -> Steps[tuple[PrefillResult, str | None]]:
-    """Prefill the target; return the result and the caption for an ensemble's context, if one needs it.
+def _read_prompt(sequence: Sequence, prompt: TargetPrompt) -> Steps[PrefillResult]:
+    """Prefill the target, and caption a frame if the draft is an ensemble with a context for it.
 
     The captioner needs nothing from the target, and runs during its prefill if it can (TABED 6.2).
     """
-    setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
-    description = cache.description if cache is not None else None
-    captioner = setup.describe if description is None else None
+    setup, trace, cache = sequence.setup, sequence.trace, prompt.cache
+    prompt.description = cache.description if cache is not None else None
+    captioner = setup.describe if prompt.description is None else None
     with ExitStack() as meanwhile:
         task: BackgroundTask[str] | None = None
         if captioner is not None and captioner.beside:
@@ -122,14 +220,49 @@ def _read_prompt(
             meanwhile.enter_context(captioner.sharing())
         elif captioner is not None:
             with trace.span("caption", "draft"):
-                description = yield from captioner.steps(sequence.job.frames)
+                prompt.description = yield from captioner.steps(sequence.job.frames)
         with trace.span("target_prefill"):
-            read = yield from setup.prefill(prefix, taps, cache, hit)
+            read = yield from _run_passes(setup, prompt)
         if task is not None:
-            description = yield from task.answer()
+            prompt.description = yield from task.answer()
     if cache is not None:
-        cache.description = description
-    return read, description
+        cache.description = prompt.description
+    return read
+
+
+def _run_passes(setup: DecodingSetup, prompt: TargetPrompt) -> Steps[PrefillResult]:
+    """Run the passes over the prompt, with the visual states that the acceptance rule needs."""
+    states, cache, hit = isinstance(setup.acceptance, GroundedRule), prompt.cache, prompt.hit
+    if setup.target.alone:
+        call = partial(setup.target.prefill, prompt.prefix, setup.room, prompt.taps, states=states)
+        return (yield Encode(call))  # type: ignore[no-any-return]
+    read = yield PrefillPrompt(
+        setup.target, prompt.prefix, setup.room, prompt.taps, states=states and hit is None, cached=hit
+    )
+    if cache is not None:
+        cache.read(setup.target.model, prompt.prefix, read.span, hit)
+        if hit is None:
+            cache.states = read.visual_states
+        read = read._replace(visual_states=cache.states)
+    return read  # type: ignore[no-any-return]
+
+
+def _find_prefix(setup: DecodingSetup, cache: PrefixCache | None, prefix: EmbeddedPrompt) -> PrefixHit | None:
+    """Return the cached part of the target's prompt from earlier turns of a dialogue; None to read all of it again.
+
+    The cached prefix is not reused if a drafter, or a pruner that has not chosen yet, needs signals of the target's
+    prefill, or if the target itself is pruned.
+    """
+    if cache is None or setup.target.alone:
+        return None
+    pruner, chosen = setup.pruner, cache.kept[0] if cache.kept is not None else None
+    if setup.needs - (pruner.needs if pruner is not None else frozenset()) or chosen is not pruner:
+        return None
+    if isinstance(setup.acceptance, GroundedRule) and cache.states is None:
+        return None
+    hit = cache.find(setup.target.model, prefix)
+    video_cached = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
+    return hit if video_cached else None
 
 
 def _caption_frames(sequence: Sequence, captioner: ImageCaptioner) -> str:
@@ -139,3 +272,8 @@ def _caption_frames(sequence: Sequence, captioner: ImageCaptioner) -> str:
     text = captioner(sequence.job.frames)
     sequence.trace.add("caption", "draft", begun, sequence.trace.elapsed())
     return text
+
+
+def _tokens_per_frame(prefix: EmbeddedPrompt, kept: torch.Tensor) -> tuple[int, ...]:
+    frame = prefix.visual.frame.cpu()[kept.cpu()]
+    return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())

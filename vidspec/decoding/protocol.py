@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from vidspec.events.events import LooseToken
+from vidspec.acceptance.base import Verdict
 
 __all__ = [
     "Abort",
@@ -35,7 +35,6 @@ __all__ = [
     "Rollback",
     "TargetMessage",
     "Verify",
-    "VerifyResult",
     "WorkerFailed",
     "WorkerName",
     "WorkerOrder",
@@ -56,7 +55,7 @@ class PrefillTarget:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """To the target: verify ``window``, the draft's tokens from position ``prefix`` on. Answer: ``VerifyResult``.
+    """To the target: verify ``window``, the draft's tokens from position ``prefix`` on. Answer: ``Verdict``.
 
     The pass has ``len(window) + 1`` rows: the last emitted token, which the cache does not hold yet, and the window.
     ``prefix`` is the number of emitted tokens. The worker checks that its own text is equally long, and afterwards
@@ -128,29 +127,12 @@ class KeptTokensMessage:
 class PromptRead:
     """From either: the prompt is read, in ``seconds``.
 
-    ``token``: the target's first token, None from the draft. ``probabilities``: as in :class:`VerifyResult`.
+    ``token``: the target's first token, None from the draft. ``probabilities``: of the first token, if requested.
     """
 
     worker: WorkerName
     seconds: float
     token: int | None = None
-    probabilities: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """From the target: the first ``accepted`` tokens of the window are accepted; ``token`` is its own after them.
-
-    ``seconds``: time of the forward pass over ``rows`` rows. ``loosened``: accepted mismatches of a loose rule, by
-    index in the window. ``probabilities``: of these tokens and its own, if requested.
-    """
-
-    round: int
-    accepted: int
-    token: int
-    rows: int
-    seconds: float
-    loosened: tuple[LooseToken, ...] = ()
     probabilities: tuple[float, ...] = ()
 
 
@@ -180,7 +162,7 @@ class WorkerFailed:
 TargetMessage: TypeAlias = PrefillTarget | Verify
 DraftMessage: TypeAlias = PrefillDraft | Prune | Propose | Rollback | Abort
 WorkerOrder: TypeAlias = TargetMessage | DraftMessage
-WorkerResult: TypeAlias = KeptTokensMessage | PromptRead | VerifyResult | Proposed | WorkerFailed
+WorkerResult: TypeAlias = KeptTokensMessage | PromptRead | Verdict | Proposed | WorkerFailed
 
 
 class OutgoingMessage(NamedTuple):

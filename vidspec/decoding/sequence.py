@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.limits import StoppingRules
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.decoding.target import Target
-    from vidspec.draft_length.pace import DraftWindow
+    from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.base import Drafter
     from vidspec.events.trace import Trace
     from vidspec.models.detokenizer import Detokenizer
@@ -104,16 +103,17 @@ class Sequence(LoopClient):
         spent = 0.0 if "decode_video" in totals else self.job.spent
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
 
-    def texts(
-        self, token_ids: Items[int], rejected: Items[RejectedToken] = ()
+    def add_text(
+        self, token_ids: tuple[int, ...], rejected: tuple[RejectedToken, ...] = ()
     ) -> tuple[tuple[str, ...], tuple[RejectedToken, ...]]:
         """Add the tokens of the next round to the text.
 
         Returns:
-            The text that each token adds, and ``rejected`` with the text that those tokens would have added.
+            The text that each token adds, and those of ``rejected`` that these tokens replace, with the text that they
+            would have added.
         """
         if self.text is None:
-            return (), tuple(rejected)
+            return (), tuple([one for one in rejected if one.at < len(token_ids)])
         texts, previews = list[str](), list[RejectedToken]()
         for at, token in enumerate(token_ids):
             for missed in rejected:
@@ -141,7 +141,7 @@ class Sequence(LoopClient):
     def emit_first(self) -> bool:
         """Emit the round of the prefill's token; return True if the text ends there."""
         token = self.target.first()
-        texts, _ = self.texts([token])
+        texts, _ = self.add_text((token,))
         self.emit(Round((token,), ("target",), 0, 0, 0.0, texts=texts, probabilities=self.target.probabilities))
         return self.limits.is_finished([token])
 

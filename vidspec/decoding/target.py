@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Draft
+from vidspec.acceptance.base import Verdict
+from vidspec.drafting.base import NO_DRAFT, Draft
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import PassResult, PrefillResult, Rows
@@ -14,14 +15,12 @@ from vidspec.engine.sampling import DrawRule, UniformNumbers
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.decoding.sequence import Sequence
     from vidspec.engine.forward import Engine
     from vidspec.engine.penalties import PenaltyHistory
     from vidspec.engine.sampling import Sampling
 
-__all__ = ["NOTHING", "Target"]
-
-#: The empty draft of plain decoding.
-NOTHING = Draft((), ())
+__all__ = ["Target", "verify"]
 
 
 class Target:
@@ -59,8 +58,7 @@ class Target:
         self.return_probs = return_probs
         self.span = prefill.span
         self.history = history
-        self._draft = NOTHING
-        self._logits: torch.Tensor | None = None  # logits of the last pass
+        self._draft = NO_DRAFT
         self._last_token = -1
         self._base = self.span.length
 
@@ -69,30 +67,25 @@ class Target:
         logits = self.prefill.logits[None]
         processor = self.history.changes_for_paths([()]) if self.history is not None else None
         (read,) = read_back_tokens(
-            [Rows(self.span, draw=self._draw_rule(NOTHING), processor=processor)], [PassResult(logits, logits)]
+            [Rows(self.span, draw=self._draw_rule(NO_DRAFT), processor=processor)], [PassResult(logits, logits)]
         )
-        self._logits = read.logits if self.return_probs else None
-        self._record_emitted((), read.chosen[0])
+        self._last_token = read.chosen[0]
+        self._record_emitted((), [self._last_token], read.logits)
         return self._last_token
 
-    def step(self) -> Steps[int]:
-        """Decode one token plainly."""
-        passed = yield from self.verify(NOTHING)
-        self.commit((), passed.chosen[0])
-        return self._last_token
-
-    def verify(self, draft: Draft) -> Steps[PassResult]:
-        """Run one pass over the last emitted token and a window after it: row 0, then a row per drafted token."""
+    def rows(self, draft: Draft) -> Rows:
+        """Return the rows that verify a window: the last emitted token, then the drafted ones."""
         self._base, self._draft = self.span.length, draft
         tokens = [self._last_token, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
         processor = self.history.changes_for_paths([(), *draft.paths]) if self.history is not None else None
-        draw = self._draw_rule(draft)
-        rows = Rows(self.span, tokens, parents, tapped=self.tapped, draw=draw, processor=processor)
-        (passed,) = yield Forward(self.engine, [rows])
-        if self.return_probs:
-            self._logits = passed.logits
-        return passed  # type: ignore[no-any-return]
+        return Rows(self.span, tokens, parents, tapped=self.tapped, draw=self._draw_rule(draft), processor=processor)
+
+    def step(self) -> Steps[int]:
+        """Decode one token plainly."""
+        (passed,) = yield Forward(self.engine, [self.rows(NO_DRAFT)])
+        self.commit((), passed.chosen[0], passed)
+        return self._last_token
 
     def _draw_rule(self, draft: Draft) -> DrawRule | None:
         """Return the rule for drawing tokens after a window: nodes at one depth share a number, as one is emitted."""
@@ -101,25 +94,48 @@ class Target:
         ahead = self._uniforms.ahead(1 + max(draft.depths, default=0))
         return DrawRule(self.sampling, (ahead[0], *(ahead[depth] for depth in draft.depths)), draft.probs)
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def commit(self, path: Items[int], token: int, passed: PassResult) -> None:
         """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.
 
-        ``token`` follows them and is read by the next pass.
+        Args:
+            path: indices of the accepted tokens.
+            token: follows them and is read by the next pass.
+            passed: the pass over the window.
         """
         if tuple(path) == tuple(range(len(path))):
             self.span.rollback(self._base + 1 + len(path))
         else:
             self.span.gather(self._base + 1, path)
-        self._record_emitted(path, token)
-
-    def _record_emitted(self, path: Sequence[int], token: int) -> None:
         self._last_token = token
-        self._uniforms.emitted(len(path) + 1)
-        if self.history is None and self._logits is None:
-            return
-        ids = [*[self._draft.tokens[node] for node in path], token]
+        if self.sampling.temperature or self.history is not None or self.return_probs:
+            self._record_emitted(path, [*[self._draft.tokens[node] for node in path], token], passed.logits)
+
+    def _record_emitted(self, path: Items[int], token_ids: list[int], logits: torch.Tensor) -> None:
+        """Advance random numbers, penalties and probabilities by the emitted tokens."""
+        self._uniforms.emitted(len(token_ids))
         if self.history is not None:
-            self.history.add(ids)
-        if self._logits is not None:
-            shares = self._logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
-            self.probabilities, self._logits = tuple(shares[range(len(ids)), ids].tolist()), None
+            self.history.add(token_ids)
+        if self.return_probs:
+            shares = logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
+            self.probabilities = tuple(shares[range(len(token_ids)), token_ids].tolist())
+
+
+def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verdict, PassResult]]:
+    """Verify a window with one pass and the sequence's rule; the target's cache follows the verdict.
+
+    Args:
+        sequence: the clip, whose prompt has been read.
+        draft: the window.
+        round: number of the pass in the parallel schedule, for its trace; 0 in others.
+    """
+    target, trace, rule = sequence.target, sequence.trace, sequence.acceptance
+    assert rule is not None
+    trace.begin()
+    (passed,) = yield Forward(target.engine, [target.rows(draft)])
+    about = (("round", round), ("rows", len(draft.tokens) + 1)) if round else ()
+    seconds = trace.lap("verify", about=about)
+    verdict = rule(draft, passed, sequence.rng)
+    seconds += trace.lap("accept")
+    target.commit(verdict.path, verdict.token, passed)
+    verdict.draft, verdict.probabilities, verdict.seconds, verdict.round = draft, target.probabilities, seconds, round
+    return verdict, passed

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 
-from vidspec.draft_length.pace import DraftWindow, WindowController
+from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import GrowingTree, TreeBudget
+from vidspec.draft_length.window import DraftWindow
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.tree import TreeDrafter
@@ -58,7 +59,7 @@ class AdaptiveDrafter(TreeDrafter):
             self.forwards += length
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}
-            self._draft = Draft(tuple(tokens), tuple(range(-1, length - 1)))
+            self._draft = Draft.chain(tokens)
         else:
             self.declined += gamma > 0
         return self._draft

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from vidspec.config.part_sections import DraftSection
     from vidspec.config.schema import Profile
-    from vidspec.draft_length.pace import DraftWindow, WindowController
+    from vidspec.draft_length.pace import WindowController
+    from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.penalties import PenaltyHistory
     from vidspec.engine.requests import Steps
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
+    "NO_DRAFT",
     "Draft",
     "Drafter",
     "DrafterKind",
@@ -57,6 +59,11 @@ class Draft:
     probs: torch.Tensor | None = None
     weights: tuple[float, ...] = ()
 
+    @classmethod
+    def chain(cls, tokens: Sequence[int], probs: torch.Tensor | None = None, weights: tuple[float, ...] = ()) -> Draft:
+        """Return a chain of these tokens."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs, weights)
+
     @cached_property
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.tokens) - 1))
@@ -80,6 +87,10 @@ class Draft:
     def children(self, node: int) -> list[int]:
         """Return the children of ``node``; -1 stands for the last committed token."""
         return [index for index, parent in enumerate(self.parents) if parent == node]
+
+
+#: The empty draft of plain decoding.
+NO_DRAFT = Draft((), ())
 
 
 class Drafter(ABC):
@@ -270,7 +281,7 @@ class FreeDrafter(DrafterKind, Drafter):
     def propose(self, gamma: int) -> Steps[Draft]:
         yield from ()
         self.window = tuple(self.guess(gamma))[:gamma] if gamma else ()
-        return Draft(self.window, tuple(range(-1, len(self.window) - 1)))
+        return Draft.chain(self.window)
 
     def commit(self, path: Sequence[int], token: int) -> None:
         self._emitted([*(self.window[node] for node in path), token])

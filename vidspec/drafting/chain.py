@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,18 +10,23 @@ import torch
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, Forward, Steps
-from vidspec.engine.rows import Rows
+from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import DrawRule, Sampling
 from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
     from vidspec.engine.penalties import PenaltyHistory
 
-__all__ = ["ChainDrafter", "ChainWindows", "greedy_chain"]
+__all__ = ["ChainDrafter", "ChainWindows", "chain_by_passes", "greedy_chain"]
 
 
 def greedy_chain(
-    engine: Engine, span: KVSpan, unread: Sequence[int], gamma: int, history: PenaltyHistory | None
+    engine: Engine,
+    span: KVSpan,
+    unread: Sequence[int],
+    gamma: int,
+    history: PenaltyHistory | None = None,
+    path: Sequence[int] = (),
 ) -> Steps[list[int]]:
     """Continue a sequence by ``gamma`` tokens, at least one, in as many passes.
 
@@ -31,18 +36,39 @@ def greedy_chain(
     Args:
         engine: the drafting model.
         span: the sequence; it grows by all tokens but the last.
-        unread: emitted tokens that it does not hold; two after a window that was accepted whole.
+        unread: tokens of the text that it does not hold; two after a window that was accepted whole.
         gamma: tokens to add.
         history: penalties on them.
+        path: tokens of the text that are not in ``history``.
     """
     if len(unread) <= 2:
-        return (yield Chain(engine, span, unread, gamma, history=history))  # type: ignore[no-any-return]
-    processor = history.changes_for_paths([()]) if history is not None else None
+        return (yield Chain(engine, span, unread, gamma, history=history, path=path))  # type: ignore[no-any-return]
+    processor = history.changes_for_paths([path]) if history is not None else None
     (passed,) = yield Forward(engine, [Rows(span, unread, processor=processor)], "draft")
     first = passed.chosen[-1]
     if gamma == 1:
         return [first]
-    return [first, *(yield Chain(engine, span, [first], gamma - 1, history=history, path=[first]))]
+    return [first, *(yield Chain(engine, span, [first], gamma - 1, history=history, path=[*path, first]))]
+
+
+def chain_by_passes(
+    engine: Engine,
+    gamma: int,
+    rows: Callable[[list[int]], Sequence[Rows]],
+    choose: Callable[[Sequence[PassResult]], int],
+) -> Steps[list[int]]:
+    """Draft a chain whose next rows depend on more than the last token: each pass is read before the next.
+
+    Args:
+        engine: the drafting model.
+        gamma: tokens to draft.
+        rows: returns the rows of the next pass, given the drafted tokens.
+        choose: returns the next token, given the results of the pass.
+    """
+    tokens: list[int] = []
+    for _ in range(gamma):
+        tokens.append(choose((yield Forward(engine, rows(tokens), "draft"))))
+    return tokens
 
 
 class ChainWindows(Drafter):
@@ -92,23 +118,27 @@ class ChainDrafter(ChainWindows):
     def __init__(self, engine: Engine, span: KVSpan, sampling: Sampling, rng: torch.Generator) -> None:
         super().__init__([span])
         self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
+        self._is_greedy = sampling.greedy
 
     def propose(self, gamma: int) -> Steps[Draft]:
-        probs: list[torch.Tensor] = []
         tokens: list[int] = []
-        if not gamma:
-            pass
-        elif self.sampling.greedy:
+        probs: list[torch.Tensor] = []
+        if gamma and self._is_greedy:
             tokens = yield from greedy_chain(self.engine, self.span, self._unread, gamma, self.history)
-        else:
-            fed = self._unread
-            for uniform in torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist():
-                processor = self.history.changes_for_paths([tokens]) if self.history is not None else None
-                rows = Rows(self.span, fed, draw=DrawRule(self.sampling, (uniform,)), processor=processor)
-                (passed,) = yield Forward(self.engine, [rows], "draft")
-                probs.append(passed.probs)
-                fed = passed.chosen[-1:]
-                tokens += fed
+        elif gamma:
+            uniforms = torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist()
+
+            def rows(drafted: list[int]) -> Sequence[Rows]:
+                processor = self.history.changes_for_paths([drafted]) if self.history is not None else None
+                draw = DrawRule(self.sampling, (uniforms[len(drafted)],))
+                return [Rows(self.span, drafted[-1:] or self._unread, draw=draw, processor=processor)]
+
+            def choose(passed: Sequence[PassResult]) -> int:
+                assert passed[0].probs is not None
+                probs.append(passed[0].probs)
+                return passed[0].chosen[-1]
+
+            tokens = yield from chain_by_passes(self.engine, gamma, rows, choose)
         self.forwards += gamma
         self._window = tuple(tokens)
-        return Draft(self._window, tuple(range(-1, gamma - 1)), torch.cat(probs) if probs else None)
+        return Draft.chain(tokens, torch.cat(probs) if probs else None)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from vidspec.drafting.base import Draft
-from vidspec.drafting.chain import ChainWindows
+from vidspec.drafting.chain import ChainWindows, chain_by_passes
 from vidspec.drafting.ensemble_weights import ContextErrors, equal_weights, mix_distributions
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Forward, Steps
+from vidspec.engine.requests import Steps
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import Sampling, draw_token
 from vidspec.engine.slab import KVSpan
@@ -39,33 +38,33 @@ class EnsembleChain(ChainWindows):
         self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
 
     def propose(self, gamma: int) -> Steps[Draft]:
-        tokens: list[int] = []
         probs: list[torch.Tensor] = []
         weights: tuple[float, ...] = ()
-        fed = self._unread
-        for place in range(gamma):
-            processor = None
-            if self.history is not None:
-                processor = self.history.changes_for_paths([tokens]) if place else self.history.changes_for_unread(fed)
-            rows = [Rows(span, fed, processor=processor) for span in self.spans]
-            passed = yield Forward(self.engine, rows, "draft")
+
+        def rows(drafted: list[int]) -> Sequence[Rows]:
+            processor, unread = None, self._unread
+            if self.history is not None and drafted:
+                processor = self.history.changes_for_paths([drafted])
+            elif self.history is not None:
+                processor = self.history.changes_for_unread(unread)
+            return [Rows(span, drafted[-1:] or unread, processor=processor) for span in self.spans]
+
+        def choose(passed: Sequence[PassResult]) -> int:
+            nonlocal weights
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
             self._store_distributions(each)
-            if place == 0:
-                weights = self._weights()
+            weights = weights or self._weights()  # those before the window
             mixed = mix_distributions(weights, each[-1])
             if self.sampling.greedy:
-                token = int(mixed.argmax())
-            else:
-                q = self.sampling.nucleus(mixed[None])[0]
-                probs.append(q)
-                token = draw_token(q, self.rng)
-            tokens.append(token)
-            fed = [token]
+                return int(mixed.argmax())
+            q = self.sampling.nucleus(mixed[None])[0]
+            probs.append(q)
+            return draw_token(q, self.rng)
+
+        tokens = yield from chain_by_passes(self.engine, gamma, rows, choose)
         self._window = tuple(tokens)
-        draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
-        return replace(draft, weights=weights)
+        return Draft.chain(tokens, torch.stack(probs) if probs else None, weights)
 
     def _store_distributions(self, each: torch.Tensor) -> None:
         """Store the distributions (n, m, V) after the n tokens just read."""

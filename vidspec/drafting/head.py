@@ -60,24 +60,28 @@ class HeadChain(Drafter):
     def propose(self, gamma: int) -> Steps[Draft]:
         import torch
 
-        from vidspec.engine.requests import Forward
-        from vidspec.engine.rows import Rows
+        from vidspec.drafting.chain import chain_by_passes
+        from vidspec.engine.rows import PassResult, Rows
 
-        head, tokens = self.engine.model, list[int]()
-        fed, states, positions = self._tokens, self._states, self._positions
-        for _ in range(gamma):
-            embeddings = head.embed(torch.tensor(fed))
-            prompt, processor = head.fed(embeddings, states, positions), None
+        head, states, positions = self.engine.model, self._states, self._positions
+
+        def rows(drafted: list[int]) -> Sequence[Rows]:
+            fed = drafted[-1:] or self._tokens
+            prompt, processor = head.fed(head.embed(torch.tensor(fed)), states, positions), None
             if self.history is not None:
-                processor = self.history.changes_for_paths([tokens], head.tokens)
-            rows = Rows(self.span, prompt=prompt, stretch=(0, len(fed)), tapped=(1,), processor=processor)
-            (passed,) = yield Forward(self.engine, [rows], "draft")
-            fed = [int(head.tokens[passed.chosen[-1]])]
-            states, positions = passed.tapped[-1:], positions[:, -1:] + 1
-            tokens += fed
+                processor = self.history.changes_for_paths([drafted], head.tokens)
+            return [Rows(self.span, prompt=prompt, stretch=(0, len(fed)), tapped=(1,), processor=processor)]
+
+        def choose(passed: Sequence[PassResult]) -> int:
+            nonlocal states, positions
+            assert passed[0].tapped is not None
+            states, positions = passed[0].tapped[-1:], positions[:, -1:] + 1
+            return int(head.tokens[passed[0].chosen[-1]])
+
+        tokens = yield from chain_by_passes(self.engine, gamma, rows, choose)
         self.forwards += gamma
         self._window, self._read = tuple(tokens), len(self._tokens) if gamma else 0
-        return Draft(self._window, tuple(range(-1, gamma - 1)))
+        return Draft.chain(tokens)
 
     def observe_states(self, states: torch.Tensor) -> None:
         self._seen = states
@@ -129,7 +133,7 @@ class HeadDraft(DrafterKind):
         following = len(rows) if compact else prefix.next_position
         if compact:
             positions = torch.arange(len(rows), device=rows.device)[None]
-        elif head.decoder.axes == 3:
+        elif head.decoder.axes > 1:
             positions = prefix.positions.reshape(-1, prefix.length)[:, rows]
         else:
             positions, following = rows[None], prefix.length

@@ -6,10 +6,18 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from vidspec.errors import ModelError
+from vidspec.errors import ModelError, ProfileError
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["TEXT", "Identity", "check_identity", "is_related", "model_identity", "require_vision"]
+__all__ = [
+    "TEXT",
+    "Identity",
+    "check_identity",
+    "is_related",
+    "model_identity",
+    "require_quantisable",
+    "require_vision",
+]
 
 #: Family of language models without vision.
 TEXT = "text"
@@ -56,6 +64,19 @@ def require_vision(draft: Identity | VideoLanguageModel, *, shown: bool) -> None
             f"{draft.name} is a language model without vision, and this profile shows its draft the video",
             hint="--profile onsd, or a draft of the target's family",
             kind="family",
+        )
+
+
+def require_quantisable(target: VideoLanguageModel, precision: str) -> None:
+    """Refuse a ``draft.precision`` in codes for a target that drafts for itself and cannot be copied in them.
+
+    Raises:
+        ProfileError: with the reason.
+    """
+    if precision in ("int8", "int4") and target.unquantisable_reason is not None:
+        raise ProfileError(
+            f"draft.precision {precision}: {target.name}: {target.unquantisable_reason}; "
+            "nearest valid choice: as-target"
         )
 
 

@@ -17,8 +17,7 @@ import torch
 
 from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Forward, PrefillPrompt, Steps, run_to_completion
-from vidspec.engine.rows import Rows
+from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.chat_template import render_template
 from vidspec.models.hub import retries_offline, show_downloads
@@ -107,14 +106,13 @@ class DraftCaptioner(ImageCaptioner):
         prefix = model.prefix(model.encode(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
         read = yield PrefillPrompt(self.engine, prefix, LONGEST, lane="draft")
         tokens: list[int] = []
-        text, logits = "", read.logits
-        while len(tokens) < LONGEST and (token := int(logits.argmax())) not in model.eos:
+        text, token = "", int(read.logits.argmax())
+        while token not in model.eos:
             tokens.append(token)
             text = model.tokenizer.decode(tokens, skip_special_tokens=True)
-            if text.rstrip().endswith((".", "!", "?")):
+            if len(tokens) == LONGEST or text.rstrip().endswith((".", "!", "?")):
                 break
-            (result,) = yield Forward(self.engine, [Rows(read.span, [token])], "draft")
-            logits = result.logits[-1]
+            (token,) = yield Chain(self.engine, read.span, [token], 1)
         return first_sentence(text)
 
 

@@ -34,7 +34,7 @@ class ExactRule(AcceptanceRule):
             accepted = 0
             while accepted < len(draft.tokens) and draft.tokens[accepted] == passed.chosen[accepted]:
                 accepted += 1
-            return Verdict.chain(accepted, passed.chosen[accepted])
+            return Verdict(tuple(range(accepted)), passed.chosen[accepted])
         path: list[int] = []
         node = -1
         while True:

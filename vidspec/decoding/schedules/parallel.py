@@ -27,9 +27,10 @@ The target may choose the draft's visual tokens during or after its prefill. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from vidspec.acceptance.base import Verdict
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import (
     Abort,
@@ -43,12 +44,12 @@ from vidspec.decoding.protocol import (
     Prune,
     Rollback,
     Verify,
-    VerifyResult,
     WorkerFailed,
     WorkerResult,
 )
+from vidspec.drafting.base import Draft
 from vidspec.errors import GenerationError
-from vidspec.events.events import Mode, Origin, RejectedToken, Round
+from vidspec.events.events import Mode, Round
 from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Scheduler:
         self._mode: Mode = "prefill"
         self._open = True  # the target runs a pass; its prefill counts as a pass with nothing pending
         self._pending = 0
-        self._parked: VerifyResult | None = None  # waits for the draft's token at the same position
+        self._parked: Verdict | None = None  # waits for the draft's token at the same position
         self._window_end = 0  # length of the draft's text before the next round may open
         self._requested_length = 0  # length in the last request to the draft
         self._round_gamma = gamma.gamma
@@ -150,8 +151,8 @@ class Scheduler:
             return [], None
         if isinstance(result, Proposed):
             return self._add_proposed(result)
-        if isinstance(result, VerifyResult):
-            self.gamma.add_target_pass(result.rows, result.seconds)
+        if isinstance(result, Verdict):
+            self.gamma.add_target_pass(self._pending + 1, result.seconds)
             return self._settle(result)
         if isinstance(result, KeptTokensMessage):
             if self.settings.late:
@@ -172,7 +173,7 @@ class Scheduler:
     def _target_ready(self, result: PromptRead) -> tuple[list[OutgoingMessage], Round | None]:
         if result.token is None or self._mode != "prefill" or not self._open:
             raise RuntimeError(f"unexpected answer {result}")
-        sends, settled = self._settle(VerifyResult(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
+        sends, settled = self._settle(Verdict((), result.token, probabilities=result.probabilities))
         if self._draft == "absent" and self._kept_known and not self.finished:
             sends += self._read_draft_prompt()
         return sends, settled
@@ -202,7 +203,7 @@ class Scheduler:
             return self._settle(verdict)
         return ([] if self._open else self._open_round()), None
 
-    def _settle(self, verdict: VerifyResult) -> tuple[list[OutgoingMessage], Round | None]:
+    def _settle(self, verdict: Verdict) -> tuple[list[OutgoingMessage], Round | None]:
         """Process the target's result of the open round; park it until the draft's token for its position arrives."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
@@ -212,44 +213,40 @@ class Scheduler:
             self._parked = verdict
             return [], None
         self._open = False
-        new_tokens = [*self._drafted[: verdict.accepted], verdict.token]
-        tokens, self.finished = self.settings.cut(new_tokens, self.emitted)
-        passed = all_accepted and candidate == verdict.token and len(tokens) == len(new_tokens)
+        verdict = replace(verdict, draft=Draft.chain(self._drafted[: self._pending + 1]))  # with the candidate
+        tokens, self.finished = self.settings.cut(verdict.tokens, self.emitted)
+        emitted = len(tokens)
+        passed = all_accepted and candidate == verdict.token and emitted == verdict.accepted + 1
         no_draft = all_accepted and candidate is None
-        loose = {loose_token.at for loose_token in verdict.loosened}
-        origins: list[Origin] = ["loose" if i in loose else "draft" for i in range(verdict.accepted)]
-        origins.append("draft" if passed else "target" if no_draft else "correction")
+        origins = (*verdict.origins[:-1], "draft") if passed else verdict.origins
         start, epoch = len(self.emitted), self._epoch
         self.emitted += tokens
-        accepted = min(verdict.accepted, len(tokens)) + passed
-        missed = not passed and not no_draft and verdict.accepted < len(tokens)
+        accepted = min(verdict.accepted, emitted) + passed
         lost = 0 if passed and not self.finished else len(self._drafted) - accepted
         wasted = lost + self._aborted
         settled = Round(
-            tuple(tokens),
-            tuple(origins[: len(tokens)]),
+            tokens,
+            origins[:emitted],
             drafted=accepted + wasted,
             accepted=accepted,
             elapsed=0.0,
             mode="alone" if no_draft and self._mode != "prefill" else self._mode,
             start=start,
             epoch=epoch,
-            rows=verdict.rows,
+            rows=self._pending + 1 if self._round else 0,
             gamma=self._round_gamma,
             wasted=wasted,
             aborted=self._aborted,
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
-            loosened=tuple(loose_token for loose_token in verdict.loosened if loose_token.at < len(tokens)),
-            rejected=(RejectedToken(verdict.accepted, self._drafted[verdict.accepted]),) if missed else (),
-            probabilities=verdict.probabilities[: len(tokens)],
+            loosened=tuple(loose for loose in verdict.loosened if loose.at < emitted),
+            rejected=() if passed else tuple(one for one in verdict.rejected if one.at < emitted),
+            probabilities=verdict.probabilities[:emitted],
         )
         self._draft_s, self._aborted = 0.0, 0
         return self._continue_draft(start, verdict, passed=passed, no_draft=no_draft), settled
 
-    def _continue_draft(
-        self, start: int, verdict: VerifyResult, *, passed: bool, no_draft: bool
-    ) -> list[OutgoingMessage]:
+    def _continue_draft(self, start: int, verdict: Verdict, *, passed: bool, no_draft: bool) -> list[OutgoingMessage]:
         """Stop or continue the draft, or restart it after the target's own token."""
         if self.finished:
             return [] if self._draft == "absent" else [OutgoingMessage("draft", Abort())]

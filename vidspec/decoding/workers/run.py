@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from vidspec.decoding.protocol import KeptTokensMessage, OutgoingMessage, PrefillTarget, TargetMessage, Verify
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
@@ -37,8 +35,6 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
     overlap = setup.profile.schedule.prefill == "parallel"
     process = slot.ready()
     windows = _windows(setup, slot.gamma)
-    sequence.limits = setup.limits
-    sequence.rng = torch.Generator().manual_seed(sequence.seed)
     target = TargetSide(sequence)
     blind = not setup.profile.shows_the_video
     texts = {"\n": sequence.job.text_ids(setup.target.model, "\n")} if blind else {}
@@ -46,7 +42,7 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
         process,
         partial(process.open, setup.profile, sequence.job, setup.room, eager=overlap, texts=texts),
         setup.profile.workers.timeout,
-        lambda: len(target.prefix.visual) if target.prefix is not None else None,
+        lambda: len(target.prompt.prefix.visual) if target.prompt is not None else None,
         trace,
     )
     begun = 0.0
@@ -55,8 +51,9 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
         nonlocal begun
         if not sequence.rounds:
             begun = trace.elapsed()
-            sequence.emit(target.prefilled(begun))
-        texts, rejected = sequence.texts(settled.token_ids, settled.rejected)
+            assert target.prompt is not None
+            sequence.emit(target.prompt.prefilled(setup.profile, begun))
+        texts, rejected = sequence.add_text(settled.token_ids, settled.rejected)
         sequence.emit(replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
 
     try:

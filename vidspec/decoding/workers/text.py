@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from vidspec.drafting.chain import greedy_chain
 from vidspec.engine.forward import Engine
 from vidspec.engine.penalties import PenaltyHistory
-from vidspec.engine.requests import Chain, Steps
+from vidspec.engine.requests import Steps
 from vidspec.engine.rows import PrefillResult
 
 __all__ = ["DraftText"]
@@ -36,7 +37,7 @@ class DraftText:
         """
         unread = self.tokens[self.span.length - self._prompt :]
         if unread:
-            self.tokens += yield Chain(self.engine, self.span, unread, 1, history=self.history, path=self.tokens)
+            self.tokens += yield from greedy_chain(self.engine, self.span, unread, 1, self.history, self.tokens)
             self.forwards += 1
         else:
             logits = self.prefill.logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch.nn import functional as F
@@ -15,13 +15,18 @@ from vidspec.engine.forward import Engine, Prefilling
 from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
+from vidspec.errors import ProfileError
 from vidspec.models.base import EmbeddedPrompt, VisualTokens
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
+from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, lossy, share_of
 from vidspec.pruning.target.span import PrunedSpan
+from vidspec.registry import build_part
 
-__all__ = ["PrunedTargetEngine", "Reselect", "kept_per_layer"]
+if TYPE_CHECKING:
+    from vidspec.config.part_sections import LossySection
+
+__all__ = ["PrunedTargetEngine", "Reselect", "build_target_engine", "kept_per_layer"]
 
 
 class _BlockAttention(Taps):
@@ -65,6 +70,21 @@ class Reselect(Taps):
 def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
     """Return the visual tokens each block of a pruned target reads while decoding; () for an unpruned one."""
     return span.kept if isinstance(span, PrunedSpan) else ()
+
+
+def build_target_engine(section: LossySection, target: VideoLanguageModel) -> Engine[VideoLanguageModel]:
+    """Return the target's engine, which prunes the target if the ``lossy`` section names a method.
+
+    Raises:
+        ProfileError: blocks of its family need all rows.
+    """
+    if section.method == "none":
+        return Engine(target)
+    if not target.decoder.prunable:
+        raise ProfileError(
+            f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
+        )
+    return PrunedTargetEngine(target, cast(TargetPruner, build_part(lossy.get(section.method), section)))
 
 
 class PrunedTargetEngine(Engine[VideoLanguageModel]):

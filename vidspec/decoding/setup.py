@@ -11,12 +11,13 @@ from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
+from vidspec.decoding.text_history import make_history
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import PenaltyHistory, make_history
+from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
@@ -161,9 +162,9 @@ class DecodingSetup:
         prunable = prune.positions == "original" and self.target.model.decoder.cached is None
         return prunable and not pruner.needs.isdisjoint(("attention", "visual_attention"))
 
-    def history(self, prefix: EmbeddedPrompt) -> PenaltyHistory | None:
-        """Return the history of a clip after its prompt, for penalties; None if the profile has none."""
-        return make_history(self.profile.generate.penalties, prefix.token_ids)
+    def history(self, prefix: EmbeddedPrompt) -> TextHistory | None:
+        """Return the history of a clip after its prompt, for penalties and a grammar; None if the profile has none."""
+        return make_history(self.profile.generate, self.target.model, prefix.token_ids)
 
     def read(self, request: CaptionRequest, trace: Trace) -> Steps[EmbeddedPrompt]:
         """Build and check the target's prompt.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -84,7 +84,7 @@ def build_target_engine(section: LossySection, target: VideoLanguageModel) -> En
         raise ProfileError(
             f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
         )
-    return PrunedTargetEngine(target, cast(TargetPruner, build_part(lossy.get(section.method), section)))
+    return PrunedTargetEngine(target, build_part(lossy.get(section.method), section))
 
 
 class PrunedTargetEngine(Engine[VideoLanguageModel]):

@@ -59,7 +59,8 @@ def words(value: object) -> object:
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
         return value
-    return [word.strip() for line in lines for word in line.split(",") if word.strip()]
+    empty = isinstance(value, str)  # an empty text is no word, an empty item of a list a mistake
+    return [word.strip() for line in lines for word in line.split(",") if word.strip() or not (empty or line)]
 
 
 def strings(value: object) -> object:

@@ -17,7 +17,7 @@ from tests.models.checkpoints import TIED, stock
 from tests.models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.workers.places import draft_placement
+from vidspec.decoding.auto import draft_placement
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -18,7 +18,11 @@ from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "reserve_memory"]
+if TYPE_CHECKING:
+    from vidspec.decoding.setup import DecodingSetup
+    from vidspec.models.request import CaptionRequest
+
+__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "memory_claims", "reserve_memory"]
 
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
@@ -40,6 +44,31 @@ class MemoryClaim(NamedTuple):
     prompt: int
     tower: int
     other_slab: int = 0
+
+
+def memory_claims(setup: DecodingSetup, request: CaptionRequest) -> list[MemoryClaim]:
+    """Return the memory that a clip needs for each model.
+
+    A draft counts as if it saw what the target sees. A draft in another process on the target's device, whose slab is
+    not known here, counts as much memory as the target.
+    """
+    profile, model, sound = setup.profile, setup.target.model, request.frames.sound
+    frames, height, width, _ = request.frames.frames.shape
+    text = request.prompt or profile.generate.prompt, request.system or profile.generate.system, request.earlier
+    visual = model.visual_tokens(frames, height, width)
+    visual += 0 if sound is None else model.audio_tokens(len(sound))
+    tokens = visual + model.text_tokens(*text)
+    entries, read = tokens + setup.room, model.reading_bytes(visual, tokens)
+    claims = [MemoryClaim(model, entries, *read)]
+    if setup.draft is not None and profile.shows_the_video:
+        claims.append(MemoryClaim(setup.draft.model, entries, *setup.draft.model.reading_bytes(visual, tokens)))
+    if setup.slot is not None and setup.slot.device == model.device and profile.shows_the_video:
+        claims.append(MemoryClaim(model, 0, *read, other_slab=entries * model.decoder.slab.entry_bytes))
+    if setup.head is not None:  # its prompt consists of states of several blocks of the target
+        claims.append(MemoryClaim(setup.head.model, entries, read[0] * (1 + len(setup.head.model.blocks)), 0))
+    if profile.drafts_with_the_target and not profile.concurrent:  # after a prompt of its own
+        claims.append(MemoryClaim(model, entries, 0, 0))
+    return claims
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:

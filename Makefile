@@ -1,8 +1,9 @@
 # Everything runs in .venv here, which is made once and again only when what is to be installed has changed.
 #
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
-#   make test [ARGS="-k caption ..."]                    ruff, mypy, and what any change may break: minutes
-#   make test-all [ARGS=...]                             the same and the tests marked "full": all that has to pass
+#   make lint                                            ruff and mypy
+#   make test [ARGS="-k caption ..."]                    the tests of what any change may break: minutes
+#   make test-all [ARGS=...]                             the same and the tests marked "full"
 #   make test-lowest [ARGS=...]                          quick tests with the lowest versions of all requirements
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure
@@ -36,12 +37,13 @@ caption: $(VENV)/installed
 		"uv tool install or pipx install, as the README has them, for good" >&2
 
 # Each process takes a stretch of the tests, and from others what they have left: few files are begun by more than one.
-PYTEST := $(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal
+PARALLEL := -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
+PYTEST := $(BIN)/python $(PARALLEL)
 
-test: lint
+test: $(VENV)/installed-test
 	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu $(ARGS)
 
-test-all: lint
+test-all: $(VENV)/installed-test
 	@$(PYTEST) $(ARGS)
 
 # What depends on the versions of other packages: loading, families, the engine, video, commands, lossless profiles.
@@ -50,8 +52,7 @@ LOWEST_TESTS := tests/models tests/engine tests/video tests/cli tests/test_capti
 	tests/test_lossless.py tests/test_versions.py
 
 test-lowest: $(LOWEST)/installed
-	@$(LOWEST)/bin/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal -m "not full and not gpu" \
-		$(LOWEST_TESTS) $(ARGS)
+	@$(LOWEST)/bin/python $(PARALLEL) -m "not full and not gpu" $(LOWEST_TESTS) $(ARGS)
 
 $(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt
 	@echo "installing the lowest versions that pyproject.toml allows into $(LOWEST); this takes minutes, once" >&2

@@ -11,8 +11,9 @@ import os
 
 import pytest
 
-from tests.decoding.workers.pairs import Waiting
+from tests.decoding.workers.pairs import named_requests
 from tests.model_pairs import Pair, save_pair
+from tests.ready_clips import ReadyClips
 from tests.test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
@@ -38,7 +39,7 @@ def texts(captioner, batch, clips):
     if batch == 1:
         records = {clip: captioner.caption(CLIPS[clip]) for clip in clips[:1]}
     else:
-        said = captioner.serve(Waiting(captioner, clips), batch=batch)
+        said = captioner.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)
         records = {clip: event.caption for clip, event in said if isinstance(event, Finished)}
     lengths = [length for record in records.values() for length in record.counters["accepted_lengths"]]
     return {clip: record.token_ids for clip, record in records.items()}, lengths

@@ -9,6 +9,7 @@ import pytest
 from research.world.samples import draw
 from tests.model_pairs import Pair, save_pair
 from tests.packaged import packaged
+from tests.ready_clips import ReadyClips
 from tests.test_lossless import LOSSLESS
 from tests.tiers import full_but
 from vidspec.decoding import loop
@@ -21,20 +22,6 @@ TOKENS, LONG = 16, 64
 #: Rows of a prompt in a pass: several passes for every prompt.
 SMALL = 11
 pytestmark = pytest.mark.usefixtures("forked_drafts")
-
-
-class Given:
-    """Clips that are all there from the start."""
-
-    def __init__(self, requests):
-        self.requests = list(requests)
-
-    @property
-    def over(self):
-        return not self.requests
-
-    def take(self):
-        return self.requests.pop(0) if self.requests else None
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +61,7 @@ def served(captioner, paths, batch, count):
         for i in range(count)
     ]
     found = {}
-    for key, event in captioner.serve(Given(requests), batch=batch):
+    for key, event in captioner.serve(ReadyClips(requests), batch=batch):
         if isinstance(event, Exception):
             raise event
         if isinstance(event, Finished):
@@ -166,7 +153,9 @@ def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypa
     def kept(batch):
         requests = [CaptionRequest(str(path), captioner.read(path), key=str(path)) for path in clips]
         read = {
-            key: event for key, event in captioner.serve(Given(requests), batch=batch) if isinstance(event, Prefilled)
+            key: event
+            for key, event in captioner.serve(ReadyClips(requests), batch=batch)
+            if isinstance(event, Prefilled)
         }
         assert all(event.prompt_tokens > 2 * SMALL for event in read.values()), "prompts are to be read in many passes"
         return {key: event.kept for key, event in read.items()}
@@ -195,7 +184,7 @@ def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
     captioner.setup.pruner = Broken()
     requests = [CaptionRequest(str(path), captioner.read(path), key=str(path)) for path in clips]
     ended = {}
-    for key, event in captioner.serve(Given(requests), batch=4):
+    for key, event in captioner.serve(ReadyClips(requests), batch=4):
         if isinstance(event, (Finished, Exception)):
             ended[key] = event
     failed = [one for one in ended.values() if isinstance(one, Exception)]

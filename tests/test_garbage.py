@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.ready_clips import ReadyClips
 from vidspec import garbage
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
@@ -53,20 +54,6 @@ def captioner():
         yield made
 
 
-class Waiting:
-    """Clips that are all there from the start."""
-
-    def __init__(self, requests):
-        self.requests = list(requests)
-
-    @property
-    def over(self):
-        return not self.requests
-
-    def take(self):
-        return self.requests.pop(0) if self.requests else None
-
-
 def test_what_was_loaded_is_frozen(captioner):
     tracked = {id(one) for one in gc.get_objects()}
     assert not {id(layer) for layer in captioner.target.model.model.modules()} & tracked
@@ -108,7 +95,7 @@ def test_no_full_collection_while_texts_are_decoded(captioner, eager, batch, mon
     with full_collections() as found:
         list(map(str, range(2000))), [[] for _ in range(3000)]
         assert found  # without it there are
-        source = Waiting(CaptionRequest(str(number), clip, key=number) for number, clip in enumerate(clips))
+        source = ReadyClips(CaptionRequest(str(number), clip, key=number) for number, clip in enumerate(clips))
         texts = []
         for _, event in captioner.serve(source, batch=batch):
             if isinstance(event, Opened):
@@ -132,7 +119,7 @@ def test_a_long_run_frees_cyclic_garbage(captioner, eager, batch, monkeypatch):
     """Between clips, and where clips are always in flight, as one is admitted."""
     monkeypatch.setattr(garbage, "PATIENCE", 2)
     clip = captioner.read(shipped()[0])
-    source, knots = Waiting(CaptionRequest(str(number), clip, key=number) for number in range(8)), []
+    source, knots = ReadyClips(CaptionRequest(str(number), clip, key=number) for number in range(8)), []
     with full_collections() as found:
         for _, event in captioner.serve(source, batch=batch):
             if isinstance(event, Finished):

@@ -1,4 +1,4 @@
-"""In float32 on the CPU every lossless method gives the token ids of plain decoding (docs/metrics.md, gate 1).
+"""In float32 on the CPU every lossless method gives the token ids of plain decoding (docs/research/metrics.md, gate 1).
 
 ``VIDSPEC_LOSSLESS_CLIPS=50`` draws more clips than the usual six, and shows the built-in pair all the shipped ones
 under every profile.
@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from research.world.samples import draw
-from tests.decoding.workers.pairs import Waiting
+from tests.decoding.workers.pairs import named_requests
 from tests.model_pairs import Pair, save_pair
 from tests.packaged import packaged
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec import video
 from vidspec.acceptance.base import Verdict
@@ -217,7 +218,7 @@ def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name)
     captioner = pair.captioner("hippo")
     texts = {
         clip: event.caption.token_ids
-        for clip, event in captioner.serve(Waiting(captioner, list(CLIPS)), batch=4)
+        for clip, event in captioner.serve(ReadyClips(named_requests(captioner, list(CLIPS))), batch=4)
         if isinstance(event, Finished)
     }
     assert texts == {clip: pair.plain(path) for clip, path in CLIPS.items()}

@@ -10,12 +10,13 @@ from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsPro
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from tests.decoding.checkpoints import tokenizer
 from tests.decoding.toys import GREEDY, ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
-from tests.decoding.workers.pairs import Waiting
+from tests.decoding.workers.pairs import named_requests
 from tests.drafting.literal_ensemble import literal_weights
 from tests.drafting.toy_ensemble import ensemble
 from tests.engine import standin
 from tests.engine.test_penalties import processed
 from tests.model_pairs import Pair, save_pair
+from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
@@ -28,7 +29,6 @@ from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
-from vidspec.events.events import Finished
 
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 
@@ -316,13 +316,8 @@ def pair(tmp_path_factory):
 
 
 def served(captioner, batch):
-    """The records of all clips, by name."""
-    records = {}
-    for key, said in captioner.serve(Waiting(captioner, CLIPS), batch=batch):
-        assert not isinstance(said, Exception), said
-        if isinstance(said, Finished):
-            records[key] = said.caption
-    return records
+    """Return the records of all clips, by name."""
+    return serve_captions(captioner, named_requests(captioner, CLIPS), batch)
 
 
 @pytest.mark.parametrize("settings", full_but(["all"], SETTINGS))

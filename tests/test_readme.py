@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from research.commands import application
+from tests.golden.keys import reference
 from tests.test_rooms import ORDER
 from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
@@ -20,7 +21,10 @@ from vidspec.config.profiles import available, load
 from vidspec.events.record import RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+#: Folders of pages: for users, authors of parts, researchers and developers.
+FOLDERS = ("docs", "docs/use", "docs/extend", "docs/research", "docs/internals")
+FILES = {page.stem: page for name in ("README", *(f"{one}/*" for one in FOLDERS)) for page in ROOT.glob(f"{name}.md")}
+PAGES = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -37,21 +41,24 @@ def options(command):
 
 
 def test_options_of_caption():
-    named = {
-        name
-        for cell in first_cells(section("usage", "Options of `vidspec caption`"))
-        for name in re.findall(r"`(-[\w-]+)", cell)
-    }
+    pages = section("reference", "Options of `vidspec caption`"), section("profiles", "Keys")
+    named = {name for page in pages for cell in first_cells(page) for name in re.findall(r"`(-[\w-]+)", cell)}
     real = {name for name in options(COMMANDS["caption"]) if name.startswith("-")}
     assert named == real - {"--help", "-h"}
 
 
+def test_keys_of_profiles():
+    assert reference() in PAGES["profiles"], "python -m tests.golden.make keys"
+
+
 def test_keys_of_the_record():
-    assert [cell.strip(" `") for cell in first_cells(section("usage", "The JSON record"))] == list(RECORD_KEYS)
+    assert [cell.strip(" `") for cell in first_cells(section("reference", "The JSON record"))] == list(RECORD_KEYS)
 
 
 def test_packaged_profiles():
-    named = [name for cell in first_cells(PAGES["profiles"]) for name in re.findall("`([^`]+)`", cell)]
+    named = [
+        name for cell in first_cells(PAGES["profiles"].split("\n## ")[0]) for name in re.findall("`([^`]+)`", cell)
+    ]
     assert sorted(named) == sorted(info.name for info in available() if info.source == "packaged")
 
 
@@ -137,7 +144,7 @@ def anchors(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    folder = ROOT if page == "README" else ROOT / "docs"
+    folder = FILES[page].parent
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", PAGES[page]):
         assert target.startswith("https://") or (folder / target).exists(), target
         if anchor:
@@ -148,7 +155,7 @@ def test_documents_that_the_code_refers_to_exist():
     files = [path for room in ("vidspec", "research", "tests") for path in (ROOT / room).rglob("*.py")]
     for path in [*files, ROOT / "vidspec/dataset/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
-        for name in re.findall(r"\bdocs/[\w-]+\.md\b", text):
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
             assert (ROOT / name).exists(), f"{path}: {name}"
         assert not re.search(
             r"\((?:see )?(?:METHODS|METRICS|FACTS|DESIGN)\b|\b(?:METHODS|METRICS|FACTS|DESIGN) \d", text
@@ -174,8 +181,9 @@ def test_named_files_exist(page):
 
 
 def test_index_names_every_page():
-    listed = re.findall(r"^\| \[(\S+)\.md\]", PAGES["index"], re.MULTILINE)
-    assert sorted(listed) == sorted(set(PAGES) - {"README", "index"})
+    listed = re.findall(r"^\| \[[^]]+\]\((\S+)\.md\) \|", PAGES["index"], re.MULTILINE)
+    wanted = {path.relative_to(ROOT / "docs").with_suffix("") for name, path in FILES.items() if name != "README"}
+    assert sorted(map(Path, listed)) == sorted(wanted - {Path("index")})
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     assert (folder / "scenes/day1/two.en.srt").is_file()
 
 
-@pytest.mark.parametrize("page", ["README", "usage"])
+@pytest.mark.parametrize("page", ["README", "reference"])
 def test_the_library_as_it_is_shown(page, folder, capfd):
     for code in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
         exec(compile(code, page, "exec"), {})

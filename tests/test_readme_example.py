@@ -1,4 +1,4 @@
-"""The pruner in docs/extend.md works as it stands there: both files, both commands."""
+"""The pruner in docs/extend/parts.md works as it stands there: both files, both commands."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.pruning.base import kept_count
 from vidspec.registry import build_part
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/extend.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/extend/parts.md"
 FILES = {"python": "inner_attention.py", "yaml": "inner.yaml"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.decoding.workers.pairs import CLIPS
 from tests.model_pairs import Pair, save_pair
 from tests.models.checkpoints_qwen import HYBRIDS
-from tests.test_serving import Given
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.drafting.base import FreeDrafter
 from vidspec.events.events import Finished
@@ -64,7 +64,7 @@ def pair(request, tmp_path_factory):
 def test_rejections_at_every_place(pair, gamma, batch):
     Scripted.clips = count()
     captioner = pair.captioner("vanilla-sd", {"draft.kind": "scripted", "draft.gamma": gamma})
-    arrivals = Given([CaptionRequest(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
+    arrivals = ReadyClips([CaptionRequest(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
     said = [event.caption for _, event in captioner.serve(arrivals, batch=batch) if isinstance(event, Finished)]
     assert [one.token_ids for one in said] == [Scripted.whole] * batch
     assert {length for one in said for length in one.counters["accepted_lengths"]} == set(range(gamma + 1))

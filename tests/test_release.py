@@ -9,7 +9,7 @@ import torch
 
 from research.world.samples import draw
 from tests.decoding import checkpoints
-from tests.test_serving import Given
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -83,7 +83,7 @@ def requests(captioner, paths):
         clip = captioner.read(path)
         frames += [weakref.ref(clip), weakref.ref(clip.frames)]
         found.append(CaptionRequest(path, clip, key=path, reread=partial(captioner.read, path)))
-    return Given(found), frames
+    return ReadyClips(found), frames
 
 
 def alive(references):

@@ -8,6 +8,7 @@ import pytest
 
 from research.world.samples import draw
 from tests.decoding import checkpoints
+from tests.ready_clips import ReadyClips, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -21,20 +22,6 @@ from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
 
 CLIPS = 6
-
-
-class Given:
-    """Clips that are all there from the start."""
-
-    def __init__(self, arrivals):
-        self.arrivals = list(arrivals)
-
-    @property
-    def over(self):
-        return not self.arrivals
-
-    def take(self):
-        return self.arrivals.pop(0) if self.arrivals else None
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +58,7 @@ def under(loaded, name, **overrides):
 
 def arrivals(clips, order=None, **asked):
     paths = list(order or clips)
-    return Given([CaptionRequest(path, clips[path], key=path, **asked) for path in paths])
+    return ReadyClips([CaptionRequest(path, clips[path], key=path, **asked) for path in paths])
 
 
 def served(captioner, source, batch, wake=None):
@@ -140,7 +127,7 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clip
     """The source has one clip at first and gives the others from another thread."""
     wake, done = WakeEvent(), threading.Event()
 
-    class Slow(Given):
+    class Slow(ReadyClips):
         @property
         def over(self):
             return done.is_set() and not self.arrivals
@@ -165,7 +152,7 @@ def test_how_long_models_waited_for_files_is_told(loaded, clips, late):
     """Of a run whose only clip is read after a second."""
     source, begun, taken = arrivals(dict([next(iter(clips.items()))])), time.monotonic(), []
 
-    class Late(Given):
+    class Late(ReadyClips):
         def take(self):
             if time.monotonic() - begun < late:
                 return None
@@ -193,7 +180,7 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(loaded, clips, monkeypat
         return read(request, trace)
 
     monkeypatch.setattr(loaded.setup, "read", broken)
-    ended, _ = served(loaded, Given([*failing, *arrivals(clips).arrivals]), 4)
+    ended, _ = served(loaded, ReadyClips([*failing, *arrivals(clips).arrivals]), 4)
     assert isinstance(ended.pop("nothing"), ValueError)
     late = ended.pop("late")
     assert late.kind == "timeout" and "late.mp4: not captioned within 1 s" in late.message
@@ -269,10 +256,10 @@ def test_how_many_at_once_follows_from_what_passes_take(loaded, clips, monkeypat
 
 
 def test_nobody_to_serve(loaded):
-    ((key, load),) = loaded.serve(Given([]), batch=3)
+    ((key, load),) = loaded.serve(ReadyClips([]), batch=3)
     assert key is None and (load.clips, load.passes) == (0, 0)
     with pytest.raises(ValueError, match="at least one"):
-        list(loaded.serve(Given([]), batch=0))
+        list(loaded.serve(ReadyClips([]), batch=0))
 
 
 def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
@@ -285,7 +272,7 @@ def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
         replace(first, prompt="What moves?", key="asked"),
         replace(first, attempt=1, key="again"),
     ]
-    found = {key: said.caption for key, said in captioner.serve(Given(requests), batch=4) if isinstance(said, Finished)}
+    found = serve_captions(captioner, requests, batch=4)
     assert len({found[path].seed for path in clips} | {found["asked"].seed, found["again"].seed}) == len(clips) + 2
     alone = captioner.caption(first.path, clip=first.clip)
     assert found["copy"].seed == alone.seed == found[first.path].seed
@@ -309,8 +296,8 @@ def test_sampled_texts_are_each_clips_own(loaded, clips):
     """The same clip under several keys is answered the same, whoever is beside it."""
     captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2})
     (path, clip), *_ = clips.items()
-    twice = Given([CaptionRequest(path, clip, key=number) for number in range(3)])
-    mixed = Given([*arrivals(clips).arrivals, CaptionRequest(path, clip, key="again")])
+    twice = ReadyClips([CaptionRequest(path, clip, key=number) for number in range(3)])
+    mixed = ReadyClips([*arrivals(clips).arrivals, CaptionRequest(path, clip, key="again")])
     same, _ = served(captioner, twice, 3)
     others, _ = served(captioner, mixed, 4)
     assert same[0] == same[1] == same[2] == others["again"] == others[path]

@@ -11,7 +11,7 @@ import pytest
 
 from research.world.samples import draw
 from tests.decoding import checkpoints
-from tests.test_serving import Given
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -43,7 +43,7 @@ def ids_of(dialogue):
 
 def served(captioner, path, clip):
     """The answers to both questions, from one call of ``serve``."""
-    source = Given([CaptionRequest(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
+    source = ReadyClips([CaptionRequest(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
     ended = {key: said.caption.token_ids for key, said in captioner.serve(source) if isinstance(said, Finished)}
     return [ended[prompt] for prompt in QUESTIONS]
 
@@ -245,7 +245,7 @@ def test_closing_ends_the_calls_of_others(loaded, clips):
         captioner.close()
         with pytest.raises(ClosedError):
             later.result(BLOCKED)
-    for use in (lambda: list(held), lambda: captioner.caption(first), lambda: next(captioner.serve(Given([])))):
+    for use in (lambda: list(held), lambda: captioner.caption(first), lambda: next(captioner.serve(ReadyClips([])))):
         with pytest.raises(ClosedError, match=r"closed \(make another") as caught:
             use()
         assert isinstance(caught.value, VidspecError)

@@ -1,7 +1,7 @@
 """Registries of methods by part and name, which list names without importing the methods. No torch.
 
-A method is one module whose file name is the name it registers: ``vidspec/pruning/uniform.py`` holds
-``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Other packages add methods
+A method is one module whose file name is the name it registers, with ``_`` for ``-``: ``vidspec/pruning/uniform.py``
+holds ``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Other packages add methods
 through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files with
 more methods (:func:`load_plugin`), and a running process may register its own.
 
@@ -209,7 +209,7 @@ class Registry(Generic[T]):
         """
         if name not in self._entries:
             if name in self.modules():
-                importlib.import_module(f"{self.package}.{name}")
+                importlib.import_module(self._module(name))
             elif name in (plugins := self._plugins()):
                 method = plugins[name].load()
                 self._entries.setdefault(name, method)
@@ -233,7 +233,7 @@ class Registry(Generic[T]):
         """
         found: dict[str, tuple[Any, Any]] = {}
         for name in sorted(self.modules()):
-            importlib.import_module(f"{self.package}.{name}")  # `get` would look for all modules with each name
+            importlib.import_module(self._module(name))  # `get` would look for all modules with each name
             for option, one in _parameters(cast(Callable[..., object], self._entries[name]), self.known).items():
                 fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
                 if any(field.json_schema_extra is _KEY for field in fields) and found.setdefault(option, one) != one:
@@ -256,15 +256,19 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Return the modules of the package that register a method under their own name, by their source alone."""
+        """Return the names of modules of the package that register a method under them, by their source alone."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.submodule_search_locations is None:
             return set()
         return {
-            module.name
+            name
             for module in pkgutil.iter_modules(spec.submodule_search_locations)
-            if not module.ispkg and _registers_itself(module)
+            for name in {module.name, module.name.replace("_", "-")}
+            if not module.ispkg and _registers(module, name)
         }
+
+    def _module(self, name: str) -> str:
+        return f"{self.package}.{name.replace('-', '_')}"
 
     def _plugins(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=f"vidspec.{self.part}")}
@@ -274,11 +278,11 @@ def _identity(method: object) -> str:
     return f"{getattr(method, '__module__', '?')}.{getattr(method, '__qualname__', repr(method))}"
 
 
-def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
+def _registers(module: pkgutil.ModuleInfo, name: str) -> bool:
     spec = module.module_finder.find_spec(module.name, None)
     get_source = getattr(spec.loader, "get_source", None) if spec else None
     source = get_source(module.name) if get_source else None
-    pattern = rf"""^\s*@?\w*\.?register\(\s*["']{re.escape(module.name)}["']"""
+    pattern = rf"""^\s*@?\w*\.?register\(\s*["']{re.escape(name)}["']"""
     return source is not None and re.search(pattern, source, re.MULTILINE) is not None
 
 

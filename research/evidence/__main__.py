@@ -1,9 +1,9 @@
 """Measure the docs' figures and write the pages: ``python -m research.evidence`` (``make evidence``), unattended.
 
-Each part (``research/evidence/parts.py``) writes ``docs/measured/NAME.md`` with its commands, commit, machine and
-output, and ``NAME.json`` with the rows of its tables; then docs/measured.md, the README's table and the pictures
-are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an idle machine;
-peers come from ``make peers``, the previous version from this repository's history.
+Each part (``research/evidence/parts.py``) writes ``NAME.md`` in docs/research/measured with its commands, commit,
+machine and output, and ``NAME.json`` with the rows of its tables; then docs/research/measured.md, the README's table
+and the pictures are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an
+idle machine; peers come from ``make peers``, the previous version from this repository's history.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _places(work: Path, *, smoke: bool) -> Iterator[tuple[dict[str, str], list[s
     count = 2 if smoke else CLIPS
     folder = work / f"clips-{count}"
     clips = sorted(folder.glob("*.mp4")) or draw(folder, count, HELD_OUT_SEED)
-    places = {"work": str(work), "docs": str(work if smoke else ROOT / "docs")}
+    places = {"work": str(work), "docs": str(work if smoke else ROOT / "docs" / "pictures")}
     for name in () if smoke else PEERS:
         python = ROOT / ".venv" / "peers" / name / "bin" / "python"
         if not (python.parents[1] / "installed").exists():
@@ -144,7 +144,7 @@ def command(
         list[str] | None, typer.Argument(metavar="PART...", help="These parts, and no pages.", show_default="all")
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Where pages and results go.")] = ROOT / "docs" / "measured",
+    out: Annotated[Path, typer.Option("--out", help="Where pages and results go.")] = ROOT / "docs/research/measured",
     work: Annotated[Path, typer.Option("--work", help="Clips, records and checkouts.")] = ROOT / "runs" / "evidence",
     again: Annotated[bool, typer.Option("--again", help="Also what has been measured.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two clips and few methods, to see that all runs.")] = False,

@@ -1,4 +1,4 @@
-"""Pages from measurements: one per part, docs/measured.md and the README's table."""
+"""Pages from measurements: one per part, docs/research/measured.md and the README's table."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ LINKS = {
 
 
 def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
-    """Return docs/measured.md from the results of the parts, with links to their pages."""
+    """Return docs/research/measured.md from the results of the parts, with links to their pages."""
     single = {pair: data[f"profiles-{pair}"] for pair in PAIRS if f"profiles-{pair}" in data}
     titles = {
         "folder-embedded": "embedded, 32",
@@ -327,10 +327,10 @@ def scores(both: Mapping[str, Results]) -> tuple[str, str]:
 
 
 def write(out: Path) -> None:
-    """Write docs/measured.md and the README's table from the results in a folder."""
+    """Write docs/research/measured.md and the README's table from the results in a folder."""
     data = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))}
     known = [path.stem for path in out.glob("*.md")]
-    (ROOT / "docs" / "measured.md").write_text(measured(data, known), encoding="utf-8")
+    (ROOT / "docs" / "research" / "measured.md").write_text(measured(data, known), encoding="utf-8")
     front = ROOT / "README.md"
     if (results := data.get("profiles-embedded-qwen")) is not None:
         front.write_text(filled(front.read_text(encoding="utf-8"), "profiles", readme(results)), encoding="utf-8")
@@ -338,7 +338,7 @@ def write(out: Path) -> None:
     known_scores = {
         pair: json.loads((one / "scores.json").read_text(encoding="utf-8")) for pair, one in folders.items()
     }
-    about, (of_models, of_questions) = ROOT / "docs" / "embedded.md", scores(known_scores)
+    about, (of_models, of_questions) = ROOT / "docs" / "internals" / "embedded.md", scores(known_scores)
     text = filled(about.read_text(encoding="utf-8"), "scores", of_models)
     about.write_text(filled(text, "questions", of_questions), encoding="utf-8")
 
@@ -352,7 +352,7 @@ def draw(clips: Path) -> None:
     docs = ROOT / "docs"
     clip = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
     panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.ogv"}
-    commands = [["panel", str(source), str(docs / file)] for file, source in panels.items()]
+    commands = [["panel", str(source), str(docs / "pictures" / file)] for file, source in panels.items()]
     for name, *arguments in [*commands, ["how"]]:
         command = [sys.executable, "-m", f"research.pages.{name}", *arguments]
         if subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode:

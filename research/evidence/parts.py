@@ -37,7 +37,7 @@ class Part:
     """A part of the measurements.
 
     Attributes:
-        name: of its page and its results in ``docs/measured/``.
+        name: of its page and its results in ``docs/research/measured/``.
         title: of the page.
         about: explanation of the tables, in Markdown.
         commands: of ``python -m``, in which ``{clips:N}`` are the first N drawn clips, ``{json}`` a file of results,

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``research.pages.how [OUT]``.
+"""Draw the pictures of docs/use/how-it-works.md and docs/use/reports.md from real runs: ``research.pages.how [OUT]``.
 
 Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
 which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption
@@ -17,6 +17,7 @@ from PIL import Image, ImageChops
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+PICTURES = DOCS / "pictures"
 DRAWN = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
 REAL = DOCS / "clips" / "grand-prix-1906.ogv"
 #: Keeps one part of a page: a heading and its content.
@@ -60,7 +61,7 @@ def part(page: Path, title: str, out: Path, height: int | None = None) -> None:
 
 def main() -> None:
     """Draw all of them."""
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
     with tempfile.TemporaryDirectory() as name:
         drawn = captioned(DRAWN, Path(name), out / "how-seen.png")
         part(captioned(REAL, Path(name), out / "how-seen-real.png"), "", out / "report-real.png", 850)

@@ -1,4 +1,4 @@
-"""Write the page of replayed tables: ``python -m research.pages.papers docs/papers.md``; ``-`` prints it.
+"""Write the page of replayed tables: ``python -m research.pages.papers docs/research/papers.md``; ``-`` prints it.
 
 Every figure is computed as by ``python -m research.simulate --table NAME``; no model is run.
 """

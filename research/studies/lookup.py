@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from research.world.samples import draw_sample
-from vidspec.config.sections import TREE
+from vidspec.config.part_sections import TREE
 from vidspec.config.tree import parse_tree
 from vidspec.drafting.lookup import LookupDrafter
 from vidspec.drafting.memory import TextMemory

@@ -26,7 +26,8 @@ def isolated(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
+    all_names = registry.Registry.names
+    monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES.get(self.part) or all_names(self))
     for name in ("vidspec.captioner",):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)

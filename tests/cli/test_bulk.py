@@ -430,10 +430,10 @@ def test_a_place_that_cannot_be_opened_lets_go_of_the_others(vidspec, clips):
 
 def test_completion_of_formats():
     from vidspec.cli import options
-    from vidspec.dataset.formats import FORMATS
+    from vidspec.dataset.formats.base import format_names
 
-    assert options.format_names("jsonl,s") == ["jsonl,srt"] and options.format_names("jso") == ["json", "jsonl"]
-    assert options.format_names("") == list(FORMATS)
+    assert options.complete_format("jsonl,s") == ["jsonl,srt"] and options.complete_format("jso") == ["json", "jsonl"]
+    assert options.complete_format("") == list(format_names())
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_flags_and_own_profiles_win_over_the_config(vidspec, config):
         ("- a", "must be a mapping of keys, not list"),
         ("a: [", "line 1, column 5: not YAML"),
         ("format: 3", "format: must be text, not int"),
-        ("format: xml", "format: must be one of text,"),
+        ("format: xml", "format: must be one of "),
         ("prune: {alpha: 0.5}", "prune.alpha: is part of a method (put it into a profile"),
         ("name: x", "name: is not a key of a config"),
     ],

@@ -17,6 +17,7 @@ import vidspec
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.tiers import full_but
 from vidspec.cli.interrupts import SIGNALS, Terminated, raise_on_signals
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.outputs import SingleFileOutput
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
@@ -125,9 +126,7 @@ def test_a_file_that_is_deleted_behind_the_last_clip(vidspec, monkeypatch):
     """Between its last record and its end."""
     from vidspec.cli.listeners import OutcomeLines
 
-    monkeypatch.setattr(
-        OutcomeLines, "result", lambda self, outcome, tally: tally.done < 5 or os.remove("out/out.jsonl")
-    )
+    monkeypatch.setattr(OutcomeLines, "result", lambda self, *given: given[-1].done < 5 or os.remove("out/out.jsonl"))
     ran = vidspec("caption", *CLIPS, *JSONL)
     assert ran.code == 1 and "error: out/out.jsonl: was moved, replaced or deleted" in ran.err
     assert "captioned" not in ran.err and not os.path.exists("out/out.jsonl")
@@ -224,7 +223,7 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
 @pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
 def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
     path = Path("out/out")
-    live = SingleFileOutput(path, first, several=True)
+    live = SingleFileOutput(path, make_format(first, several=True))
     ran = vidspec("caption", *CLIPS, "--format", second, "-o", str(path))
     assert ran.code == 2 and "out/out: another run is writing it" in ran.err and not FakeCaptioner.made
     live.close([], complete=True)

@@ -1,15 +1,22 @@
 """Dataclasses whose fields are the options of commands."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 import typer
 
+from vidspec.cli import keys
 from vidspec.cli.app import app
 from vidspec.cli.ask import SHARED
-from vidspec.cli.options import flatten_options
+from vidspec.cli.options import CaptionArguments, flatten_options
+from vidspec.cli.request import logged_arguments
+from vidspec.config.schema import Profile
+from vidspec.config.sections import Flag, Section
+from vidspec.registry import key
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,52 @@ def test_what_ask_and_caption_share_is_called_alike():
         for name in ("caption", "ask")
     ]
     assert names[0] == names[1] and set(names[0]) == set(SHARED)
+
+
+class Made(Section):
+    loud: Annotated[bool, key("Sound is loud"), Flag()] = True
+    tone: Annotated[Literal["low", "high"], key("Pitch"), Flag()] = "low"
+    notes: Annotated[tuple[str, ...], key("Names of notes"), Flag(metavar="NOTE")] = ()
+    bars: Annotated[int | None, key("Number of bars", ge=1), Flag()] = None
+    share: Annotated[float | None, key("Not an option")] = None
+
+
+def test_a_key_is_declared_in_the_schema_alone(monkeypatch):
+    monkeypatch.setitem(keys.KEY_SECTIONS, "video", (Made, "Music"))
+
+    @dataclass(frozen=True)
+    class Options:
+        video: Mapping[str, object] = field(default_factory=dict)
+        late: Annotated[bool, typer.Option("--late")] = False
+
+    def command(options: Options) -> None:
+        given.append(options)
+
+    given, app = [], typer.Typer()
+    app.command()(flatten_options()(command))
+    run = partial(app, standalone_mode=False)
+    run(["--no-loud", "--notes", "c", "--notes", "e", "--bars", "3", "--late"])
+    run([])
+    assert given == [
+        Options({"video.loud": False, "video.notes": ["c", "e"], "video.bars": 3}, late=True),
+        Options(),
+    ]
+    options = {one.opts[0]: one for one in typer.main.get_command(app).params}
+    assert [name for name in options if "complet" not in name] == ["--loud", "--tone", "--notes", "--bars", "--late"]
+    assert options["--tone"].help == "Pitch: low or high." and options["--tone"].rich_help_panel == "Music"
+    assert options["--notes"].metavar == "NOTE" and options["--bars"].help == "Number of bars."
+
+
+def test_every_key_is_described():
+    for section in (one.annotation for one in Profile.model_fields.values()):
+        if isinstance(section, type) and issubclass(section, Section):
+            assert all(one.description for one in section.model_fields.values()), section
+
+
+def test_the_log_names_options_as_they_are_typed():
+    request = CaptionArguments(paths=["x"], video={"video.frames": 4}, generate={"generate.seed": 0})
+    logged = logged_arguments(request)
+    assert logged["paths"] == ["x"] and logged["frames"] == 4 and "video" not in logged
 
 
 @pytest.mark.parametrize("command", [("caption", "x"), ("profile", "x.mp4")])

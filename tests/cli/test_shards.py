@@ -358,9 +358,9 @@ def test_an_edited_part_is_kept(vidspec, more):
 
 def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     """Killed between its part and the end of its journal."""
+    from vidspec.dataset.formats.parquet import records_of
     from vidspec.dataset.journal import Journal
     from vidspec.dataset.outputs import hidden_journal
-    from vidspec.dataset.tables import records_of
 
     write_shards(Path("shards"), 1, 2)
     args = ("caption", "shards/00000.tar", "--output-dir", "out")

@@ -5,15 +5,15 @@ import sys
 import pytest
 
 from tests.plugins import forget_plugins
-from vidspec.config import profiles, sections
+from vidspec.config import part_sections, profiles
 from vidspec.errors import ProfileError
 from vidspec.registry import Registry, drafters, lossy, options_of, pruners, rules
 
 SECTIONS = {
-    sections.DraftSection: drafters,
-    sections.PruneSection: pruners,
-    sections.AcceptSection: rules,
-    sections.LossySection: lossy,
+    part_sections.DraftSection: drafters,
+    part_sections.PruneSection: pruners,
+    part_sections.AcceptSection: rules,
+    part_sections.LossySection: lossy,
 }
 PART = """
 from typing import Annotated
@@ -84,8 +84,8 @@ def owned(tmp_path, monkeypatch):
 def test_one_file_adds_a_key_to_a_section(owned):
     made = owned("one", 3)
 
-    @sections.with_parts(made)
-    class Given(sections.PartSection):
+    @part_sections.with_parts(made)
+    class Given(part_sections.PartSection):
         """A section."""
 
         kind: str = "one"

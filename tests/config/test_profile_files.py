@@ -154,7 +154,7 @@ def test_a_group_is_what_the_resolved_profile_does(folder):
 
 
 def test_the_example_of_the_documentation(folder):
-    page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "profiles.md").read_text()
     write(folder / "steady.yaml", page.split("```yaml\n# steady.yaml")[1].split("\n", 1)[1].split("```")[0])
     wide = load("steady-3-wide", env={})
     assert (wide.prune.method, wide.generate.seed, wide.draft.gamma, wide.video.frames) == ("specvlm", 7, 3, 128)

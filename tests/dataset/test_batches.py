@@ -16,6 +16,7 @@ import pytest
 
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from vidspec.dataset.feed import Feed
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
 from vidspec.dataset.outputs import StreamOutput
@@ -236,7 +237,7 @@ class Lines:
 def test_a_stream_in_order_holds_back_what_is_early(recorded):
     entries = [Job(name) for name in "abcd"]
     lines = Lines()
-    stream = StreamOutput(lines, "text", several=True, order=entries)
+    stream = StreamOutput(lines, make_format("text", several=True), order=entries)
 
     def add(name, **part):
         stream.add(Job(name), recorded(name, **part))

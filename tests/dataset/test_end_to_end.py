@@ -47,7 +47,7 @@ def test_pictures_among_videos(environment, tmp_path):
     folder = tmp_path / "clips"
     folder.mkdir()
     shutil.copy(shipped()[0], folder / "a.mp4")
-    with Image.open(ROOT / "docs/how-seen-real.png") as picture:
+    with Image.open(ROOT / "docs/pictures/how-seen-real.png") as picture:
         picture.convert("RGB").save(folder / "b.jpg")
     (folder / "c.jpg").write_bytes((folder / "b.jpg").read_bytes()[:5000])
     command = ["vidspec", "caption", str(folder), "--format", "json", "--ordered", *SMALL, "--segment", "60s"]

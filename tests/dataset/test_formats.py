@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from importlib.metadata import EntryPoint
 from itertools import pairwise
 
 import av
@@ -10,12 +11,24 @@ import srt
 import webvtt
 
 from tests.fake_captioner import TEXT
-from vidspec.dataset.formats import CSV_COLUMNS, FORMATS, clip_document, clock, header_line, record_line, time_range
-from vidspec.dataset.formats import subtitle_cues as subtitles
+from vidspec import registry
+from vidspec.dataset.formats.base import (
+    LineFormat,
+    clock,
+    format_names,
+    format_of_suffix,
+    make_format,
+    output_formats,
+    time_range,
+)
+from vidspec.dataset.formats.csv import CSV_COLUMNS
+from vidspec.dataset.formats.cues import subtitle_cues as subtitles
 from vidspec.dataset.job import Job
 from vidspec.dataset.records import LEAN_KEYS, lean_record
+from vidspec.errors import UsageError
 from vidspec.escaping import escape_text
 
+CSV = make_format("csv")
 HARD = "a {\\i1} brace\\N & <i>less</i> --> more\n\nand\u2028more \u4e2d\u6587"
 FLAT = "a {\\i1} brace\\N & <i>less</i> --> more and more \u4e2d\u6587"
 WRAPPED = FLAT.replace("and more", "and\nmore")
@@ -38,27 +51,27 @@ def cues(recorded):
 
 
 def test_text(recorded):
-    assert record_line(recorded(), "text", several=False) == TEXT
-    assert record_line(recorded("a b.mp4"), "text", several=True) == "a b.mp4\tA red circle moves left."
-    assert record_line(recorded(error="no"), "text", several=True) is None
+    assert make_format("text").line(recorded()) == TEXT
+    assert make_format("text", several=True).line(recorded("a b.mp4")) == "a b.mp4\tA red circle moves left."
+    assert make_format("text", several=True).line(recorded(error="no")) is None
 
 
 def test_text_of_segments(cues):
     timed = "00:00:00.000-00:00:05.000\tA red circle moves left."
-    assert record_line(cues[0], "text", several=False) == timed
-    assert record_line(cues[0], "text", several=True) == f"a.mp4\t{timed}"
-    assert clip_document(cues, "txt").splitlines()[0] == timed
+    assert make_format("text").line(cues[0]) == timed
+    assert make_format("text", several=True).line(cues[0]) == f"a.mp4\t{timed}"
+    assert make_format("txt").document(cues).splitlines()[0] == timed
 
 
 def test_json_is_one_line(recorded):
-    text = record_line(recorded(error="no"), "json", several=True)
+    text = make_format("json").line(recorded(error="no"))
     assert "\n" not in text and json.loads(text)["caption"] is None
 
 
 def test_csv_goes_through_a_reader(recorded, cues):
     lines = [
-        header_line("csv"),
-        *(record_line(one, "csv", several=True) for one in (recorded(changes={"caption": HARD}), *cues)),
+        CSV.header,
+        *(CSV.line(one) for one in (recorded(changes={"caption": HARD}), *cues)),
     ]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines), newline="")))
     assert list(rows[0]) == list(CSV_COLUMNS)
@@ -68,7 +81,7 @@ def test_csv_goes_through_a_reader(recorded, cues):
 
 
 def test_srt_loads_in_three_parsers(cues, tmp_path):
-    text = clip_document(cues, "srt")
+    text = make_format("srt").document(cues)
     parsed = list(srt.parse(text))
     assert [cue.content for cue in parsed] == ["A red circle moves left.", CUE]
     assert [(cue.start.total_seconds(), cue.end.total_seconds()) for cue in parsed] == [(0, 5), (10, 12)]
@@ -80,25 +93,25 @@ def test_srt_loads_in_three_parsers(cues, tmp_path):
 def test_the_built_in_models_captions_say_so(recorded):
     """But in SRT, where players show whatever there is."""
     demo, other = recorded(changes={"demo": True}), recorded(changes={"demo": False})
-    assert "NOTE Captions of vidspec's built-in models" in clip_document([demo], "vtt")
-    assert "NOTE" not in clip_document([other], "vtt")
-    assert len(webvtt.from_string(clip_document([demo], "vtt")).captions) == 1
-    plain = clip_document([other], "srt")
-    assert "[demo]" not in plain and clip_document([demo], "srt").replace("[demo] ", "", 1) == plain
+    assert "NOTE Captions of vidspec's built-in models" in make_format("vtt").document([demo])
+    assert "NOTE" not in make_format("vtt").document([other])
+    assert len(webvtt.from_string(make_format("vtt").document([demo])).captions) == 1
+    plain = make_format("srt").document([other])
+    assert "[demo]" not in plain and make_format("srt").document([demo]).replace("[demo] ", "", 1) == plain
     for one, said in ((demo, True), (other, False)):
-        assert json.loads(record_line(one, "json", several=False))["demo"] is lean_record(one)["demo"] is said
-        rows = csv.DictReader(io.StringIO(f"{header_line('csv')}\n{record_line(one, 'csv', several=False)}"))
+        assert json.loads(make_format("json").line(one))["demo"] is lean_record(one)["demo"] is said
+        rows = csv.DictReader(io.StringIO(f"{CSV.header}\n{CSV.line(one)}"))
         assert next(rows)["demo"] == str(said)
 
 
 def test_records_from_before_it_was_said(recorded):
     old = {key: value for key, value in recorded().items() if key != "demo"}
-    assert record_line(old, "csv", several=False) == record_line({**old, "demo": None}, "csv", several=False)
-    assert "NOTE" not in clip_document([old], "vtt") and lean_record(old)["demo"] is None
+    assert CSV.line(old) == CSV.line({**old, "demo": None})
+    assert "NOTE" not in make_format("vtt").document([old]) and lean_record(old)["demo"] is None
 
 
 def test_vtt_loads_in_three_parsers(cues, tmp_path):
-    text = clip_document(cues, "vtt")
+    text = make_format("vtt").document(cues)
     parsed = webvtt.from_string(text)
     assert [(cue.start, cue.end) for cue in parsed] == [
         ("00:00:00.000", "00:00:05.000"),
@@ -123,7 +136,7 @@ def cue_times(path):
 
 def test_a_whole_clip_is_one_cue_of_its_length(recorded):
     one = recorded(changes={"video": {"duration_s": 2.5}})
-    (cue,) = srt.parse(clip_document([one], "srt"))
+    (cue,) = srt.parse(make_format("srt").document([one]))
     assert (cue.start.total_seconds(), cue.end.total_seconds()) == (0, 2.5)
 
 
@@ -142,7 +155,7 @@ def test_a_long_caption_is_split_over_its_time(recorded):
         assert 1 <= len(lines) <= 2 and all(0 < len(line) <= 42 for line in lines)
         assert (end - start) / 4000 == pytest.approx(len(text) / sum(len(text) for *_, text in shown), abs=0.001)
     files = [
-        clip_document([recorded(changes={"caption": words, "video": {"duration_s": 6.0}})], form)
+        make_format(form).document([recorded(changes={"caption": words, "video": {"duration_s": 6.0}})])
         for form in ("srt", "vtt")
     ]
     read = [[(cue.start, cue.end, cue.plaintext) for cue in pysubs2.SSAFile.from_string(file)] for file in files]
@@ -163,7 +176,8 @@ def test_a_caption_without_time_stays_one_cue(recorded, duration):
 
 def test_an_empty_caption_has_no_cue(recorded):
     assert timed(recorded, "") == []
-    assert clip_document([recorded(changes={"caption": "", "video": {"duration_s": 6.0}})], "vtt").startswith("WEBVTT")
+    empty = recorded(changes={"caption": "", "video": {"duration_s": 6.0}})
+    assert make_format("vtt").document([empty]).startswith("WEBVTT")
 
 
 def test_span_ends_with_the_video(recorded):
@@ -174,11 +188,11 @@ def test_span_ends_with_the_video(recorded):
 
 
 def test_documents(cues, recorded):
-    assert clip_document([recorded(error="no")], "srt") is None
-    assert clip_document([recorded()], "txt") == TEXT + "\n"
-    assert clip_document(cues, "webdataset-txt") == f"A red circle moves left. {FLAT}\n"
-    assert json.loads(clip_document([recorded()], "json"))["caption"] == TEXT
-    assert [one["caption"] for one in json.loads(clip_document(cues, "json"))] == [TEXT, None, HARD]
+    assert make_format("srt").document([recorded(error="no")]) is None
+    assert make_format("txt").document([recorded()]) == TEXT + "\n"
+    assert make_format("webdataset-txt").document(cues) == f"A red circle moves left. {FLAT}\n"
+    assert json.loads(make_format("json").document([recorded()]))["caption"] == TEXT
+    assert [one["caption"] for one in json.loads(make_format("json").document(cues))] == [TEXT, None, HARD]
 
 
 def test_lean_records_hold_nothing_measured(recorded):
@@ -188,16 +202,19 @@ def test_lean_records_hold_nothing_measured(recorded):
     assert set(one["job"]) == {"clip", "settings", "size", "mtime_ns"}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", format_names())
 @pytest.mark.parametrize("segment", [None, 0])
 def test_nothing_a_terminal_obeys_is_written(recorded, form, segment):
     part = {} if segment is None else {"start": 0.0, "end": 1.0, "segment": 0, "segments": 1}
     record = recorded(HOSTILE, changes={"caption": HOSTILE, "profile": HOSTILE}, **part)
-    whole = clip_document([record], form)
-    assert whole.endswith("\n") and DANGEROUS.isdisjoint(whole)
-    if form in ("srt", "vtt"):
+    made = make_format(form, several=True)
+    if not made.is_text:
         return
-    each = record_line(record, form, several=True)
+    for whole in (made.content([record]).decode(), made.document([record])):
+        assert whole is None or (whole.endswith("\n") and DANGEROUS.isdisjoint(whole))
+    each = made.line(record)
+    if each is None:
+        return
     assert DANGEROUS.isdisjoint(each)
     if form == "csv":
         assert len(list(csv.reader(io.StringIO(each, newline="")))) == 1
@@ -208,15 +225,38 @@ def test_nothing_a_terminal_obeys_is_written(recorded, form, segment):
         assert each.startswith("\\x1b[31ma\\r\\x9b2J\\u202eb")
 
 
+class ShoutingFormat(LineFormat):
+    suffix = ".loud"
+    clip_files = "in_folder"
+
+    def line(self, record):
+        return record["caption"].upper()
+
+
+def test_a_package_brings_a_format(recorded, monkeypatch):
+    point = EntryPoint("loud", f"{__name__}:ShoutingFormat", "vidspec.formats")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "vidspec.formats" else [])
+    monkeypatch.setattr(output_formats, "_entries", dict(output_formats._entries))
+    assert "loud" in format_names() and format_of_suffix("a.loud") == "loud"
+    assert make_format("loud").content([recorded()]) == f"{TEXT.upper()}\n".encode()
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(UsageError, match=r"^--format xml: must be one of .*\bcsv, .*, not 'xml'$"):
+        make_format("xml")
+
+
 def test_json_reads_back_as_it_was(recorded):
     record = recorded(HOSTILE, changes={"caption": HOSTILE})
-    for text in (record_line(record, "jsonl", several=True), clip_document([record], "json")):
+    for text in (make_format("jsonl").line(record), make_format("json").document([record])):
         assert json.loads(text)["path"] == json.loads(text)["caption"] == HOSTILE
 
 
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 def test_captions_do_not_end_their_cues(recorded, form):
-    text = clip_document([recorded(changes={"caption": "a\n\n2\n00:00:00,000 --> 00:00:09,000\n<b>&", **LONG})], form)
+    text = make_format(form).document(
+        [recorded(changes={"caption": "a\n\n2\n00:00:00,000 --> 00:00:09,000\n<b>&", **LONG})]
+    )
     read = list(srt.parse(text)) if form == "srt" else list(webvtt.from_string(text))
     assert len(read) == 1
     assert "a 2 00:00:00,000 --&gt; 00:00:09,000 &lt;b&gt;&amp;" in text
@@ -226,9 +266,9 @@ def test_captions_do_not_end_their_cues(recorded, form):
 def test_cells_that_begin_like_a_formula(recorded, caption):
     record = recorded(caption + ".mp4", changes={"caption": caption})
     column = CSV_COLUMNS.index("caption")
-    (row,) = csv.reader(io.StringIO(record_line(record, "csv", several=True), newline=""))
+    (row,) = csv.reader(io.StringIO(CSV.line(record), newline=""))
     assert row[0].startswith("'") and row[column] == "'" + escape_text(caption)
-    (row,) = csv.reader(io.StringIO(record_line(record, "csv", several=True, raw_csv=True), newline=""))
+    (row,) = csv.reader(io.StringIO(make_format("csv", raw_csv=True).line(record), newline=""))
     assert row[column] == escape_text(caption)
 
 
@@ -236,16 +276,16 @@ def test_cells_that_begin_like_a_formula(recorded, caption):
 def test_names_in_cells_have_one_line_and_captions_as_many_as_they_have(recorded, raw):
     name = "a\n\tb\u2028c"
     record = recorded(name, entry=Job(name, id=name), changes={"caption": name, "profile": name})
-    (row,) = csv.reader(io.StringIO(record_line(record, "csv", several=True, raw_csv=raw), newline=""))
+    (row,) = csv.reader(io.StringIO(make_format("csv", raw_csv=raw).line(record), newline=""))
     cells = dict(zip(CSV_COLUMNS, row, strict=True))
     assert cells["path"] == cells["id"] == cells["profile"] == r"a\n\tb\u2028c" and cells["caption"] == name
     failed = recorded(name, error="line\nfeed")
-    assert "\n" not in record_line(failed, "csv", several=True, raw_csv=raw)
+    assert "\n" not in make_format("csv", raw_csv=raw).line(failed)
 
 
 def test_cells_of_numbers_and_sentences_stay(recorded):
     one = recorded(start=1.0, end=2.0, changes={"caption": "It is -1, or =1."})
-    (row,) = csv.reader([record_line(one, "csv", several=True)])
+    (row,) = csv.reader([CSV.line(one)])
     assert row[:5] == ["a.mp4", "", "1.0", "2.0", "It is -1, or =1."]
 
 

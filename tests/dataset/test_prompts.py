@@ -9,7 +9,7 @@ import pytest
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, events, question
 from vidspec.cli import main
 from vidspec.dataset.feed import Feed
-from vidspec.dataset.formats import clip_document, record_line
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.inputs import InputSources, collect_inputs
 from vidspec.dataset.job import Job, JobConfig, JobQuestions
 from vidspec.dataset.manifests import parse_manifest
@@ -137,10 +137,10 @@ def test_records_of_prompts(recorded):
     assert all(lean_record(lean_record(one)) == lean_record(one) and "saved_s" in one["question"] for one in records)
     said = " ".join(TEXT.split())
     assert (
-        clip_document(records, "txt") == 3 * f"{said}\n"
-        and record_line(records[1], "text", several=True) == f"a.mp4\t{said}"
+        make_format("txt").document(records) == 3 * f"{said}\n"
+        and make_format("text", several=True).line(records[1]) == f"a.mp4\t{said}"
     )
-    assert [record_line(one, "csv", several=True).rpartition(",")[2] for one in records] == list(PROMPTS)
+    assert [make_format("csv", several=True).line(one).rpartition(",")[2] for one in records] == list(PROMPTS)
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import pytest
 
 from vidspec.dataset.bulk import plan_run, remaining_parts
 from vidspec.dataset.clip_files import SidecarOutput
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.outputs import SingleFileOutput, hidden_journal
 from vidspec.dataset.records import FileContent, SettingsDigest, content_of
@@ -39,7 +40,7 @@ def killed(action):
 
 
 def jsonl(**how):
-    return SingleFileOutput(Path("out.jsonl"), "jsonl", several=True, **how)
+    return SingleFileOutput(Path("out.jsonl"), make_format("jsonl", several=True), **how)
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):
@@ -145,10 +146,10 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path.write_text("precious\n")
 
     with pytest.raises(UsageError, match=r"out.csv: is there already, and no such run wrote it \(--overwrite replaces"):
-        SingleFileOutput(path, "csv", several=True)
+        SingleFileOutput(path, make_format("csv", several=True))
 
     def run():
-        output = SingleFileOutput(path, "csv", several=True, fresh=True)
+        output = SingleFileOutput(path, make_format("csv", several=True), fresh=True)
         note(output, recorded, clips[0])
         (tmp_path / "seen.csv").write_bytes(path.read_bytes())
         note(output, recorded, clips[1])
@@ -158,7 +159,7 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     seen = (tmp_path / "seen.csv").read_text()
     assert seen.count("\n") == 3 and "a.mp4" in seen
     assert (tmp_path / "out.csv~").read_text() == "precious\n"
-    output = SingleFileOutput(path, "csv", several=True)
+    output = SingleFileOutput(path, make_format("csv", several=True))
     note(output, recorded, clips[2])
     output.close(clips, complete=True)
     rows = path.read_text().splitlines()
@@ -176,16 +177,16 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
         patch.setattr("vidspec.dataset.outputs.write_whole", lambda *_: os._exit(9))
-        killed(lambda: note(SingleFileOutput(path, "csv", several=True, fresh=True), recorded, clips[0]))
+        killed(lambda: note(SingleFileOutput(path, make_format("csv", several=True), fresh=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
-    output = SingleFileOutput(path, "csv", several=True)
+    output = SingleFileOutput(path, make_format("csv", several=True))
     note(output, recorded, clips[1])
     output.close(clips, complete=True)
     assert (tmp_path / "out.csv~").read_text() == "precious\n" and "b.mp4" in path.read_text()
 
 
 def sidecars(form, entries, folder=None, template=None, **how):
-    return SidecarOutput([SidecarNames(form, folder, template, "vanilla-sd")], entries, **how)
+    return SidecarOutput([SidecarNames(make_format(form), folder, template, "vanilla-sd")], entries, **how)
 
 
 def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
@@ -257,11 +258,14 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     ],
 )
 def test_names(template, path):
-    assert str(SidecarNames("srt", None, template, "vanilla-sd").path(Job("d/a.b.mp4", start=1.5))) == path
+    assert str(SidecarNames(make_format("srt"), None, template, "vanilla-sd").path(Job("d/a.b.mp4", start=1.5))) == path
 
 
 def test_webdataset_files_share_the_key_of_their_clip():
-    assert str(SidecarNames("webdataset-txt", None, None, "p").path(Job("d/000017.cam1.mp4"))) == "d/000017.txt"
+    assert (
+        str(SidecarNames(make_format("webdataset-txt"), None, None, "p").path(Job("d/000017.cam1.mp4")))
+        == "d/000017.txt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,12 +281,7 @@ def test_webdataset_files_share_the_key_of_their_clip():
 )
 def test_names_that_cannot_be(template, entries, message):
     with pytest.raises(UsageError, match=message.replace("{", r"\{")):
-        check_sidecar_names([SidecarNames("txt", None, template, "p")], [Job(path) for path in entries])
-
-
-def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
-    with pytest.raises(UsageError, match="several clips need a file each"):
-        SingleFileOutput(tmp_path / "a.srt", "srt", several=True)
+        check_sidecar_names([SidecarNames(make_format("txt"), None, template, "p")], [Job(path) for path in entries])
 
 
 def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
@@ -301,7 +300,9 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
 
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
     with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
-        check_sidecar_names([SidecarNames("txt", None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)])
+        check_sidecar_names(
+            [SidecarNames(make_format("txt"), None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)]
+        )
 
 
 @pytest.mark.parametrize("torn", [0, 5])
@@ -310,16 +311,16 @@ def test_rows_of_a_run_that_was_killed_are_known_by_their_records(clips, recorde
     path = Path("out.csv")
 
     def run():
-        output = SingleFileOutput(path, "csv", several=True)
+        output = SingleFileOutput(path, make_format("csv", several=True))
         note(output, recorded, clips[0], error="broken")
         note(output, recorded, clips[1])
         note(output, recorded, clips[0])
         path.write_bytes(path.read_bytes()[: -torn or None])
 
     killed(run)
-    output = SingleFileOutput(path, "csv", several=True)
+    output = SingleFileOutput(path, make_format("csv", several=True))
     output.close(clips, complete=True)
     assert path.read_text().count(".mp4") == 2 and "broken" not in path.read_text()
     path.write_text(path.read_text().replace("b.mp4", "mine"))
     with pytest.raises(UsageError, match="was edited"):
-        SingleFileOutput(path, "csv", several=True)
+        SingleFileOutput(path, make_format("csv", several=True))

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job
 from vidspec.dataset.merge import merge_records, render_records
 from vidspec.dataset.records import LEAN_KEYS, lean_record
@@ -115,23 +116,27 @@ def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
     ]
     found = merge_records([write(tmp_path / "a", [lean_record(record) for record in records])])
     assert [record["start"] for record in found.records] == [0.0, 5.0]
-    assert render_records(found.records, "srt").count("-->") == 2
+    assert rendered(found.records, "srt").count("-->") == 2
+
+
+def rendered(records, form):
+    return render_records(records, make_format(form, several=True)).decode()
 
 
 def test_rendered(tmp_path, recorded):
     full = merge_records([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])]).records
-    assert [tuple(json.loads(line)) for line in render_records(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
-    assert render_records(full, "csv").startswith("path,") and render_records(full, "text").startswith("a.mp4\t")
-    assert json.loads(render_records(full, "json").splitlines()[0])["timings"]
+    assert [tuple(json.loads(line)) for line in rendered(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
+    assert rendered(full, "csv").startswith("path,") and rendered(full, "text").startswith("a.mp4\t")
+    assert json.loads(rendered(full, "json").splitlines()[0])["timings"]
     with pytest.raises(UsageError, match="hold no measurements"):
-        render_records([lean_record(one) for one in full], "json")
+        rendered([lean_record(one) for one in full], "json")
     with pytest.raises(UsageError, match="a file each"):
-        render_records(full, "srt")
+        rendered(full, "srt")
 
 
 def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
     one = lean_record(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
     old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
-    (line,) = render_records(merge_records([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
+    (line,) = rendered(merge_records([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
     assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None

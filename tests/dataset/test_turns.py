@@ -7,7 +7,7 @@ import pytest
 
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question
 from vidspec.dataset.feed import Feed
-from vidspec.dataset.formats import clip_document, record_line
+from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig, JobQuestions
 from vidspec.dataset.manifests import parse_manifest
 from vidspec.dataset.pool import TaskQueue
@@ -124,10 +124,10 @@ def test_records_of_turns(recorded):
     assert len({one["job"]["settings"] for one in turns}) == 1
     said = " ".join(TEXT.split())
     assert (
-        record_line(turns[1], "text", several=False) == said
-        and record_line(turns[1], "text", several=True) == f"a.mp4\t{said}"
+        make_format("text").line(turns[1]) == said
+        and make_format("text", several=True).line(turns[1]) == f"a.mp4\t{said}"
     )
-    assert clip_document(turns, "txt") == 3 * f"{said}\n"
+    assert make_format("txt").document(turns) == 3 * f"{said}\n"
 
 
 def test_turns_in_a_manifest():

@@ -9,7 +9,7 @@ import torch
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
 from tests.decoding import checkpoints
-from tests.test_serving import Given
+from tests.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room, reserve_memory
@@ -83,7 +83,7 @@ def free(monkeypatch, size):
 
 def admitted(made, clips=40):
     """Clips that are begun before any has been read."""
-    with_slabs = made.serve(Given(clip(key) for key in range(clips)), batch=clips)
+    with_slabs = made.serve(ReadyClips(clip(key) for key in range(clips)), batch=clips)
     count = 0
     for _, event in with_slabs:
         if not isinstance(event, Opened):

@@ -18,7 +18,7 @@ from tests.decoding.toys import (
 )
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import ExactRule
-from vidspec.config.sections import TREE
+from vidspec.config.part_sections import TREE
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequential import sequential

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.decoding.workers.pairs import CLIPS, Waiting
+from tests.decoding.workers.pairs import CLIPS, named_requests
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.decoding.limits import StoppingRules
@@ -51,7 +52,7 @@ def captions(profile, batch, stop):
     with Captioner.from_profile(profile, overrides={**SETTINGS, "generate.stop": list(stop)}) as captioner:
         found = {
             key: event.caption
-            for key, event in captioner.serve(Waiting(captioner, sorted(CLIPS)), batch=batch)
+            for key, event in captioner.serve(ReadyClips(named_requests(captioner, sorted(CLIPS))), batch=batch)
             if isinstance(event, Finished)
         }
     assert len(found) == 4

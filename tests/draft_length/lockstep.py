@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vidspec.draft_length.pace import DraftWindow, WindowController
+from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.window import DraftWindow
 
 
 @dataclass

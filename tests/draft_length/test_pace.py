@@ -270,11 +270,11 @@ def test_a_draft_that_rests_computes_no_windows(monkeypatch):
     machine.decode(pace, [window], [0.0], 120)
     calls = []
     monkeypatch.setattr(module, "allot_windows", lambda *given: calls.append(given) or allot_windows(*given))
-    heard = pace._verify._heard
+    heard = pace.costs.verify.passes
     seen = machine.decode(pace, [window], [0.0], 200)
     trials = sum(gammas[0] > 0 for gammas in seen)
     assert trials <= 2 and len(calls) <= 2 * trials
-    assert pace._verify._heard - heard <= (HEARD + 3) * (trials + 1)
+    assert pace.costs.verify.passes - heard <= (HEARD + 3) * (trials + 1)
 
 
 def test_trials_of_many_clips_share_a_round():

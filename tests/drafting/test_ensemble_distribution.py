@@ -1,4 +1,7 @@
-"""Sampled texts of ensembles have the target's distribution, and wrong ensembles are found out (docs/metrics.md)."""
+"""Sampled texts of ensembles have the target's distribution, and wrong ensembles are found out.
+
+See docs/research/metrics.md.
+"""
 
 import pytest
 import torch

@@ -8,6 +8,7 @@ import torch
 
 from tests.decoding import checkpoints
 from tests.models.checkpoints_captioner import blip
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -198,20 +199,6 @@ def test_the_draft_captions_beside_the_targets_prefill(pair, captioned):
     assert record.counters == serial.counters
 
 
-class Waiting:
-    """Clips that are all there from the beginning."""
-
-    def __init__(self, requests):
-        self._left = requests
-
-    @property
-    def over(self):
-        return not self._left
-
-    def take(self):
-        return self._left.pop(0) if self._left else None
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("cores")
 def test_other_clips_draft_while_the_draft_captions_one(pair):
@@ -226,7 +213,7 @@ def test_other_clips_draft_while_the_draft_captions_one(pair):
     assert captioner.setup.describe.engine.model.decoder.slab is not pair[1].decoder.slab
     waiting = [CaptionRequest(path, captioner.read(path), key=number) for number, path in enumerate(paths)]
     found = {}
-    for key, said in captioner.serve(Waiting(waiting), batch=3):
+    for key, said in captioner.serve(ReadyClips(waiting), batch=3):
         if isinstance(said, Finished):
             found[key] = said.caption
     assert [found[number].token_ids for number in range(len(paths))] == [one.token_ids for one in alone]

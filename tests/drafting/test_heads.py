@@ -10,6 +10,7 @@ from tests.models import checkpoints_eagle3 as heads
 from tests.models import checkpoints_mtp, checkpoints_qwen
 from tests.models.checkpoints_mtp import FAMILY as HYBRID
 from tests.models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
+from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -18,7 +19,7 @@ from vidspec.drafting.hybrid import HybridDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
-from vidspec.events.events import Finished, Prefilled
+from vidspec.events.events import Prefilled
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.head import HeadRows
 from vidspec.models.placement import resolve_placement
@@ -35,18 +36,6 @@ def clip(seed):
     return Clip(frames, np.arange(6) * 0.7, FACTS)
 
 
-class Given:
-    def __init__(self, arrivals):
-        self.arrivals = list(arrivals)
-
-    @property
-    def over(self):
-        return not self.arrivals
-
-    def take(self):
-        return self.arrivals.pop(0) if self.arrivals else None
-
-
 class Pair:
     """A target and a head of it, by the profile that drafts with such heads."""
 
@@ -61,13 +50,8 @@ class Pair:
         return Captioner(profile, self.target, None, head=None if name == "ar" else head or self.head)
 
     def texts(self, captioner, batch, count=4):
-        records = {}
-        arrivals = Given([CaptionRequest(str(seed), clip(seed), key=str(seed)) for seed in range(count)])
-        for key, said in captioner.serve(arrivals, batch=batch):
-            assert not isinstance(said, Exception), said
-            if isinstance(said, Finished):
-                records[key] = said.caption
-        return {key: record.token_ids for key, record in records.items()}
+        requests = [CaptionRequest(str(seed), clip(seed), key=str(seed)) for seed in range(count)]
+        return {key: caption.token_ids for key, caption in serve_captions(captioner, requests, batch).items()}
 
 
 class Drawn(Pair):

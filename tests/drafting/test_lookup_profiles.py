@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.bench.interleaved import run
 from vidspec.captioner import Captioner
@@ -11,7 +12,6 @@ from vidspec.config import profiles
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, ProfileError, UsageError
-from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.identity import model_identity
 from vidspec.models.placement import resolve_placement
@@ -35,18 +35,6 @@ WAYS = {
 }
 
 
-class Given:
-    def __init__(self, arrivals):
-        self.arrivals = list(arrivals)
-
-    @property
-    def over(self):
-        return not self.arrivals
-
-    def take(self):
-        return self.arrivals.pop(0) if self.arrivals else None
-
-
 class Pair:
     """A loaded pair and shipped clips."""
 
@@ -68,12 +56,8 @@ class Pair:
         for path in map(str, shipped()[:CLIPS]):
             if path not in self.clips:
                 self.clips[path] = captioner.read(path)
-        records = {}
-        source = Given([CaptionRequest(path, clip, key=path) for path, clip in self.clips.items()])
-        for key, said in captioner.serve(source, batch=batch):
-            assert not isinstance(said, Exception), said
-            if isinstance(said, Finished):
-                records[key] = said.caption
+        requests = [CaptionRequest(path, clip, key=path) for path, clip in self.clips.items()]
+        records = serve_captions(captioner, requests, batch)
         captioner.close()
         return {key: record.token_ids for key, record in records.items()}, list(records.values())
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vidspec.config.sections import TREE
+from vidspec.config.part_sections import TREE
 from vidspec.config.tree import parse_tree
 
 

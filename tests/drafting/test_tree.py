@@ -8,7 +8,7 @@ import torch
 from tests.decoding import checkpoints
 from tests.decoding.toys import proposed
 from tests.engine.passing import forward, poison
-from vidspec.config.sections import TREE
+from vidspec.config.part_sections import TREE
 from vidspec.config.tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine

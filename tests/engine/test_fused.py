@@ -11,10 +11,10 @@ import transformers
 from tests.engine.passing import forward
 from tests.models import checkpoints_qwen
 from tests.pruning.target.families import FAMILIES, case
-from vidspec.engine.decoder import mrope_axes
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import unsupported_reason
+from vidspec.engine.rotary import mrope_axes
 from vidspec.engine.rows import Rows
 
 SIZE = {

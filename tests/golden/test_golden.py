@@ -6,30 +6,15 @@ from functools import cache
 import pytest
 
 from tests.golden import make
+from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec import errors
 from vidspec.embedded.samples import shipped
-from vidspec.events.events import Finished
-from vidspec.models.request import CaptionRequest
 
 
 @cache
 def written(name):
     return json.loads((make.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-
-
-class Given:
-    """Clips that are all there from the start."""
-
-    def __init__(self, requests):
-        self.requests = list(requests)
-
-    @property
-    def over(self):
-        return not self.requests
-
-    def take(self):
-        return self.requests.pop(0) if self.requests else None
 
 
 @pytest.mark.parametrize("name", ["caption_options", "record_schema"])
@@ -64,13 +49,10 @@ USUAL = [(make.PAIRS[at % 2], profile, (1, 4)[at // 2 % 2]) for at, profile in e
 
 @pytest.mark.parametrize(("pair", "profile", "batch"), full_but(USUAL, EVERY))
 def test_texts_and_counters_stay(pair, profile, batch):
-    before, found = written("texts")[pair], {}
+    before = written("texts")[pair]
     with make.captioner(pair, profile) as captioner:
-        requests = [CaptionRequest(str(clip), captioner.read(clip), key=clip.stem) for clip in shipped()]
-        for key, event in captioner.serve(Given(requests), batch=batch):
-            assert not isinstance(event, Exception), event
-            if isinstance(event, Finished):
-                found[key] = event.caption
+        requests = read_requests(captioner, {clip.stem: clip for clip in shipped()})
+        found = serve_captions(captioner, requests, batch)
     assert sorted(found) == sorted(before["plain"])
     for clip, caption in found.items():
         expected = dict(before["profiles"][profile][clip])

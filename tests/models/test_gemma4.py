@@ -13,7 +13,7 @@ from tests.engine.passing import forward, poison
 from tests.models import record_preprocess_gemma4
 from tests.models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, stock
 from tests.models.closeness import assert_close
-from tests.test_serving import Given
+from tests.ready_clips import read_requests, serve_captions
 from vidspec.captioner import Captioner
 from vidspec.cli.checkpoint import inspect
 from vidspec.config import profiles
@@ -23,11 +23,9 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.gemma4 import Gemma4Decoder
 from vidspec.engine.rows import Rows
 from vidspec.errors import ProfileError
-from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.gemma4 import Gemma4
 from vidspec.models.placement import resolve_placement
-from vidspec.models.request import CaptionRequest
 from vidspec.models.tiles import fit_token_grid
 
 PROMPT = "Describe the video."
@@ -260,10 +258,8 @@ def test_profiles_are_exact(tmp_path):
         assert captioner(name).caption(path).token_ids == texts[path], name
     for name in ("ar", "specvlm"):
         four = captioner(name)
-        arrivals = Given([CaptionRequest(path, four.read(path), key=path) for path in clips])
-        together = {
-            key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
-        }
+        captions = serve_captions(four, read_requests(four, clips), batch=4)
+        together = {key: caption.token_ids for key, caption in captions.items()}
         assert together == texts, name
     with pytest.raises(ProfileError, match=r"lossy.method: blocks of gemma4 cannot go on with fewer rows"):
         captioner("fastv")

@@ -7,14 +7,13 @@ import pytest
 
 from tests.models import checkpoints_qwen
 from tests.models.checkpoints_qwen import HYBRIDS, STOCK, Kind
-from tests.test_serving import Given
+from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
-from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
@@ -58,9 +57,9 @@ def test_chains(pair):
 @pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["ar", "specvlm-chain", "vanilla-sd-auto"]))
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)
-    arrivals = Given([CaptionRequest(path, fast.read(path), key=path) for path in CLIPS.values()])
-    texts = {key: said.caption.token_ids for key, said in fast.serve(arrivals, batch=4) if isinstance(said, Finished)}
-    assert texts == {path: plain.caption(path).token_ids for path in CLIPS.values()}
+    captions = serve_captions(fast, read_requests(fast, CLIPS.values()), batch=4)
+    texts = {path: caption.token_ids for path, caption in captions.items()}
+    assert texts == {str(path): plain.caption(path).token_ids for path in CLIPS.values()}
 
 
 @pytest.mark.parametrize("gamma", full_but([3], [1, 3, 9]))

@@ -13,18 +13,16 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5Omni
 from tests.engine.passing import forward
 from tests.models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
 from tests.models.closeness import assert_close
-from tests.test_serving import Given
+from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.reader import ClipReader
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
-from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.models.qwen2_5_vl import seconds_per_step
-from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import token_bytes
 from vidspec.video import Clip
 
@@ -236,10 +234,8 @@ def test_profiles_are_exact(pair, clips):
         assert record.counters["audio_tokens"] == records[path].counters["audio_tokens"]
     for name in ("ar", "specvlm"):
         four = captioner(pair, name)
-        arrivals = Given([CaptionRequest(path, four.read(path), key=path) for path in clips])
-        together = {
-            key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
-        }
+        captions = serve_captions(four, read_requests(four, clips), batch=4)
+        together = {key: caption.token_ids for key, caption in captions.items()}
         assert together == texts, name
 
 

@@ -14,16 +14,14 @@ from tests.engine.passing import forward
 from tests.models import record_preprocess_smolvlm
 from tests.models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
 from tests.models.closeness import assert_close
-from tests.test_serving import Given
+from tests.ready_clips import read_requests, serve_captions
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
-from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.models.preprocess import resize, resize_as_floats
-from vidspec.models.request import CaptionRequest
 from vidspec.models.smolvlm import SmolVLM, number_in_words
 
 PROMPT = "Describe the video."
@@ -192,8 +190,6 @@ def test_profiles_are_exact(tmp_path):
         assert captioner(name).caption(path).token_ids == texts[path], name
     for name in ("ar", "specvlm"):
         four = captioner(name)
-        arrivals = Given([CaptionRequest(path, four.read(path), key=path) for path in clips])
-        together = {
-            key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
-        }
+        captions = serve_captions(four, read_requests(four, clips), batch=4)
+        together = {key: caption.token_ids for key, caption in captions.items()}
         assert together == texts, name

@@ -131,12 +131,12 @@ def test_the_front_page_shows_one_run_and_what_is_missing(data):
 
 
 def test_scores_of_the_pairs_are_those_beside_the_weights():
-    text = (pages.ROOT / "docs" / "embedded.md").read_text(encoding="utf-8")
+    text = (pages.ROOT / "docs" / "internals" / "embedded.md").read_text(encoding="utf-8")
     folders = {pair: embedded_folder(pair, "target").parent for pair in PAIRS}
     for part in pages.scores({pair: json.loads((one / "scores.json").read_text()) for pair, one in folders.items()}):
         assert part in text
 
 
 def test_the_committed_page_is_short_and_every_part_has_a_name_of_its_own():
-    assert len((pages.ROOT / "docs" / "measured.md").read_text(encoding="utf-8").splitlines()) < 300
+    assert len((pages.ROOT / "docs" / "research" / "measured.md").read_text(encoding="utf-8").splitlines()) < 300
     assert len({part.name for part in PARTS}) == len(PARTS)

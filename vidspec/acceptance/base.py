@@ -14,7 +14,7 @@ from vidspec.registry import build_part, rules
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.config.sections import AcceptSection
+    from vidspec.config.part_sections import AcceptSection
     from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
     from vidspec.models.base import VideoLanguageModel

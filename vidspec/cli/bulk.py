@@ -34,8 +34,8 @@ from vidspec.files import check_output
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.dataset.allowance import FetchLimits
-    from vidspec.dataset.bulk import Executor, Remaining, ResultListener
-    from vidspec.dataset.formats import Format
+    from vidspec.dataset.bulk import Executor, Remaining
+    from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job, JobConfig, JobResult
     from vidspec.dataset.outputs import Output
@@ -182,13 +182,13 @@ def _check_files(request: CaptionArguments, profile: Profile, clips: Sequence[st
         check_page(request.report, clips)
 
 
-def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[Job]) -> None:
+def _check_questions(how: JobConfig, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
     """Refuse options that exclude several prompts per clip, those of a manifest included."""
     if not any(how.questions_of(entry) for entry in entries):
         return
     if how.segment is not None:
         raise UsageError("--segment and several questions of a manifest exclude each other")
-    if one := [form for form in forms if form in ("srt", "vtt", "webdataset-txt")]:
+    if one := [form.name for form in forms if form.one_clip]:
         raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")
 
 
@@ -214,9 +214,9 @@ def _run(run: BulkRun) -> int:
                 tally.kept = planned.kept
             _report_earlier(run, planned, tally)
             if planned.left or planned.unkept:
-                engine, listeners = _start_engine(stack, run, planned, tally)
+                engine, observer = _start_engine(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
-                code = run_plan(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
+                code = run_plan(planned, engine, run.output, run.settings, tally, observer, max_failures=limit)
         except KeyboardInterrupt as stop:
             if run.page is not None:
                 run.page.interrupted = True
@@ -262,21 +262,19 @@ def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
     print_note(f"{done} of {tally.total} clips were done before{failed}")
 
 
-def _start_engine(
-    stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally
-) -> tuple[Executor, list[ResultListener]]:
-    """Return the engine that captions, and the listeners to its results."""
+def _start_engine(stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally) -> tuple[Executor, RunObserver]:
+    """Return the engine that captions, and the observer of the run."""
     from vidspec.cli.listeners import OutcomeLines, ProgressNotes, TraceCollector
 
     request = run.request
-    listeners: list[ResultListener] = []
+    observers: list[RunObserver] = []
     if request.log_file is not None:
         from vidspec.dataset.log_file import LogFile
 
         log = LogFile(request.log_file, print_note)
         stack.callback(log.close)
         log.start(tally, run.profile.name, logged_arguments(request))
-        listeners.append(log)
+        observers.append(log)
     elsewhere = request.engine == "ray" or request.replicas is not None
     if planned.left:
         command = f"caption {shlex.quote(run.entries[0].path)}"
@@ -289,13 +287,13 @@ def _start_engine(
             models, video = run.profile.models, run.profile.video
             print_note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
     engine: Executor
-    observer: RunObserver
     drawn = False
     if not planned.left:  # no clip can be captioned
         engine = lambda jobs: iter(())  # noqa: E731
     elif elsewhere:
         engine = _remote_engine(run)
-        observer, drawn = _observer(stack, run, tally)
+        shown, drawn = _observer(stack, run, tally)
+        observers.append(shown)
     else:
         from vidspec.dataset.local import caption_locally, readers_for
 
@@ -319,9 +317,9 @@ def _start_engine(
             print_note(line)
         for line in () if request.quiet else captioner.notes:
             print_note(f"note: {line}")
-        drawing = list(_page_writers(stack, run))  # before the panel, which is closed when a page is written
-        observer, drawn = _observer(stack, run, tally)
-        observer = CombinedObserver([*drawing, *_text_stream(run, observer), observer])
+        observers += _page_writers(stack, run)  # before the panel, which is closed when a page is written
+        shown, drawn = _observer(stack, run, tally)
+        observers += [*_text_stream(run, shown), shown]
 
         def engine(jobs: Iterable[Job]) -> Iterator[JobResult]:
             return caption_locally(captioner, jobs, run.how, observer, readers)
@@ -329,10 +327,11 @@ def _start_engine(
     if request.trace is not None:
         traces = TraceCollector(request.trace)
         stack.callback(traces.write)
-        listeners.append(traces)
-    listeners.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
-    listeners.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
-    return engine, listeners
+        observers.append(traces)
+    observers.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
+    observers.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
+    observer = CombinedObserver(observers)
+    return engine, observer
 
 
 def _page_writers(stack: ExitStack, run: BulkRun) -> Iterator[RunObserver]:
@@ -361,13 +360,7 @@ def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
     from vidspec.dataset.writers import StdoutLines
 
     output, parts = run.output, run.how.segment is not None or run.how.questions_of(run.entries[0]) is not None
-    if (
-        run.several
-        or parts
-        or run.how.verify
-        or not isinstance(output, StreamOutput)
-        or output.form not in ("text", "txt")
-    ):
+    if run.several or parts or run.how.verify or not isinstance(output, StreamOutput) or not output.form.is_prose:
         return
     panel = not (run.request.quiet or isinstance(shown, RestartNotes))
     if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):

@@ -14,7 +14,7 @@ def caption(request: CaptionArguments) -> int:
     Captions go to standard output, to FILE or to one file per clip; everything else goes to standard error. If a run
     that writes files is interrupted, run the same command again to resume.
 
-    --help-all shows all options; docs/usage.md describes them.
+    --help-all shows all options; docs/use/reference.md describes them.
 
     Exit codes: 0 all clips captioned, 1 some clip failed, 2 usage or profile error,
     3 model or device unavailable, 130 interrupted, 143 terminated.

@@ -14,7 +14,7 @@ from vidspec.files import NamedPath, check_distinct, check_output
 
 if TYPE_CHECKING:
     from vidspec.cli.options import CaptionArguments
-    from vidspec.dataset.formats import Format
+    from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import JournaledOutput, Output
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from vidspec.dataset.sidecars import SidecarNames
 
 __all__ = ["Destination", "check_files_distinct", "open_output", "plan_destinations", "writes_parts"]
-
-#: Formats with a file per clip by default.
-PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,10 @@ class Destination:
     ``parts``.
     """
 
-    forms: tuple[Format, ...]
+    forms: tuple[OutputFormat, ...]
     path: Path | None = None
     names: tuple[SidecarNames, ...] = ()
     parts: str | None = None
-    several: bool = False
 
     def open_journal(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
         """Open the journaled output read-only; None if the destination has no journal.
@@ -55,29 +51,30 @@ class Destination:
             return ClipFiles(self.names, label=label, fresh=fresh, look=True)
         if path is None or (path.exists() and not path.is_file()):
             return None
-        return SingleFileOutput(
-            path, self.forms[0], several=self.several, fresh=fresh, raw_csv=request.csv_raw, look=True
-        )
+        return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
 
 
-def writes_parts(request: CaptionArguments, forms: Sequence[Format], entries: Sequence[Job]) -> bool:
+def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
     """Return True if each shard gets an output file of its own; all inputs must be shards.
 
     Raises:
         UsageError: there are other formats too.
     """
+    from vidspec.dataset.formats.base import SHARD_FORMAT
     from vidspec.dataset.inputs import is_shard
 
-    if "parquet" not in forms or request.output_dir is None or not all(is_shard(entry.path) for entry in entries):
+    of_shards = any(form.name == SHARD_FORMAT for form in forms)
+    if not of_shards or request.output_dir is None or not all(is_shard(entry.path) for entry in entries):
         return False
     if len(forms) > 1:
-        raise UsageError("--format parquet of shards excludes other formats", hint="caption again into another format")
+        message = f"--format {SHARD_FORMAT} of shards excludes other formats"
+        raise UsageError(message, hint="caption again into another format")
     return True
 
 
 def plan_destinations(
     request: CaptionArguments,
-    forms: Sequence[Format],
+    forms: Sequence[OutputFormat],
     found: InputListing,
     entries: Sequence[Job],
     profile: str,
@@ -88,7 +85,7 @@ def plan_destinations(
     Raises:
         UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
     """
-    from vidspec.dataset.formats import SUFFIXES
+    from vidspec.dataset.formats.base import SHARD_FORMAT, make_format
     from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
     from vidspec.dataset.stores import is_url
 
@@ -96,45 +93,23 @@ def plan_destinations(
         return [Destination(tuple(forms), parts=request.output_dir)]
     if any(is_url(name or "") for name in (request.output, request.output_dir)):
         message = f"{request.output or request.output_dir}: a URL is an output of shards only"
-        raise UsageError(message, hint="caption .tar or .parquet files with --format parquet --output-dir URL")
-    label = shard.label if shard else ""
-    clips = [entry.path for entry in entries]
+        hint = f"caption .tar or .parquet files with --format {SHARD_FORMAT} --output-dir URL"
+        raise UsageError(message, hint=hint)
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
-        if request.output == "-" or (request.output is None and not _is_per_clip(request, form)):
-            if form == "parquet":
-                raise UsageError("--format parquet needs a file", hint="-o FILE.parquet or --output-dir DIR")
-            if any(place.path is None for place in destinations):
-                raise UsageError(
-                    f"--format {','.join(forms)}: standard output takes one format", hint="-o FILE or --output-dir DIR"
-                )
-            destinations.append(Destination((form,), several=found.several))
-        elif request.output is not None:
-            path = shard.fill_name(request.output) if shard else Path(request.output)
-            if len(forms) > 1:
-                path = path.with_suffix(SUFFIXES[form])
-            if any(place.path == path for place in destinations):
-                raise UsageError(f"--format {','.join(forms)}: two would share the file {path}")
-            check_output(path, clips, "--output")
-            destinations.append(Destination((form,), path, several=found.several))
-        elif form in ("jsonl", "csv", "parquet"):
-            destinations.append(
-                Destination((form,), Path(request.output_dir or ".") / f"captions{label}.{form}", several=True)
-            )
-        else:
+        if request.output is None and form.clip_files != "never" and _leaves_stdout(request, form):
             each.append(SidecarNames(form, request.output_dir, request.name, profile))
-    for place in destinations:
-        form, file = place.forms[0], place.path
-        one = file is None or not file.exists() or file.is_file()
-        if one and place.several and form in (("srt", "vtt") if file is None else ("srt", "vtt", "webdataset-txt")):
-            raise UsageError(
-                f"--format {form}: several clips need a file each", hint=f"--format {form} without --output"
-            )
+            continue
+        path = _path_for_all(request, form, shard, several=len(forms) > 1)
+        _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
+        if path is not None and request.output is not None:
+            check_output(path, [entry.path for entry in entries], "--output")
+        form = make_format(form.name, several=found.several, raw_csv=request.csv_raw)
+        destinations.append(Destination((form,), path))
     if each and request.output_dir is None and any(entry.shard for entry in entries):
-        raise UsageError(
-            f"--format {each[0].form}: a clip of a shard has no folder of its own", hint="--output-dir DIR"
-        )
+        message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
+        raise UsageError(message, hint="--output-dir DIR")
     if each:
         check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
@@ -145,6 +120,41 @@ def plan_destinations(
     if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
         raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
     return destinations
+
+
+def _leaves_stdout(request: CaptionArguments, form: OutputFormat) -> bool:
+    """Return True if a format is written to files although ``--output`` names none."""
+    return request.output_dir is not None or request.name is not None or form.clip_files == "always"
+
+
+def _path_for_all(request: CaptionArguments, form: OutputFormat, shard: Shard | None, *, several: bool) -> Path | None:
+    """Return the path of one file for all clips; None for standard output. ``several`` formats differ by suffix."""
+    if request.output == "-" or (request.output is None and not _leaves_stdout(request, form)):
+        return None
+    if request.output is None:
+        label = shard.label if shard else ""
+        return Path(request.output_dir or ".") / f"captions{label}{form.suffix}"
+    path = shard.fill_name(request.output) if shard else Path(request.output)
+    return path.with_suffix(form.suffix) if several else path
+
+
+def _check_place(
+    path: Path | None, form: OutputFormat, forms: Sequence[OutputFormat], taken: Sequence[Path | None], *, several: bool
+) -> None:
+    """Refuse a file for all clips, or standard output, that cannot hold a format or already holds another one."""
+    names = ",".join(one.name for one in forms)
+    if path is None and form.update == "end":
+        raise UsageError(f"--format {form.name} needs a file", hint=f"-o FILE{form.suffix} or --output-dir DIR")
+    if path in taken:
+        if path is None:
+            message = f"--format {names}: standard output takes one format"
+            raise UsageError(message, hint="-o FILE or --output-dir DIR")
+        raise UsageError(f"--format {names}: two would share the file {path}")
+    streams = path is None and form.update == "append"
+    regular = path is None or not path.exists() or path.is_file()
+    if several and form.one_clip and regular and not streams:
+        hint = f"--format {form.name} without --output"
+        raise UsageError(f"--format {form.name}: several clips need a file each", hint=hint)
 
 
 def check_files_distinct(
@@ -181,8 +191,8 @@ def check_files_distinct(
         if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
             written.append(("the journal of the output", journal))
         elif place.parts is not None and not is_url(place.parts):
-            names = {f"{Path(entry.path).stem}.parquet" for entry in entries}  # PartOutput refuses equal names
-            written += [(output, Path(place.parts, name)) for name in names]
+            names = {Path(entry.path).stem + place.forms[0].suffix for entry in entries}
+            written += [(output, Path(place.parts, name)) for name in names]  # PartOutput refuses equal names
     if others:
         written += [
             ("the file of a clip", one.path(entry))
@@ -215,8 +225,7 @@ def open_output(
         if place.names:
             return SidecarOutput(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
         if path is None:
-            lines = StdoutLines(prose=form in ("text", "txt"))
-            return StreamOutput(lines, form, several=place.several, raw_csv=request.csv_raw, order=order)
+            return StreamOutput(StdoutLines(prose=form.is_prose), form, order=order)
         if request.output is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,8 +233,8 @@ def open_output(
                 raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
             check_output(path, [entry.path for entry in entries], "--output-dir")
         if path.exists() and not path.is_file():
-            return StreamOutput(FileLines(path), form, several=place.several, raw_csv=request.csv_raw, order=order)
-        return SingleFileOutput(path, form, several=place.several, fresh=request.overwrite, raw_csv=request.csv_raw)
+            return StreamOutput(FileLines(path), form, order=order)
+        return SingleFileOutput(path, form, fresh=request.overwrite)
 
     with ExitStack() as undo:
         outputs: list[Output] = []
@@ -234,7 +243,3 @@ def open_output(
             undo.callback(outputs[-1].close, (), complete=False)
         undo.pop_all()
     return outputs[0] if len(outputs) == 1 else CombinedOutput(outputs)
-
-
-def _is_per_clip(request: CaptionArguments, form: str) -> bool:
-    return request.output_dir is not None or request.name is not None or form in PER_CLIP

@@ -121,11 +121,11 @@ def _destinations_text(destinations: Sequence[Destination]) -> str:
     places = []
     for destination in destinations:
         if destination.names:
-            places.append(f"a file for each clip ({', '.join(destination.forms)})")
+            places.append(f"a file for each clip ({', '.join(form.name for form in destination.forms)})")
         else:
             places.append(
                 f"into {destination.path}"
                 if destination.path is not None
-                else f"{destination.forms[0]} to standard output"
+                else f"{destination.forms[0].name} to standard output"
             )
     return ", ".join(places)

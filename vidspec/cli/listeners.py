@@ -1,4 +1,4 @@
-"""Listeners to a run: result lines and progress on standard error, streamed text, and the trace."""
+"""Observers of a run: result lines and progress on standard error, streamed text, and the trace."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_note
 from vidspec.cli.report import print_failure, progress, summary, timing_summary
-from vidspec.dataset.bulk import ResultListener
-from vidspec.dataset.formats import MARK
-from vidspec.dataset.job import JobConfig, JobResult
+from vidspec.dataset.formats.base import MARK
+from vidspec.dataset.job import JobConfig
 from vidspec.dataset.rendering import rendered_beginning, whole_words
 from vidspec.dataset.writers import StdoutLines
 from vidspec.display.state import ClipStates, PanelState
 from vidspec.errors import UsageError
 from vidspec.escaping import escape_text
 from vidspec.events.events import Event, Opened, Restarted, Round
-from vidspec.events.observer import RunObserver
+from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.models.detokenizer import cut_at_stop
@@ -34,24 +33,22 @@ __all__ = ["OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "Tra
 PROGRESS_INTERVAL = 60.0
 
 
-class OutcomeLines(ResultListener):
+class OutcomeLines(RunObserver):
     """Prints a line for each result; only failures if ``quiet``, and timings too if ``verbose``."""
 
     def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
         self.several, self.quiet, self.debug, self.verbose = several, quiet, debug, verbose
 
-    def result(self, outcome: JobResult, tally: Tally) -> None:
-        if outcome.error is not None:
-            print_failure(outcome.caption, outcome.error, debug=self.debug)
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        if error is not None:
+            print_failure(caption, error, debug=self.debug)
         elif not self.quiet:
-            job = outcome.job
-            question = outcome.caption.question
-            kind = question["kind"] if question else "segment"
-            part = f" {kind} {job.segment + 1}/{job.segments}" if job.segment is not None else ""
-            place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
-            print_note(place + summary(outcome.caption, verbose=self.verbose))
+            kind = caption.question["kind"] if caption.question else "segment"
+            name = f" {kind} {part.segment + 1}/{part.segments}" if part.segment is not None else ""
+            place = f"[{tally.done}/{tally.total}]{name} " if self.several else name.strip() + " " if name else ""
+            print_note(place + summary(caption, verbose=self.verbose))
             if self.verbose:
-                print_note(timing_summary(outcome.caption))
+                print_note(timing_summary(caption))
 
 
 class RestartNotes(ClipStates):
@@ -108,7 +105,7 @@ class StreamedText(RunObserver):
             self._lines.abandon()
 
 
-class ProgressNotes(ResultListener):
+class ProgressNotes(RunObserver):
     """Prints a progress line at an interval of clips or seconds.
 
     Args:
@@ -128,7 +125,7 @@ class ProgressNotes(ResultListener):
         self._last = time.monotonic()
         self._reported = 0
 
-    def result(self, outcome: JobResult, tally: Tally) -> None:
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
         now, done = time.monotonic(), tally.captioned + tally.failed
         by_count = self.clips is not None and done - self._reported >= self.clips
         by_time = self.seconds is not None and now - self._last >= self.seconds
@@ -152,7 +149,7 @@ def parse_interval(text: str) -> tuple[int | None, float | None]:
     return None, wanted
 
 
-class TraceCollector(ResultListener):
+class TraceCollector(RunObserver):
     """Collects the traces of clips for one file."""
 
     def __init__(self, path: Path) -> None:
@@ -160,9 +157,9 @@ class TraceCollector(ResultListener):
         self._traces: list[tuple[str, Trace]] = []
         self._ended = False
 
-    def result(self, outcome: JobResult, tally: Tally) -> None:
-        if outcome.caption.trace is not None:
-            self._traces.append((outcome.caption.path, outcome.caption.trace))
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        if caption.trace is not None:
+            self._traces.append((caption.path, caption.trace))
 
     def ended(self, tally: Tally) -> None:
         self._ended = True

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption
+from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption, complete_format
 from vidspec.cli.printed import print_note
-from vidspec.dataset.formats import Format
 from vidspec.errors import UsageError
 from vidspec.files import check_output, write_whole
 
@@ -22,25 +21,28 @@ def merge(
         str,
         typer.Option("--output", "-o", metavar="FILE", help="File to write or replace; - is standard output."),
     ] = "-",
-    form: Annotated[Format, typer.Option("--format", help="Format of the output.")] = "jsonl",
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="Format of the output.", autocompletion=complete_format)
+    ] = "jsonl",
     csv_raw: CsvRawOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Merge the records of several runs or shards, sorted by path: each clip once, captions preferred to failures."""
-    from vidspec.dataset.merge import kind_of, render_records
-    from vidspec.dataset.merge import merge_records as merged
+    from vidspec.dataset.formats.base import make_format
+    from vidspec.dataset.merge import merge_records, render_records
     from vidspec.dataset.writers import StdoutLines
 
-    if form == "parquet":
-        raise UsageError("--format parquet: merge writes text", hint="--format jsonl")
+    output_format = make_format(form, several=True, raw_csv=csv_raw)
+    if not output_format.is_text:
+        raise UsageError(f"--format {form}: merge writes text", hint="--format jsonl")
     if output != "-":
-        check_output(Path(output), (), "--output", kind_of(form))
-    found = merged(files)
-    content = render_records(found.records, form, raw_csv=csv_raw)
+        check_output(Path(output), (), "--output", output_format.replaceable)
+    found = merge_records(files)
+    content = render_records(found.records, output_format)
     if output == "-":
         lines = StdoutLines()
-        for line in content.removesuffix("\n").split("\n") if content else ():
+        for line in content.decode().removesuffix("\n").split("\n") if content else ():
             lines.write(line)
     else:
         write_whole(Path(output), content)

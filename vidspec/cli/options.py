@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from vidspec.config.bounds import THREADS
-from vidspec.dataset.formats import FORMATS
+from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, key_parameters, model_option
+from vidspec.dataset.formats.base import format_names
 
 if TYPE_CHECKING:
     from vidspec.bench.loaded import ModelSource
 
 R = TypeVar("R")
+T = TypeVar("T")
 
-_model, _video, _text, _output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Models", "Video", "Generation", "Output")
-)
+_video, _text, _output = (partial(typer.Option, rich_help_panel=panel) for panel in ("Video", "Generation", "Output"))
 _input, _resume = (partial(typer.Option, rich_help_panel=panel) for panel in ("Inputs", "Resuming and failures"))
 _scale = partial(typer.Option, rich_help_panel="Many devices and machines")
 _check = partial(typer.Option, rich_help_panel="Measuring and checking")
 
 #: Options that `vidspec caption --help` shows; `--help-all` shows all.
-COMMON = {"paths", "profile", "settings", "pair", "target", "draft", "device"}
-COMMON |= {"frames", "fps", "start", "end", "segment", "prompt", "turn", "style", "max_new_tokens", "temperature"}
+COMMON = {*COMMON_KEYS, "paths", "profile", "settings", "start", "end", "segment", "prompt", "turn", "style"}
 COMMON |= {"form", "output", "output_dir", "dry_run", "quiet", "verbose", "overwrite", "retry_failed", "batch"}
 COMMON |= {"baseline", "verify", "report", "help", "help_all"}
 
@@ -54,10 +52,10 @@ def pair_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(incomplete, BUILT_IN.items())
 
 
-def format_names(incomplete: str) -> list[str]:
+def complete_format(incomplete: str) -> list[str]:
     """Complete the last format of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
-    return [before + comma + form for form in FORMATS if form.startswith(last) and form not in before.split(",")]
+    return [before + comma + form for form in format_names() if form.startswith(last) and form not in before.split(",")]
 
 
 def target_names(incomplete: str) -> list[tuple[str, str]]:
@@ -75,33 +73,63 @@ def style_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(incomplete, STYLES.items())
 
 
+#: Completions of values that the schema does not list, by key.
+COMPLETIONS = {"pair": pair_names, "target": target_names}
+
+
 def _matching(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [choice for choice in choices if choice[0].startswith(incomplete)]
+
+
+class _OptionGroup(Generic[T]):
+    """The options of a dataclass: one per field, and for a field called like a section those of the section's keys.
+
+    Args:
+        group: the dataclass.
+        names: the options to take, if any are named; the others keep their defaults.
+    """
+
+    def __init__(self, group: Callable[..., T], names: Collection[str]) -> None:
+        self.group, self.parameters = group, dict[str, Parameter]()
+        self.keys: dict[str, str] = {}  # section of each option that is a key
+        types = get_type_hints(group, include_extras=True)
+        for name, parameter in signature(group).parameters.items():
+            options = [parameter.replace(annotation=types[name], kind=Parameter.KEYWORD_ONLY)]
+            if name in KEY_SECTIONS:
+                options = list(key_parameters(name, COMPLETIONS))
+                self.keys |= {option.name: name for option in options}
+            self.parameters |= {option.name: option for option in options if not names or option.name in names}
+
+    def take(self, given: dict[str, object]) -> T:
+        """Take the values of its options out of ``given`` and return the dataclass."""
+        values = {name: given.pop(name) for name in self.parameters}
+        sections: dict[str, dict[str, object]] = {}
+        for name, section in self.keys.items():
+            if (value := values.pop(name, None)) not in (None, []):
+                sections.setdefault(section, {})[f"{section}.{name}"] = value
+        return self.group(**values, **sections)
 
 
 def flatten_options(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorator: flatten dataclass parameters of a command into options.
 
     Args:
-        names: the fields to flatten, if any are named; the others keep their defaults.
+        names: the options to take, if any are named; the others keep their defaults.
     """
 
     def decorated(command: Callable[..., R]) -> Callable[..., R]:
         hints, parameters = get_type_hints(command, include_extras=True), list[Parameter]()
-        groups: dict[str, tuple[Callable[..., object], Sequence[str]]] = {}
+        groups: dict[str, _OptionGroup[object]] = {}
         for name, parameter in signature(command).parameters.items():
-            group, options = hints[name], [parameter.replace(annotation=hints[name])]
-            if isinstance(group, type) and is_dataclass(group):
-                fields, types = signature(group).parameters, get_type_hints(group, include_extras=True)
-                options = [fields[field].replace(annotation=types[field]) for field in names or fields]
-                groups[name] = group, [option.name for option in options]
-            parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
+            if isinstance(hints[name], type) and is_dataclass(hints[name]):
+                groups[name] = _OptionGroup(hints[name], names)
+                parameters += groups[name].parameters.values()
+            else:
+                parameters.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))
 
         @wraps(command)
         def run(**given: object) -> R:
-            for name, (group, options) in groups.items():
-                given[name] = group(**{option: given.pop(option) for option in options})
-            return command(**given)
+            return command(**{name: group.take(given) for name, group in groups.items()}, **given)
 
         run.__dict__["__signature__"] = Signature(parameters)
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -213,43 +241,11 @@ class CaptionArguments:
         ),
     ] = None
 
-    pair: Annotated[
-        str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
-    ] = None
-    target: Annotated[str | None, _model(help="The target: a hub id or a folder.", autocompletion=target_names)] = None
-    draft: Annotated[
-        str | None,
-        _model(help="The draft: a hub id or a folder (default: the one `vidspec models` lists for the target)."),
-    ] = None
-    adapter: Annotated[str | None, _model(help="A LoRA of the target, merged into it: a hub id or a folder.")] = None
-    captioner: Annotated[
-        str | None,
-        _model(help="Captions a frame for drafts with a caption context: a hub id or a folder (default: draft)."),
-    ] = None
-    device: Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = None
-    dtype: Annotated[str | None, _model(help="auto, float32, bfloat16 or float16.")] = None
-
-    frames: Annotated[int | None, _video(help="Number of frames to sample.")] = None
-    fps: Annotated[float | None, _video(help="Frames to sample per second.")] = None
+    #: Keys of the profile that are options, by dotted key: those that were given.
+    models: Mapping[str, object] = field(default_factory=dict)
+    video: Mapping[str, object] = field(default_factory=dict)
     start: Annotated[str | None, _video(metavar="TIME", help="Start at this time: 90, 1:30 or 1m.")] = None
     end: Annotated[str | None, _video(metavar="TIME", help="Stop at this time.")] = None
-    max_pixels: Annotated[int | None, _video(help="Shrink frames to at most this many pixels.")] = None
-    decoder: Annotated[str | None, _video(help="auto, decord, av, nvdec, vaapi or videotoolbox.")] = None
-    seek: Annotated[
-        str | None,
-        _video(metavar="exact|keyframes", help="keyframes: the keyframes nearest to the frames; fast in long files."),
-    ] = None
-    allow_damaged: Annotated[
-        bool | None,
-        _video("--allow-damaged", help="Caption the readable part of damaged files and note it in the record."),
-    ] = None
-    stall: Annotated[
-        float | None,
-        _video(metavar="SECONDS", help="Give up reading a clip after this long without a packet or a frame (60)."),
-    ] = None
-    audio: Annotated[
-        bool | None, _video("--audio/--no-audio", help="Give the sound to models with audio input, or not.")
-    ] = None
     segment: Annotated[
         str | None,
         _video(metavar="LENGTH|scenes", help="Caption each segment: 30s, 2m or scenes (found by PySceneDetect)."),
@@ -279,15 +275,7 @@ class CaptionArguments:
             autocompletion=style_names,
         ),
     ] = None
-    system: Annotated[str | None, _text(metavar="TEXT", help="The system prompt.")] = None
-    max_new_tokens: Annotated[int | None, _text(help="Maximum length of a caption or answer, in tokens.")] = None
-    stop_loops: Annotated[
-        bool | None, _text("--stop-loops", help="Stop a caption once it repeats itself over and over.")
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        _text(metavar="TEXT", help="End a caption before this text; may be repeated."),
-    ] = None
+    generate: Mapping[str, object] = field(default_factory=dict)
     template: Annotated[
         str | None,
         _text(metavar="TEXT", help="Insert each caption into this text: 'ohwx, {caption}'."),
@@ -295,31 +283,14 @@ class CaptionArguments:
     single_line: Annotated[bool, _text("--single-line", help="Write each caption on one line, with single spaces.")] = (
         False
     )
-    temperature: Annotated[float | None, _text(help="Sampling temperature; 0 is greedy.")] = None
-    top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
-    top_k: Annotated[int | None, _text(help="Sample from this many of the most probable tokens; 0: all.")] = None
-    min_p: Annotated[float | None, _text(help="Minimum probability of a token relative to the most probable one.")] = (
-        None
-    )
-    repetition_penalty: Annotated[
-        float | None, _text(help="Penalty factor for tokens of prompt and text; 1: none.")
-    ] = None
-    presence_penalty: Annotated[float | None, _text(help="Penalty subtracted from logits of tokens in the text.")] = (
-        None
-    )
-    no_repeat_ngram: Annotated[int | None, _text(metavar="N", help="Never repeat N tokens in a row; 0: no limit.")] = (
-        None
-    )
-    seed: Annotated[int | None, _text(help="Seed for sampling.")] = None
-
     form: Annotated[
         str | None,
         _output(
             "--format",
             metavar="NAME[,NAME...]",
-            help="text, txt, json (every measurement), jsonl (reproducible byte for byte), csv, srt, vtt, "
-            "webdataset-txt or parquet; separate several by commas (default: by the suffix of -o FILE, else text).",
-            autocompletion=format_names,
+            help=f"{', '.join(format_names())}. json has every measurement, jsonl is reproducible byte for byte. "
+            "Separate several by commas (default: by the suffix of -o FILE, else text).",
+            autocompletion=complete_format,
         ),
     ] = None
     csv_raw: CsvRawOption = False
@@ -414,17 +385,13 @@ class CaptionArguments:
 class ModelOptions:
     """Model options of commands that measure."""
 
-    pair: Annotated[PairName, typer.Option(help="A built-in pair.")] = "embedded"
-    target: Annotated[str | None, typer.Option(help="Hub id or folder (default: the built-in pair).")] = None
-    draft: Annotated[str | None, typer.Option(help="Hub id or folder.")] = None
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = "auto"
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
-    weights: Annotated[
-        Literal["int8", "int4"] | None, typer.Option(help="Quantise the target to int8 or int4 codes.")
-    ] = None
-    threads: Annotated[int | None, typer.Option(min=1, max=THREADS, help="CPU threads (default: torch's choice).")] = (
-        None
-    )
+    pair: Annotated[PairName, model_option("pair")] = "embedded"
+    target: Annotated[str | None, model_option("target")] = None
+    draft: Annotated[str | None, model_option("draft")] = None
+    device: Annotated[str, model_option("device")] = "auto"
+    dtype: Annotated[str, model_option("dtype")] = "auto"
+    weights: Annotated[Literal["int8", "int4"] | None, model_option("weights")] = None
+    threads: Annotated[int | None, model_option("threads")] = None
 
     @property
     def source(self) -> ModelSource:

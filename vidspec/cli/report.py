@@ -29,7 +29,7 @@ def print_failure(caption: Caption, error: Exception, *, debug: bool) -> None:
 
 
 def summary(caption: Caption, *, verbose: bool = False) -> str:
-    """Return the figures of a captioned clip on one line; ``verbose``: with the names in docs/metrics.md."""
+    """Return the figures of a captioned clip on one line; ``verbose``: with the names in docs/research/metrics.md."""
     facts = [f"{len(caption.token_ids)} tokens"]
     if caption.ended == "loop":
         facts.append("ends in a loop")

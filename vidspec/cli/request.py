@@ -7,8 +7,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from vidspec.cli.keys import KEY_SECTIONS
 from vidspec.cli.options import CaptionArguments
 from vidspec.config.bounds import LONGEST_PROMPT, MANY
 from vidspec.dataset.rendering import check_template
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.config.user_config import UserConfig
     from vidspec.dataset.allowance import FetchLimits
-    from vidspec.dataset.formats import Format
+    from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputSources
     from vidspec.dataset.job import JobConfig
 
@@ -33,13 +34,6 @@ __all__ = [
     "profile_overrides",
 ]
 
-#: Options that are keys of the profile, by section.
-KEYS = {
-    "models": ("pair", "target", "draft", "adapter", "captioner", "device", "dtype"),
-    "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio", "stall"),
-    "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "top_k", "min_p", "seed"),
-}
-KEYS["generate"] += ("repetition_penalty", "presence_penalty", "no_repeat_ngram")
 #: Options of which only one may be given.
 EXCLUSIVE = (
     ("prompt", "prompt_file", "style", "turn"),
@@ -161,12 +155,7 @@ def profile_overrides(request: CaptionArguments) -> dict[str, object]:
     Raises:
         UsageError: a key is set twice.
     """
-    overrides: dict[str, object] = {
-        f"{section}.{option}": value
-        for section, options in KEYS.items()
-        for option in options
-        if (value := getattr(request, option)) not in (None, [])
-    }
+    overrides = {**request.models, **request.video, **request.generate}
     prompt = _prompt(request)
     if prompt is not None:
         overrides["generate.prompt"] = prompt
@@ -210,27 +199,27 @@ def _prompt(request: CaptionArguments) -> str | None:
     return text
 
 
-def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[Format, ...]:
+def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[OutputFormat, ...]:
     """Return the formats: from the option, the output file's suffix, the config, Parquet for shards, or text.
 
     Raises:
-        UsageError: a format is unknown.
+        UsageError: a format is unknown, or needs a package that is not installed.
     """
-    from vidspec.dataset.formats import FORMATS, format_of
+    from vidspec.dataset.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
     from vidspec.dataset.inputs import is_shard
 
     names, origin = request.form, f"--format {request.form}"
+    if names is None and request.output is not None:
+        names = format_of_suffix(request.output)
     if names is None:
-        if request.output is not None and (form := format_of(request.output)) is not None:
-            return (form,)
         shards = request.output_dir is not None and request.paths and all(map(is_shard, request.paths))
-        names, origin = defaults.format or ("parquet" if shards else "text"), f"{defaults.path}: format"
-    forms = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    if wrong := [name for name in forms if name not in FORMATS]:
-        raise UsageError(f"{origin}: must be one of {', '.join(FORMATS)}, not {wrong[0]!r}")
-    if "parquet" in forms:
-        _require_package("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
-    return cast("tuple[Format, ...]", forms)
+        names, origin = defaults.format or (SHARD_FORMAT if shards else DEFAULT_FORMAT), f"{defaults.path}: format"
+    forms = tuple(make_format(name, origin) for name in dict.fromkeys(name.strip() for name in names.split(",")))
+    for form in forms:
+        if form.requires is not None:
+            package = form.requires
+            _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
+    return forms
 
 
 def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:
@@ -298,4 +287,8 @@ def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobCo
 
 def logged_arguments(request: CaptionArguments) -> Mapping[str, object]:
     """Return the options as plain values, for the log."""
-    return {key: value for key, value in vars(request).items() if value not in (None, False)}
+    own = {name: value for name, value in vars(request).items() if name not in KEY_SECTIONS}
+    keys = {
+        key.partition(".")[2]: value for key, value in {**request.models, **request.video, **request.generate}.items()
+    }
+    return {key: value for key, value in (own | keys).items() if value not in (None, False)}

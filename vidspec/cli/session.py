@@ -13,8 +13,7 @@ from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import stage_status
 from vidspec.config.bounds import LONGEST_PROMPT
-from vidspec.dataset.formats import MARK, record_line
-from vidspec.dataset.records import lean_record
+from vidspec.dataset.formats.base import MARK, format_of_suffix, make_format, marked_caption, one_line_caption
 from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.escaping import escape_text, json_text
 from vidspec.events.events import Event, Finished, Opened, Round
@@ -32,8 +31,6 @@ __all__ = ["HELP", "DialogueSession", "dialogue_page", "terminal_prompt"]
 
 #: Commands on a terminal.
 COMMANDS = ("/again", "/save", "/quit", "/exit")
-#: Suffixes of files that /save writes records to; others get text.
-RECORDS = (".json", ".jsonl")
 HELP = "/again repeats the last question, /save FILE saves the dialogue, /quit ends it; Ctrl-C stops an answer"
 
 
@@ -93,7 +90,8 @@ class DialogueSession:
         *,
         models_named: bool = False,
     ) -> None:
-        self.path, self.dialogue, self.out, self.form, self.profile = path, dialogue, out, form, profile
+        self.path, self.dialogue, self.out, self.profile = path, dialogue, out, profile
+        self.form = make_format(form)
         self.models_named = models_named
         self.page, self._turn = page, 0
         self._records: dict[int, Caption] = {}  # by turn
@@ -193,14 +191,11 @@ class DialogueSession:
             print_note(summary(caption))
 
     def _line(self, caption: Caption, question: str) -> str:
-        record = caption.to_dict()
-        if self.form == "json":
-            return json_text(record)
-        if self.form == "jsonl":
-            kept = lean_record({**record, "job": {"prompt": question}})
+        record = {**caption.to_dict(), "job": {"prompt": question, "models_named": self.models_named}}
+        if self.form.is_journal:
+            kept = self.form.stored(record)
             return json_text({key: value for key, value in kept.items() if key != "job"})
-        marked = {**record, "caption": caption.caption or "", "job": {"models_named": self.models_named}}
-        return record_line(marked, "webdataset-txt", several=False) or ""  # on one line, like the caption of a segment
+        return one_line_caption(marked_caption({**record, "caption": caption.caption or ""}))
 
     def _save(self, name: str) -> None:
         """Write the dialogue to a file: records if its name ends in .json or .jsonl, otherwise text.
@@ -217,10 +212,12 @@ class DialogueSession:
         check_output(path, [self.path], "/save")
         if path.exists():
             raise OutputError(f"{path}: exists already")
-        if path.suffix in RECORDS:
+        suffix = format_of_suffix(path.name)
+        as_records = suffix is not None and make_format(suffix).is_journal
+        if as_records:
             lines = [json_text(self._records[turn].to_dict()) for turn in range(len(exchanges))]
         else:
             lines = [text for one in exchanges for text in (f"? {one.question}", one.answer, "")]
         write_whole(path, "".join(f"{text}\n" for text in lines))
         turns = f"{len(exchanges)} questions" if len(exchanges) > 1 else "1 question"
-        print_note(f"saved {turns} with answers to {path}, as {'records' if path.suffix in RECORDS else 'text'}")
+        print_note(f"saved {turns} with answers to {path}, as {'records' if as_records else 'text'}")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
-from vidspec.cli.request import KEYS
+from vidspec.cli.keys import FLAGS
+from vidspec.cli.options import ModelOptions
 from vidspec.config.profiles import PREFIX, RESERVED_VARIABLES
 from vidspec.errors import VidspecError
 
 __all__ = ["as_typed"]
 
-#: Flags that are not named after the last part of their key.
-_OTHER_FLAGS = {
-    "--style": "generate.prompt",
-    "--prompt-file": "generate.prompt",
-    "--no-audio": "video.audio",
+#: Key of each flag: those of ``vidspec caption``, of commands that measure, and its ways to name a prompt.
+KEY_OF_FLAG = {
+    **{f"--{option.name}": f"models.{option.name}" for option in fields(ModelOptions)},
+    **FLAGS,
+    **dict.fromkeys(("--prompt", "--prompt-file", "--style"), "generate.prompt"),
 }
-#: Keys with a flag only in commands other than ``vidspec caption``.
-_FURTHER = {"models": ("weights", "threads"), "generate": ("prompt",)}
 
 
 def as_typed(error: VidspecError, args: Sequence[str], env: Mapping[str, str]) -> str:
@@ -42,13 +42,7 @@ def _names(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
         section, double, key = variable.removeprefix(PREFIX).lower().partition("__")
         if variable.startswith(PREFIX) and variable not in RESERVED_VARIABLES and double and value:
             names[f"{section}.{key}"] = variable
-    flags = {
-        f"--{option.replace('_', '-')}": f"{section}.{option}"
-        for sections in (KEYS, _FURTHER)
-        for section, options in sections.items()
-        for option in options
-    } | _OTHER_FLAGS
     typed = [arg.partition("=")[0] for arg in args]
-    names |= {key: flag for flag, key in flags.items() if flag in typed}
+    names |= {key: flag for flag, key in KEY_OF_FLAG.items() if flag in typed}
     settings = [arg.removeprefix("--set=").partition("=")[0] for arg in args]
     return {key: name for key, name in names.items() if key not in settings}

@@ -9,18 +9,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from vidspec.config.sections import (
-    AcceptSection,
-    DraftSection,
-    GenerateSection,
-    LossySection,
-    ModelsSection,
-    PruneSection,
-    ScheduleSection,
-    Section,
-    VideoSection,
-    WorkersSection,
-)
+from vidspec.config.part_sections import AcceptSection, DraftSection, LossySection, PruneSection, ScheduleSection
+from vidspec.config.sections import GenerateSection, ModelsSection, Section, VideoSection, WorkersSection
 from vidspec.models.known_pairs import listed_draft
 from vidspec.registry import (
     DrafterFacts,

@@ -18,10 +18,11 @@ from vidspec.dataset.parts import PartOutput
 from vidspec.dataset.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
 from vidspec.dataset.run import exit_code
 from vidspec.errors import OutputError, UsageError, VideoError
+from vidspec.events.observer import RunObserver
 from vidspec.events.record import failed_caption
 from vidspec.events.tally import Tally
 
-__all__ = ["Executor", "Remaining", "ResultListener", "plan_run", "plan_shards", "remaining_parts", "run_plan"]
+__all__ = ["Executor", "Remaining", "plan_run", "plan_shards", "remaining_parts", "run_plan"]
 
 #: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
 Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
@@ -211,23 +212,13 @@ def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent
     return True
 
 
-class ResultListener:
-    """Listener for the results of a run; the base class ignores them."""
-
-    def result(self, outcome: JobResult, tally: Tally) -> None:
-        """Handle the result of a clip or segment, after its record was written."""
-
-    def ended(self, tally: Tally) -> None:
-        """Handle the end of the run."""
-
-
 def run_plan(
     plan: Remaining,
     engine: Executor,
     output: Output,
     settings: SettingsDigest,
     tally: Tally,
-    listeners: Iterable[ResultListener] = (),
+    observer: RunObserver | None = None,
     *,
     max_failures: int | None = None,
 ) -> int:
@@ -236,14 +227,14 @@ def run_plan(
     Args:
         plan: the work left.
         engine: executor of the jobs.
-        output: writes each record before listeners get the result. A clip whose record cannot be written counts as
+        output: writes each record before the observer gets the result. A clip whose record cannot be written counts as
             failed; the run ends once nothing can be written any more.
         settings: captioning settings.
         tally: counts; ``stopped`` is set to the reason of an early end.
-        listeners: receive each result, and the end.
+        observer: receives each result, and the end.
         max_failures: number of failed clips that ends the run.
     """
-    listeners = tuple(listeners)
+    observer = observer or RunObserver()
     codes: set[int] = set()  # not the errors: their tracebacks hold frames
     outcomes = engine(plan.undrawn or plan.jobs)
     try:
@@ -258,8 +249,7 @@ def run_plan(
                 codes.add(error.exit_code)
                 break
             codes.add(exit_code([outcome.error]))
-            for listener in listeners:
-                listener.result(outcome, tally)
+            observer.result(outcome.caption, outcome.error, outcome.job.part, tally)
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
                 break
@@ -267,8 +257,7 @@ def run_plan(
         close = getattr(outcomes, "close", None)
         if close is not None:
             close()
-        for listener in listeners:
-            listener.ended(tally)
+        observer.ended(tally)
     return max(codes, default=0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from vidspec.dataset.file_marks import marked_folders
-from vidspec.dataset.formats import Format, clip_document
+from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, unwritable_error
 from vidspec.dataset.outputs import ONE_CLIP, JournaledOutput, in_order, make_folder
@@ -108,11 +108,11 @@ class ClipFiles(JournaledOutput):
             self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
         yield from self._other_journals[own]
 
-    def _documents(self, job: Job, form: Format) -> Iterator[bytes]:
+    def _documents(self, job: Job, form: OutputFormat) -> Iterator[bytes]:
         """Yield the possible contents of a clip's file, one per settings with records."""
         clip, journal = clip_id(job), self.journal(job)
         for settings in journal.settings_of(clip):
-            text = clip_document([one.record() for one in in_order(journal.parts(clip, settings))], form)
+            text = form.document([one.record() for one in in_order(journal.parts(clip, settings))])
             if text is not None:
                 yield encode_line(text)
 
@@ -140,7 +140,7 @@ class ClipFiles(JournaledOutput):
         for names in self.names:
             path = names.path(job)
             mark = self.journal(job).latest_mark(path)
-            of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form)
+            of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             if of_others or not os.path.exists(path):
                 yield names
 
@@ -218,12 +218,12 @@ class SidecarOutput(ClipFiles):
             return
         records = [one.record() for one in entries]
         for names in wanted:
-            content, path = clip_document(records, names.form), names.path(job)
+            content, path = names.form.document(records), names.path(job)
             if content is None:
                 continue
             data = encode_line(content)
             with self._losing_journal(job):
-                self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form)
+                self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
             try:
                 make_folder(path.parent)
                 write_whole(path, data)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vidspec.dataset.formats import time_range
+from vidspec.dataset.formats.base import time_range
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.segments import fixed_segments
 from vidspec.errors import VideoError

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vidspec.config.bounds import STALL
 from vidspec.dataset.allowance import FetchLimits
+from vidspec.events.observer import ClipPart
 from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest
 
@@ -84,6 +85,11 @@ class Job(CaptionRequest):
     def planned_job(self) -> Job:
         """The planned clip that this job is a part of."""
         return self.planned or self
+
+    @property
+    def part(self) -> ClipPart:
+        """Place of the job in its clip."""
+        return ClipPart(self.start, self.end, self.segment, self.segments)
 
     @property
     def relative(self) -> str:

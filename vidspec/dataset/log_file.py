@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vidspec.dataset.bulk import ResultListener
-from vidspec.dataset.job import JobResult
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text
+from vidspec.events.observer import ClipPart, RunObserver
+from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.files import FileKind, check_output, encode_line
 
@@ -29,7 +29,7 @@ def check_log(path: Path, inputs: Iterable[str]) -> None:
     check_output(path, inputs, "--log-file", None if loses_nothing else LOG)
 
 
-class LogFile(ResultListener):
+class LogFile(RunObserver):
     """Appends events to the file at ``path``; every line has ``time`` (UTC) and ``event``.
 
     A line that cannot be written is dropped and the run continues: captions matter more than the log.
@@ -54,15 +54,11 @@ class LogFile(ResultListener):
         """Log the start of the run."""
         self._write("start", profile=profile, options=options, **_counts(tally))
 
-    def result(self, outcome: JobResult, tally: Tally) -> None:
-        caption, job = outcome.caption, outcome.job
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
         self._write(
             "clip",
             path=caption.path,
-            start=job.start,
-            end=job.end,
-            segment=job.segment,
-            segments=job.segments,
+            **part._asdict(),
             tokens=len(caption.token_ids),
             timings=caption.timings,
             error=caption.error,

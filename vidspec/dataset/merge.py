@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec.dataset.file_marks import is_mark
-from vidspec.dataset.formats import CSV_COLUMNS, Format, clip_document, file_content
+from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.journal import parse_record
-from vidspec.dataset.records import lean_record
 from vidspec.errors import UsageError
 from vidspec.events.record import RecordDict
-from vidspec.files import FileKind
+from vidspec.files import encode_line
 
-__all__ = ["MergedRecords", "kind_of", "merge_records", "render_records"]
+__all__ = ["MergedRecords", "merge_records", "render_records"]
 
 
 @dataclass
@@ -57,30 +56,19 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
     return merged
 
 
-def kind_of(form: Format) -> FileKind:
-    """Return the kind of file that records in this format may replace: our own, if the format identifies it."""
-    if form in ("json", "jsonl"):
-        return FileKind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
-    if form == "csv":
-        return FileKind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
-    return FileKind("empty file", rb"(?!)")
-
-
-def render_records(records: Sequence[RecordDict], form: Format, *, raw_csv: bool = False) -> str:
+def render_records(records: Sequence[RecordDict], form: OutputFormat) -> bytes:
     """Return all records as the content of one file.
 
     Raises:
         UsageError: the format takes one clip only, or needs more than the records have.
     """
-    if form in ("srt", "vtt", "webdataset-txt"):
+    if form.one_clip:
         if len({record["job"]["clip"] for record in records}) > 1:
-            raise UsageError(f"--format {form}: several clips need a file each")
-        return clip_document(records, form) or ""
-    if form == "json" and any("timings" not in record for record in records):
-        raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
-    if form == "jsonl":
-        records = [lean_record(record) for record in records]
-    return file_content(records, form, several=True, raw_csv=raw_csv)
+            raise UsageError(f"--format {form.name}: several clips need a file each")
+        return encode_line(form.document(records) or "")
+    if form.measured and any("timings" not in record for record in records):
+        raise UsageError(f"--format {form.name}: these records hold no measurements", hint="--format jsonl")
+    return form.content(records)
 
 
 def _iter_records(path: Path, merged: MergedRecords) -> Iterable[RecordDict]:

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vidspec.dataset.formats import SUBTITLES, Format, clip_document, file_content, header_line, record_line
+from vidspec.dataset.formats.base import OutputFormat, format_names, make_format
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry, is_same_file, missing_file_error, unwritable_error
-from vidspec.dataset.records import clip_id, lean_record
+from vidspec.dataset.records import clip_id
 from vidspec.dataset.writers import Lines
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
@@ -88,20 +88,18 @@ class StreamOutput(Output):
 
     Args:
         lines: destination of the lines.
-        form, several, raw_csv: as for :func:`~vidspec.dataset.formats.record_line`.
+        form: format of the lines.
         order: clips in output order: each record is written as soon as those before it are; None for arrival order.
     """
 
     def __init__(
         self,
         lines: Lines,
-        form: Format,
+        form: OutputFormat,
         *,
-        several: bool,
-        raw_csv: bool = False,
         order: Sequence[Job] | None = None,
     ) -> None:
-        self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
+        self.lines, self.form = lines, form
         self._header_written = False
         self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._waiting: dict[str, list[RecordDict]] = {}  # by clip
@@ -125,21 +123,16 @@ class StreamOutput(Output):
         return []
 
     def _flush(self, clip: str) -> bool:
-        """Write the records of a clip so far, subtitles only with its last part; True if that has arrived."""
+        """Write the records of a clip so far, a document only with its last part; True if that has arrived."""
         about = self._waiting[clip][-1]["job"]
         last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
-        if self.form in SUBTITLES and not last:
-            return False
-        first = None if self._header_written else header_line(self.form)
-        self._header_written = True
-        records = self._waiting.pop(clip)
-        if self.form in SUBTITLES:
-            texts = [(clip_document(records, self.form) or "").removesuffix("\n") or None]
-        else:
-            shown = map(lean_record, records) if self.form == "jsonl" else records
-            texts = [record_line(one, self.form, several=self.several, raw_csv=self.raw_csv) for one in shown]
-        for text in (first, *texts):
-            if text is not None:
+        texts = self.form.stream_text(self._waiting[clip], last=last)
+        if texts is not None:
+            del self._waiting[clip]
+            if self.form.header is not None and not self._header_written:
+                self.lines.write(self.form.header)
+            self._header_written = True
+            for text in texts:
                 self.lines.write(text)
         return last
 
@@ -245,20 +238,16 @@ class SingleFileOutput(JournaledOutput):
     def __init__(
         self,
         path: Path,
-        form: Format,
+        form: OutputFormat,
         *,
-        several: bool,
         fresh: bool = False,
-        raw_csv: bool = False,
         look: bool = False,
     ) -> None:
-        own = form in ("json", "jsonl")
+        own = form.is_journal
         super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path, look=look)
-        self.path, self.form, self.several, self.raw_csv, self._is_journal = path, form, several, raw_csv, own
+        self.path, self.form, self._is_journal = path, form, own
         self._last_status: os.stat_result | None = None  # the file as this run last left it
         self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
-        if not own and form in ("srt", "vtt", "webdataset-txt") and several:
-            raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
         journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
         self._ours = own or (not fresh and self._is_ours(journal))
         self._backup: Path | None = None
@@ -279,8 +268,9 @@ class SingleFileOutput(JournaledOutput):
             hint = f"{keeping}; or name another file"
             raise UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
         first = next(journal.records(), None)
-        if self._is_journal and first is not None and ("timings" in first) != (self.form == "json"):
-            other = "jsonl" if self.form == "json" else "json"
+        if self._is_journal and first is not None and ("timings" in first) != self.form.measured:
+            others = map(make_format, format_names())
+            other = next(one.name for one in others if one.is_journal and one.measured != self.form.measured)
             raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
 
     def _is_ours(self, journal: Journal) -> bool:
@@ -307,14 +297,14 @@ class SingleFileOutput(JournaledOutput):
         with self._losing_journal(job):
             if not self._is_journal:
                 self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
-            super().add(job, lean_record(record) if self.form == "jsonl" else record)
+            super().add(job, self.form.stored(record))
             if not self._is_journal:
                 self._append(record)
 
     def _append(self, record: RecordDict) -> None:
-        if self.form == "parquet":  # its footer depends on all rows: written once, at the end
+        if self.form.update == "end":
             return
-        if self._last_status is None or self.form in SUBTITLES:
+        if self._last_status is None or self.form.update == "rewrite":
             self._rewrite()
             return
         if text := self._line(record):
@@ -329,9 +319,7 @@ class SingleFileOutput(JournaledOutput):
 
     def _line(self, record: RecordDict) -> bytes:
         """Return a record as appended to the file; empty for formats that are written whole."""
-        if self.form == "parquet" or self.form in SUBTITLES:
-            return b""
-        text = record_line(record, self.form, several=self.several, raw_csv=self.raw_csv)
+        text = self.form.line(record)
         return b"" if text is None else encode_line(text + "\n")
 
     def _check(self) -> None:
@@ -359,11 +347,7 @@ class SingleFileOutput(JournaledOutput):
 
     def _content(self) -> bytes:
         """Return the content of the file according to its journal."""
-        if self.form == "parquet":
-            from vidspec.dataset.tables import parquet_bytes
-
-            return parquet_bytes(self.records())
-        return encode_line(file_content(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
+        return self.form.content(self.records())
 
     def _mark(self) -> None:
         self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())
@@ -451,9 +435,9 @@ def hidden_journal(path: Path) -> Path:
     return path.with_name(f".{path.name}.vidspec.jsonl")
 
 
-def journal_of(path: Path, form: Format) -> Path:
+def journal_of(path: Path, form: OutputFormat) -> Path:
     """Return the path of the journal of one file for all clips: the file itself if it holds complete records."""
-    return path if form in ("json", "jsonl") else hidden_journal(path)
+    return path if form.is_journal else hidden_journal(path)
 
 
 def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vidspec.dataset.formats.parquet import PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean_record
 from vidspec.dataset.stores import is_url, join_url, list_names, write_url
-from vidspec.dataset.tables import PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up

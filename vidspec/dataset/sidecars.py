@@ -7,7 +7,7 @@ import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vidspec.dataset.formats import SUFFIXES, Format
+from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.job import Job
 from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError
@@ -33,9 +33,9 @@ class SidecarNames:
         UsageError: the template has an unknown field, or leads out of the folder.
     """
 
-    def __init__(self, form: Format, folder: str | None, template: str | None, profile: str) -> None:
+    def __init__(self, form: OutputFormat, folder: str | None, template: str | None, profile: str) -> None:
         self.form, self.folder, self.profile = form, folder, profile
-        self.template = template or ("{key}{suffix}" if form == "webdataset-txt" else "{stem}{suffix}")
+        self.template = template or form.clip_name
         try:
             fields = {name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None}
         except ValueError as error:
@@ -58,9 +58,9 @@ class SidecarNames:
             "stem": os.path.splitext(name)[0],
             "name": name,
             "key": name.split(".", 1)[0] or name,
-            "suffix": SUFFIXES[self.form],
+            "suffix": self.form.suffix,
             "profile": self.profile,
-            "format": self.form,
+            "format": self.form.name,
             "start": f"{job.start or 0:g}",
             "end": "end" if job.end is None else f"{job.end:g}",
             "clip": clip_id(job),
@@ -80,7 +80,7 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
         clips.add(os.path.normpath(job.path))
         paths = [os.path.normpath(one.path(job)) for one in names]
         if len(set(paths)) < len(paths):
-            forms = ",".join(one.form for one in names)
+            forms = ",".join(one.form.name for one in names)
             raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
         for path in paths:
             other = owners.setdefault(path, job)

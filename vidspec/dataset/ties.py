@@ -1,7 +1,7 @@
 """Near-tie test for two captions of one clip, which lossless methods may give in bfloat16 and float16.
 
 Passes over one row and over several rows round differently, so if the target's two best logits are almost equal,
-either token may win (docs/metrics.md, Losslessness). Any other difference is a fault.
+either token may win (docs/research/metrics.md, Losslessness). Any other difference is a fault.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from typing import TypedDict
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.dataset.bulk import Executor, ResultListener, plan_run, run_plan
+from vidspec.dataset.bulk import Executor, plan_run, run_plan
 from vidspec.dataset.feed import reader_count
-from vidspec.dataset.job import Job, JobConfig, JobResult
+from vidspec.dataset.formats.base import make_format
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
 from vidspec.dataset.outputs import SingleFileOutput
 from vidspec.dataset.reader import ClipReader
@@ -30,7 +31,8 @@ from vidspec.draft_length.steady import SteadyRate
 from vidspec.engine.device import peak_bytes
 from vidspec.events.answering import serve_functions
 from vidspec.events.events import Finished, LoopLoad, Round
-from vidspec.events.observer import RunObserver
+from vidspec.events.observer import ClipPart, RunObserver
+from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.models.request import CaptionRequest
 
@@ -51,20 +53,19 @@ class TimedRun(TypedDict):
 
 
 @dataclass
-class TimedResults(ResultListener):
+class TimedResults(RunObserver):
     """Collects token ids and failures by clip, and the ``rows`` of the target's windows of all clips."""
 
     ids: dict[str, list[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     rows: int = 0
 
-    def result(self, outcome: JobResult, tally: Tally) -> None:
-        if outcome.error is None:
-            self.ids[outcome.job.path] = outcome.caption.token_ids
-            counters = outcome.caption.counters
-            self.rows += counters.get("drafted", 0) + counters.get("target_forwards", 0)
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        if error is None:
+            self.ids[caption.path] = caption.token_ids
+            self.rows += caption.counters.get("drafted", 0) + caption.counters.get("target_forwards", 0)
         else:
-            self.errors[outcome.job.path] = str(outcome.error)
+            self.errors[caption.path] = str(error)
 
 
 class TargetPassCounter(RunObserver):
@@ -153,11 +154,11 @@ def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, con
     with TemporaryDirectory() as folder:
         jobs = [Job(clip) for clip in clips]
         settings = SettingsDigest(profile.model_dump(), config)
-        output = SingleFileOutput(Path(folder) / "captions.jsonl", "jsonl", several=True)
+        output = SingleFileOutput(Path(folder) / "captions.jsonl", make_format("jsonl"))
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
-            run_plan(plan_run(jobs, output, settings), engine, output, settings, tally, [results])
+            run_plan(plan_run(jobs, output, settings), engine, output, settings, tally, results)
         finally:
             output.close(jobs, complete=True)
         seconds = time.perf_counter() - began

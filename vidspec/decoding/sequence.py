@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.limits import StoppingRules
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.decoding.target import Target
-    from vidspec.draft_length.pace import DraftWindow
+    from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.base import Drafter
     from vidspec.events.trace import Trace
     from vidspec.models.detokenizer import Detokenizer

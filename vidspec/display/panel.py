@@ -62,7 +62,7 @@ def render_clip(
         width, height: of the terminal; a caption that does not fit into ``height`` shows its end.
         caption: show the caption and its legend.
         ascii_only: for terminals without block characters.
-        verbose: use the names of docs/metrics.md for figures.
+        verbose: use the names of docs/research/metrics.md for figures.
     """
     inner = max(1, width - 4)
     below: list[Text] = [flow_columns([Text(fact) for fact in _facts(state, verbose)], inner)]

@@ -108,7 +108,7 @@ class PanelState:
 
     @property
     def tau(self) -> float | None:
-        """Accepted draft tokens per verification (docs/metrics.md)."""
+        """Accepted draft tokens per verification (docs/research/metrics.md)."""
         return tau([one.accepted for one in self.rounds[1:] if one.drafted])
 
     @property

@@ -97,11 +97,14 @@ class PassTimes:
     clip, none of them negative, is fitted to all widths by least squares of relative errors, in which old passes fade
     and outliers have little weight; ``ROW`` and ``CLIP`` are the priors. Measured widths near the requested one correct
     the plane.
+
+    Attributes:
+        passes: number of passes added.
     """
 
     def __init__(self) -> None:
         self._widths: dict[tuple[int, int], _WidthTimes] = {}
-        self._heard = 0
+        self.passes = 0
         self._fitted = -1
         self._plane: tuple[float, float, float] | None = None
         self._slow = False
@@ -113,7 +116,7 @@ class PassTimes:
         """Add the time of a pass."""
         if not (seconds > 0 and math.isfinite(seconds) and 1 <= clips <= rows):
             return
-        self._heard += 1
+        self.passes += 1
         if self._plane is not None:
             was, self._slow = self._slow, seconds > SPIKE * self._plane_seconds(clips, rows)
             if self._slow and not was:
@@ -124,8 +127,8 @@ class PassTimes:
             if len(self._widths) == WIDTHS:
                 del self._widths[min(self._widths, key=lambda one: self._widths[one].last)]
             width = self._widths[key] = _WidthTimes(clips)
-        width.add(rows, seconds, self._heard)
-        if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self._heard - self._fitted >= AGAIN:
+        width.add(rows, seconds, self.passes)
+        if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self.passes - self._fitted >= AGAIN:
             self._fitted = -1
 
     def since(self, clips: int, rows: int) -> float:
@@ -133,11 +136,11 @@ class PassTimes:
         width = rows / clips
         about = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips)
         last = max((w.last for w in about if abs(w.rows / w.clips - width) <= 0.15 * width), default=-math.inf)
-        return self._heard - last
+        return self.passes - last
 
     def widest(self, clips: int) -> int:
         """Return rows per clip of the widest passes of about ``clips`` that recently occurred more than once."""
-        near = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips and w.weight(self._heard) > 1)
+        near = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips and w.weight(self.passes) > 1)
         return int(max((w.rows / w.clips for w in near), default=1))
 
     def by_rows(self, clips: int) -> TimeCurve:
@@ -157,7 +160,7 @@ class PassTimes:
     def _corrected_curve(self, near: list[tuple[float, _WidthTimes]], base: float, slope: float) -> TimeCurve:
         points: dict[float, tuple[float, float, float]] = {}
         for x, width in near:
-            weight = width.weight(self._heard)
+            weight = width.weight(self.passes)
             ratio = width.seconds / self._plane_seconds(width.clips, width.rows)
             if weight < 3:
                 ratio = min(1.5, max(0.67, ratio))
@@ -175,11 +178,11 @@ class PassTimes:
             self._fitted = -1
         if self._fitted < 0:
             self._plane = self._solve_plane()
-            self._fitted = self._heard
+            self._fitted = self.passes
         return self._plane
 
     def _solve_plane(self) -> tuple[float, float, float]:
-        now, found = self._heard, list(self._widths.values())
+        now, found = self.passes, list(self._widths.values())
         typical = median_low(width.seconds for width in found)
         by_row, by_clip = (typical * ROW_OFF / TIME_OFF) ** -2, (typical * CLIP_OFF / TIME_OFF) ** -2
         # Normal equations of base, row, clip, with the priors row = ROW * base and clip = CLIP * base.

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from vidspec.draft_length.speed import chain_tokens
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.pace import DraftWindow, WindowController
+    from vidspec.draft_length.costs import RoundCosts
+    from vidspec.draft_length.window import DraftWindow
 
 __all__ = ["CHAIN", "DEEPEST", "MOST", "WIDEST", "DraftCalibration", "GrowingTree", "TreeBudget", "TreeController"]
 
@@ -201,11 +202,11 @@ class TreeController:
     """Decides between trees and chains, and limits trees, for all clips of one loop.
 
     Args:
-        pace: source of pass costs.
+        costs: measured costs of passes.
     """
 
-    def __init__(self, pace: WindowController) -> None:
-        self.pace = pace
+    def __init__(self, costs: RoundCosts) -> None:
+        self.costs = costs
         self.calibration = DraftCalibration()
         self._tree_gains: dict[int, _TreeGain] = {}
         self._own = 0.0
@@ -221,19 +222,19 @@ class TreeController:
 
     @property
     def _tree_gain(self) -> _TreeGain:
-        return self._tree_gains.setdefault(self.pace.clips.bit_length(), _TreeGain())
+        return self._tree_gains.setdefault(self.costs.clips.bit_length(), _TreeGain())
 
     def rest(self) -> bool:
         """Return True if the next window is a chain, whatever rows cost."""
         standing = self._tree_gain
-        return not standing.trees and self.pace.rounds < standing.due
+        return not standing.trees and self.costs.rounds < standing.due
 
     def budget(self, window: DraftWindow, gamma: int) -> TreeBudget:
         """Return the limits of a clip's next window, at most ``gamma`` deep.
 
-        A width of 1 means a chain, whose length the pace chooses.
+        A width of 1 means a chain, whose length the window controller chooses.
         """
-        now, standing = self.pace.rounds, self._tree_gain
+        now, standing = self.costs.rounds, self._tree_gain
         wide = self.affordable(gamma)
         if wide.width == 1:
             if now >= standing.due:
@@ -259,10 +260,10 @@ class TreeController:
         All nodes of a level are worth less than one token together, and the child of rank r is right in at most one of
         r + 1 cases. The cost of many more rows than were measured is unknown.
         """
-        depth, prices = min(gamma, DEEPEST), self.pace.row_prices(MOST)
+        depth, prices = min(gamma, DEEPEST), self.costs.row_prices(MOST)
         if not prices or depth < 1:
             return CHAIN
-        most = min(MOST, math.ceil(WIDER * self.pace.widest))
+        most = min(MOST, math.ceil(WIDER * self.costs.widest))
         nodes = max(1, *(count for count in range(most + 1) if prices[count] < depth))
         row = min(prices[count] - prices[count - 1] for count in range(1, nodes + 1))
         width = max(rank + 1 for rank in range(WIDEST) if rank == 0 or row * (rank + 1) < 1)
@@ -270,8 +271,8 @@ class TreeController:
 
     def growth(self, window: DraftWindow, budget: TreeBudget) -> GrowingTree:
         """Return a new tree for one clip."""
-        levels = self.pace.prices_of_levels(WIDEST, self._own)
-        return GrowingTree(self.calibration, budget, self.pace.row_prices(MOST), levels, window.beta)
+        levels = self.costs.prices_of_levels(WIDEST, self._own)
+        return GrowingTree(self.calibration, budget, self.costs.row_prices(MOST), levels, window.beta)
 
     def add_tree(self, growth: GrowingTree, gamma: int, accepted: int) -> None:
         """Add a verified tree: its gain over the clip's chain.
@@ -284,5 +285,5 @@ class TreeController:
             accepted: tokens of the tree.
         """
         gain = (growth.expected if gamma else accepted) - growth.cost
-        chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
+        chain = growth.as_chain(gamma) - growth.prices[gamma] - self.costs.price_of_drafting(gamma)
         self._tree_gain.add(gain - chain)

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 
-from vidspec.draft_length.pace import DraftWindow, WindowController
+from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import GrowingTree, TreeBudget
+from vidspec.draft_length.window import DraftWindow
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.tree import TreeDrafter

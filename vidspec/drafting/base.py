@@ -19,8 +19,9 @@ from vidspec.registry import build_part, drafters
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.config.sections import DraftSection
-    from vidspec.draft_length.pace import DraftWindow, WindowController
+    from vidspec.config.part_sections import DraftSection
+    from vidspec.draft_length.pace import WindowController
+    from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.penalties import PenaltyHistory
     from vidspec.engine.requests import Steps

@@ -133,7 +133,7 @@ class HeadDraft(DrafterKind):
         following = len(rows) if compact else prefix.next_position
         if compact:
             positions = torch.arange(len(rows), device=rows.device)[None]
-        elif head.decoder.axes == 3:
+        elif head.decoder.axes > 1:
             positions = prefix.positions.reshape(-1, prefix.length)[:, rows]
         else:
             positions, following = rows[None], prefix.length

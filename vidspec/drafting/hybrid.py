@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.config.schema import Profile
-    from vidspec.draft_length.pace import DraftWindow, WindowController
+    from vidspec.draft_length.costs import RoundCosts
+    from vidspec.draft_length.pace import WindowController
+    from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import PassResult
@@ -37,7 +39,7 @@ class HybridDrafter(Drafter):
     """
 
     paces = True
-    pace: WindowController
+    costs: RoundCosts
     window: DraftWindow
     _states: torch.Tensor
 
@@ -49,7 +51,7 @@ class HybridDrafter(Drafter):
         self.forwards = model.forwards
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
-        self.pace, self.window = pace, window
+        self.costs, self.window = pace.costs, window
         self.lookup.set_pace(pace, window)
 
     def begin(self, token: int) -> None:
@@ -62,8 +64,8 @@ class HybridDrafter(Drafter):
 
         found = self.lookup.look(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
-        prices = self.pace.row_prices(window) or [0.0] * (window + 1)
-        gain = chain_tokens(self.window.beta, window) - 1 - prices[window] - self.pace.price_of_drafting(window)
+        prices = self.costs.row_prices(window) or [0.0] * (window + 1)
+        gain = chain_tokens(self.window.beta, window) - 1 - prices[window] - self.costs.price_of_drafting(window)
         self._looked_up = bool(found.tokens) and found.gain >= gain
         if self._looked_up:
             return self.lookup.proposed(found)

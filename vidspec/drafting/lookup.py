@@ -18,7 +18,8 @@ from vidspec.drafting.base import Draft, FreeDrafter
 from vidspec.drafting.memory import BREAK, IndexedText, Match, TextMemory, longest_matches
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.pace import DraftWindow, WindowController
+    from vidspec.draft_length.pace import WindowController
+    from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
 
@@ -112,7 +113,7 @@ class LookupDrafter(FreeDrafter):
         self._own.add([*self.prompt, BREAK])
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
-        self._prices, self._turns = pace, window
+        self._prices, self._turns = pace.costs, window
 
     def guess(self, gamma: int) -> Sequence[int]:
         return self.look(gamma).tokens

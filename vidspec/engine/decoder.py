@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 
 __all__ = [
     "AttendFunction",
     "Decoder",
     "LanguageModel",
-    "RotaryTables",
-    "mrope_axes",
     "sliding_windows",
     "with_own_slab",
 ]
 
-#: Cosines and sines of a pass, in the layout of the decoder that made them; a pair for each kind of block.
-RotaryTables = tuple[torch.Tensor, ...]
 #: Stores a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.PassAttention`.
 AttendFunction = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -35,7 +32,7 @@ class Decoder(Protocol):
         why: reason for this decoder, in a few words.
         depth: number of blocks.
         scaling: factor of attention scores.
-        axes: axes of rotary positions: 1, or 3 under M-RoPE.
+        axes: axes of rotary positions: 1, or one for each section of M-RoPE.
         windows: sliding window of each block, in places; None if all blocks see everything.
         mutual: True if adjacent visual tokens see each other, both ways, in sliding-window blocks.
         prunable: True if rows of a prompt can be dropped between two blocks.
@@ -124,25 +121,6 @@ def with_own_slab(decoder: D) -> D:
     vars(other).pop("slab", None)
     other.graphs, other.eager = None, "it works in a thread of its own"
     return other
-
-
-def mrope_axes(count: int, sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
-    """Return (count,) the position axis of each rotary frequency under M-RoPE.
-
-    Args:
-        count: number of frequencies, half the width of a head.
-        sections: frequencies of each axis (time, height, width), as in a config's ``mrope_section``.
-        interleaved: True for alternating axes (Qwen3-VL), False for blocks (Qwen2-VL, Qwen2.5-VL).
-    """
-    axis = torch.zeros(count, dtype=torch.long)
-    start = sections[0]
-    for which in (1, 2):
-        if interleaved:
-            axis[which : sections[which] * 3 : 3] = which
-        else:
-            axis[start : start + sections[which]] = which
-            start += sections[which]
-    return axis
 
 
 def sliding_windows(config: Any) -> tuple[int | None, ...] | None:

@@ -1,4 +1,4 @@
-"""Device-specific functions: waiting for queued work, free memory, threads."""
+"""Device-specific functions: copies from the host, waiting for queued work, free memory, threads."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = [
     "replay_refusal",
     "slab_budget",
     "synchroniser",
+    "to_device",
     "use_half_the_cores",
     "use_one_core",
 ]
@@ -130,6 +131,21 @@ def synchroniser(*devices: torch.device) -> Callable[[], None]:
                 torch.mps.synchronize()
 
     return wait
+
+
+def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Copy a tensor of the host to a device; to CUDA from pinned memory, without waiting for the copy.
+
+    Args:
+        host: the tensor; nothing may write to it again.
+        device: where to.
+        out: receives the copy, such as a buffer that captured passes read.
+    """
+    on_cuda = device.type == "cuda"
+    source = host.pin_memory() if on_cuda and host.device.type == "cpu" else host
+    if out is not None:
+        return out.copy_(source, non_blocking=on_cuda)
+    return source.to(device, non_blocking=on_cuda)
 
 
 def free_memory(device: torch.device) -> int | None:

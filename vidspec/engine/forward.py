@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
+from vidspec.engine.device import to_device
 from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
@@ -237,7 +238,7 @@ class Engine(Generic[M]):
         """Return the input embeddings (R, hidden)."""
         device, decoder = self.model.device, self.model.decoder
         ids = [token for rows in batch for token in rows.token_ids]
-        texts = decoder.embed(torch.tensor(ids, dtype=torch.long, device=device)) if ids else None
+        texts = decoder.embed(to_device(torch.tensor(ids), device)) if ids else None
         if texts is not None and len(texts) == sum(map(len, batch)):
             return texts
         parts, start = [], 0
@@ -257,7 +258,7 @@ class Engine(Generic[M]):
 
         def flush() -> None:
             if counted:
-                parts.append(torch.tensor(counted, device=device).expand(axes, -1))
+                parts.append(to_device(torch.tensor(counted), device).expand(axes, -1))
                 counted.clear()
 
         for rows in batch:

@@ -16,19 +16,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vidspec.engine.decoder import AttendFunction, RotaryTables, mrope_axes, sliding_windows
+from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.layouts import WeightFormat, build_matrix
 from vidspec.engine.matrix import LARGE, Matrix, choose_packing
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, Precision, quantise_weight
+from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
 
 #: Model types of language models with these blocks.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
-#: Types of rotary frequencies that do not depend on the length of the text.
-_STATIC = ("default", "linear", "llama3", "yarn")
 
 
 def unsupported_reason(language: Any, head: Any) -> str | None:
@@ -39,9 +38,9 @@ def unsupported_reason(language: Any, head: Any) -> str | None:
         return f"blocks of {kind} are not fused"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act} is not fused"
-    if getattr(language.rotary_emb, "rope_type", "default") not in _STATIC:
+    if getattr(language.rotary_emb, "rope_type", "default") not in STATIC_ROPE:
         return f"rotary positions of type {language.rotary_emb.rope_type} depend on the length"
-    rotary, sections = language.rotary_emb, (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    rotary, sections = language.rotary_emb, mrope_sections(getattr(config, "rope_parameters", None))
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if rotary.inv_freq.numel() * 2 != width:
         return "rotary positions turn a part of each head only"
@@ -162,8 +161,11 @@ class FusedDecoder:
         self.blocks = [_Block(block, packs, wanted) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
         self.norm, self.head = _Norm(language.norm), build_matrix([head], wanted, packed=packs, shared=tied)
-        self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
-        self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
+        # Qwen3-VL's stock blocks interleave whatever the config says, earlier models never do.
+        interleaved = str(config.model_type).startswith("qwen3")
+        rope = getattr(config, "rope_parameters", None)
+        self._positions = RotaryPositions(language.rotary_emb, rope, weight, interleaved=interleaved)
+        self.axes = self._positions.axes
         self.eager = eager_reason(self) if self.embedding.device.type == "cuda" else None
         self.graphs = make_graphs(self)
 
@@ -207,14 +209,7 @@ class FusedDecoder:
         return F.embedding(ids, self.embedding)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """Return cosines and sines, (R, 1, d) each; the first half of the sines is negative, see :meth:`_rotate`."""
-        of_each = positions[0, :, None] if self.axes == 1 else positions[self._axis].t()
-        angles = of_each * self._frequencies
-        cosine, sine = angles.cos(), angles.sin()
-        if self._amplitude != 1:
-            cosine, sine = cosine * self._amplitude, sine * self._amplitude
-        dtype = self.embedding.dtype
-        return cosine.to(dtype)[:, None], sine.to(dtype)[:, None]
+        return self._positions.tables(positions)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         block, kv = self.blocks[index], self.kv_heads
@@ -224,29 +219,11 @@ class FusedDecoder:
         if block.head_norms is not None:
             queries, keys = block.head_norms
             turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
-        self._rotate(turning, rotation, into)
+        rotate(turning, rotation, out=into)
         entries = states[:, self.heads :].view(count, 2, kv, self.width)
         rows = block.out.add(rows, attention(index, states[:, : self.heads], entries))
         gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
         return block.down.add(rows, F.silu(gate).mul_(up))
 
-    @staticmethod
-    def _rotate(states: torch.Tensor, rotation: RotaryTables, into: torch.Tensor) -> None:
-        """Rotate (R, n, d): halves swapped, times the signed sine, plus the rest times the cosine."""
-        cosine, sine = rotation
-        torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, -1), sine, out=into)
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)
-
-
-def _frequencies(rotary: Any, config: Any, width: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (d,) angles per position, the first half negative; (d,) position axis of each; number of axes."""
-    inverse = rotary.inv_freq.float()
-    signed = torch.cat([-inverse, inverse])
-    sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
-    if sections is None:
-        return signed, torch.zeros(width, dtype=torch.long, device=signed.device), 1
-    # Qwen3-VL's stock blocks interleave whatever the config says, earlier models never do.
-    axis = mrope_axes(width // 2, sections, interleaved=str(config.model_type).startswith("qwen3"))
-    return signed, torch.cat([axis, axis]).to(signed.device), 3

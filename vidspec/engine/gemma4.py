@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 
 from vidspec.engine.attention import PassAttention
-from vidspec.engine.decoder import AttendFunction, RotaryTables
+from vidspec.engine.decoder import AttendFunction
+from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import StockDecoder, device_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.engine.device import replay_refusal
+from vidspec.engine.device import replay_refusal, to_device
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan, Slab
 from vidspec.errors import DeviceError
@@ -249,13 +249,13 @@ class ReplayedPasses:
         with self._on_device():
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
             first_step, sizes = self._run_pass(batch, vocabulary)
-            ends = torch.tensor(list(accumulate(sizes)), device=self.device) - 1
+            ends = to_device(torch.tensor(list(accumulate(sizes))) - 1, self.device)
             new_tokens[0].copy_(first_step.tokens[ends])
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
                 until = min([gammas[at] for at in unfinished])
                 step, replay = self.step(_padded_rows(len(unfinished)), vocabulary, chained=True)
-                places = torch.tensor(unfinished, device=self.device)
+                places = to_device(torch.tensor(unfinished), self.device)
                 self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
                 step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
                 step.moves.copy_(torch.arange(step.count) < len(unfinished))
@@ -308,9 +308,7 @@ class ReplayedPasses:
                 column += [number] * count
         columns = [tokens, *[positions] * self.decoder.axes, places, slots, *shared[:4], sees, shared[4]]
         table = torch.cat([torch.tensor(columns), step.idle[:, len(tokens) :]], 1)
-        if self.device.type == "cuda":
-            table = table.pin_memory()
-        step.table.copy_(table, non_blocking=True)
+        to_device(table, self.device, out=step.table)
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """Return the pass of ``count`` rows and the function that runs it."""

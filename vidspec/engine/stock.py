@@ -11,11 +11,12 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from vidspec.engine.attention import PassAttention
-from vidspec.engine.decoder import AttendFunction, RotaryTables, sliding_windows
+from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.layouts import quantised_copy, quantised_linears, unquantisable_reason
 from vidspec.engine.quantised import Precision
 from vidspec.engine.recurrent import linear_attention, max_state_bytes
+from vidspec.engine.rotary import RotaryTables, axis_count
 from vidspec.engine.slab import Slab
 
 __all__ = ["NAME", "StockDecoder", "device_of"]
@@ -82,7 +83,7 @@ class StockDecoder:
         attending = tuple(block for block, kind in enumerate(kinds) if kind != "linear_attention")
         self.cached = attending if len(attending) < len(kinds) else None
         self.state_bytes = max_state_bytes(config, language.embed_tokens.weight.dtype)
-        self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1
+        self.axes = axis_count(getattr(config, "rope_parameters", None))
 
     @property
     def unquantisable_reason(self) -> str | None:

@@ -20,7 +20,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def decode_rate(caption: Caption) -> float | None:
-    """Return the decode rate: tokens after the first over the time after the first (docs/metrics.md, Times)."""
+    """Return the decode rate: tokens after the first over the time after the first (metrics.md, Times)."""
     tokens, seconds = len(caption.token_ids) - 1, caption.timings.get("decode", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
@@ -44,7 +44,7 @@ def estimate_speedup(tokens: int, decode_s: float, plain_step_s: float | None) -
 def time_at_length(caption: Caption, tokens: int) -> float | None:
     """Return the seconds from the opened file to the last token for a text of ``tokens`` (at least 1) tokens.
 
-    time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); the measured time
+    time to first token + (tokens - 1) * seconds per token after the first (metrics.md, Times); the measured time
     end to end if the text has that length. None if a text of one token, or a missing timing, gives no rate.
     """
     if len(caption.token_ids) == tokens:

@@ -57,7 +57,7 @@ def tau(accepted_lengths: Sequence[int]) -> float | None:
 
 
 def lengths(counters: Counters) -> LengthsRecord:
-    """Return the lengths by name (docs/metrics.md, "Lengths").
+    """Return the lengths by name (docs/research/metrics.md, "Lengths").
 
     ``tau``: see :func:`tau`. ``tokens_per_target_pass``: tokens after the first (which the prefill yields) per target
     forward. ``run_length``: accepted tokens between two corrections, across rounds; the last run counts although the

@@ -1,19 +1,37 @@
-"""Interface of observers of a run over clips, such as the live panel."""
+"""The interface for following a run over clips: panel, pages, result lines, log, trace and measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vidspec.events.events import Event, LoopLoad
 from vidspec.events.record import Caption
+from vidspec.events.tally import Tally
 
-__all__ = ["CombinedObserver", "RunObserver"]
+__all__ = ["ClipPart", "CombinedObserver", "RunObserver"]
+
+
+class ClipPart(NamedTuple):
+    """The part of a clip that a result is of.
+
+    Attributes:
+        start, end: in seconds; None for the ends of the file.
+        segment: index of the segment or question; None for a whole clip.
+        segments: number of segments or questions.
+    """
+
+    start: float | None = None
+    end: float | None = None
+    segment: int | None = None
+    segments: int | None = None
 
 
 class RunObserver:
-    """Receives a run's events; this base class ignores them.
+    """Receives what happens in a run; this base class ignores it.
 
-    Several clips may be in flight: each has its own number, and their events interleave.
+    Several clips may be in flight: each has its own number, and their events interleave. Captioners in other processes
+    and on other machines report results only.
     """
 
     def begin(self, number: int, path: str, total: int) -> None:
@@ -30,6 +48,12 @@ class RunObserver:
 
     def end(self, number: int, caption: Caption) -> None:
         """Called when a clip is done, captioned or failed."""
+
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        """Called with the result of a clip or segment, in order, after its record was written."""
+
+    def ended(self, tally: Tally) -> None:
+        """Called at the end of the run, also at an early one."""
 
 
 class CombinedObserver(RunObserver):
@@ -53,3 +77,11 @@ class CombinedObserver(RunObserver):
     def end(self, number: int, caption: Caption) -> None:
         for one in self.observers:
             one.end(number, caption)
+
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        for one in self.observers:
+            one.result(caption, error, part, tally)
+
+    def ended(self, tally: Tally) -> None:
+        for one in self.observers:
+            one.ended(tally)

@@ -79,7 +79,7 @@ class VideoRecord(TypedDict, total=False):
 
 
 class CountsRecord(TypedDict, total=False):
-    """The raw counters (docs/metrics.md), see :class:`~vidspec.events.counters.Counters`."""
+    """The raw counters (docs/research/metrics.md), see :class:`~vidspec.events.counters.Counters`."""
 
     target_forwards: int
     draft_forwards: int

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from vidspec.engine.decoder import AttendFunction, RotaryTables, mrope_axes, sliding_windows
+from vidspec.engine.decoder import AttendFunction, sliding_windows
+from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VideoLanguageModel
@@ -53,8 +54,6 @@ _OPTIONAL_TENSORS = (
     *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
     *(f"midlayer.self_attn.{name}.bias" for name in PROJECTIONS),
 )
-#: Types of rotary frequencies that do not depend on the sequence length.
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class Eagle3Decoder(HeadDecoder):
@@ -77,14 +76,9 @@ class Eagle3Decoder(HeadDecoder):
         #: True if the residual of the attention is the normed state.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters
-        rotary = LlamaRotaryEmbedding(config)
-        self._amplitude = float(getattr(rotary, "attention_scaling", 1.0))
-        self._frequencies = rotary.inv_freq.float().to(self._weight.device)
-        sections = rope.get("mrope_section")
-        self.axes = 1 if sections is None else 3
         interleaved = bool(rope.get("mrope_interleaved"))
-        axis = mrope_axes(self.width // 2, sections or (self.width // 2, 0, 0), interleaved=interleaved)
-        self._axis = axis.to(self._weight.device)
+        self._positions = RotaryPositions(LlamaRotaryEmbedding(config), rope, self._weight, interleaved=interleaved)
+        self.axes = self._positions.axes
 
     @property
     def _weight(self) -> torch.Tensor:
@@ -95,11 +89,7 @@ class Eagle3Decoder(HeadDecoder):
         return Slab(self.kv_heads, self.width, self._weight.dtype, [self._weight.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
-        """Return cosines and sines, (R, 1, d) each."""
-        angles = positions[self._axis].t() * self._frequencies
-        both = torch.cat([angles, angles], dim=-1)[:, None]
-        dtype = self._weight.dtype
-        return (both.cos() * self._amplitude).to(dtype), (both.sin() * self._amplitude).to(dtype)
+        return self._positions.tables(positions)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         """Run the block: embeddings and states (R, 2 * hidden) to states (R, hidden)."""
@@ -111,8 +101,8 @@ class Eagle3Decoder(HeadDecoder):
             self._linear(f"midlayer.self_attn.{name}", both).view(count, heads, self.width)
             for name, heads in zip(PROJECTIONS, sizes, strict=False)
         )
-        entries = torch.stack([_rotate(key, rotation), value], dim=1)
-        attended = attention(index, _rotate(query, rotation), entries)
+        entries = torch.stack([rotate(key, rotation), value], dim=1)
+        attended = attention(index, rotate(query, rotation), entries)
         state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", attended)
         inner = self._rms_norm("midlayer.post_attention_layernorm", state)
         gate = F.silu(self._linear("midlayer.mlp.gate_proj", inner))
@@ -274,11 +264,11 @@ def _check_layout(
         (bool(unknown), f"has the tensor {unknown[0] if unknown else ''}, which is not known"),
         (int(config.num_hidden_layers) != 1, f"has {config.num_hidden_layers} blocks, and heads of one are read"),
         (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
-        (rope.get("rope_type", "default") not in _STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
+        (rope.get("rope_type", "default") not in STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
     ):
         if broken:
             raise ModelError(f"{name}: {problem}", kind="unreadable")
-    sections = rope.get("mrope_section")
+    sections = mrope_sections(rope)
     if sections is not None and sum(sections) != width // 2:
         raise ModelError(f"{name}: mrope_section {sections} divides {sum(sections)} of {width // 2} frequencies")
     target_hidden = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
@@ -337,10 +327,3 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
             raise ModelError(f"{name}: its d2t maps outside the vocabulary or to one id twice", kind="unreadable")
     elif drafted != known:
         raise ModelError(f"{name}: proposes {drafted} of {known} ids, and no d2t says which", kind="unreadable")
-
-
-def _rotate(states: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
-    """Apply rotary embeddings to (R, n, d)."""
-    cosine, sine = rotation
-    first, second = states.chunk(2, dim=-1)
-    return states * cosine + torch.cat([-second, first], dim=-1) * sine

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from vidspec.engine.decoder import Decoder
+from vidspec.engine.device import to_device
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.models.base import VideoLanguageModel
 
@@ -98,7 +99,7 @@ class Head(ABC):
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings (n, hidden) of the target's ids (n,)."""
-        return self.target.embed(ids.to(self.target.device)).to(self.device)
+        return self.target.embed(to_device(ids, self.target.device)).to(self.device)
 
     @torch.inference_mode()
     def embed_prompt(self, token_ids: torch.Tensor, visual: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -116,4 +117,4 @@ class Head(ABC):
     def fed(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> HeadRows:
         """Build input rows from embeddings and states, both (n, hidden), at positions (axes, n)."""
         rows = torch.cat([embeddings, states], dim=1)[None]
-        return HeadRows(rows, positions.to(self.device).expand(self.decoder.axes, -1)[:, None])
+        return HeadRows(rows, to_device(positions, self.device).expand(self.decoder.axes, -1)[:, None])

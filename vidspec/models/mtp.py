@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vidspec.engine.decoder import AttendFunction, Decoder, RotaryTables
+from vidspec.engine.decoder import AttendFunction, Decoder
+from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from vidspec.engine.device import to_device
 from vidspec.models.tiles import best_resolution, fit_inside
 
 __all__ = [
@@ -104,7 +105,7 @@ def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> tor
     """
     pixels = torch.from_numpy(np.ascontiguousarray(frames))
     if device.type == "cuda":
-        pixels = pixels.pin_memory().to(device, non_blocking=True)
+        pixels = to_device(pixels, device)
     return pixels.permute(0, 3, 1, 2)
 
 

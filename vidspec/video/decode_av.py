@@ -2,7 +2,7 @@
 
 A frame is accepted only by its own timestamp or count. Nothing is concealed: the decoder fails on damage, and frames
 that depend on damaged data are not delivered. Changed bits that leave a valid stream cannot be detected: no codec here
-has checksums. docs/damage.md counts them.
+has checksums. docs/use/damage.md counts them.
 """
 
 from __future__ import annotations

@@ -6,31 +6,19 @@ import time
 from functools import cache
 
 from tests.decoding import checkpoints
+from tests.ready_clips import read_requests
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.models.request import CaptionRequest
 
 CLIPS = {path.stem: path for path in shipped()}
 CLIP = CLIPS["one-object"]
 TOKENS = 150
 
 
-class Waiting:
-    """Clips that are all there from the beginning."""
-
-    def __init__(self, captioner, clips):
-        paths = [CLIPS[clip] for clip in clips]
-        self._left = [
-            CaptionRequest(str(path), captioner.read(path), key=clip) for clip, path in zip(clips, paths, strict=True)
-        ]
-
-    @property
-    def over(self):
-        return not self._left
-
-    def take(self):
-        return self._left.pop(0) if self._left else None
+def named_requests(captioner, names):
+    """Return requests for the clips of ``CLIPS`` with these names."""
+    return read_requests(captioner, {name: CLIPS[name] for name in names})
 
 
 class Pairs:

@@ -13,7 +13,8 @@ import time
 import pytest
 import torch
 
-from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
+from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
+from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.decoding import prefill as prefills
 from vidspec.decoding.protocol import Abort, Proposed
@@ -127,7 +128,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
     monkeypatch.setattr(prefills, "_run_passes", late)
     records = {
         clip: event.caption
-        for clip, event in captioner.serve(Waiting(captioner, clips), batch=batch)
+        for clip, event in captioner.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)
         if isinstance(event, Finished)
     }
     monkeypatch.undo()
@@ -235,7 +236,7 @@ def test_an_error_of_the_consumer_keeps_the_process(pairs, same_process):
 def test_one_process_has_many_clips_at_once(pairs, same_process):
     clips = list(CLIPS)[:4]
     together, captions, accepted = set(), {}, 0
-    for clip, event in pairs.first.serve(Waiting(pairs.first, clips), batch=4):
+    for clip, event in pairs.first.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
         assert not isinstance(event, Exception), event
         together.add(len(pairs.slot.process._listeners))
         if isinstance(event, Finished):

@@ -16,7 +16,8 @@ import pytest
 
 from research.training.architecture import build_tokenizer
 from tests.decoding import checkpoints
-from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
+from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
+from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
 from vidspec.decoding.parallel import WorkerLost
@@ -81,7 +82,7 @@ def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
         pairs.slot.ready()
         pid, left = pairs.pid, rng.randrange(4, 40)
         again, captions = set(), {}
-        for clip, event in pairs.first.serve(Waiting(pairs.first, clips), batch=4):
+        for clip, event in pairs.first.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
             left -= 1
             if not left:
                 os.kill(pid, signal.SIGKILL)

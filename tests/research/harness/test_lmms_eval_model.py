@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 
 MODEL = "research.lmms_eval.model"
 ASKED = ((CLIP, 24), (OTHER, 24), (CLIP, 5))
-PAGE = Path(__file__).resolve().parents[3] / "docs/lmms-eval.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/research/lmms-eval.md"
 
 
 @pytest.fixture

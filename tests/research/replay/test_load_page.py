@@ -6,7 +6,7 @@ from pathlib import Path
 
 from research.simulate import main
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/load.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/research/load.md").read_text(encoding="utf-8")
 
 
 def test_every_table_is_what_the_command_above_it_prints(capsys):

@@ -8,7 +8,7 @@ from research import simulate
 from research.pages import papers
 from research.replay.tables import names
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "research"
 
 pytestmark = pytest.mark.full
 
@@ -19,7 +19,9 @@ def page():
 
 
 def test_the_committed_page_is_current(page):
-    assert (DOCS / "papers.md").read_text(encoding="utf-8") == page, "python -m research.pages.papers docs/papers.md"
+    assert (DOCS / "papers.md").read_text(encoding="utf-8") == page, (
+        "python -m research.pages.papers docs/research/papers.md"
+    )
 
 
 def test_every_table_has_its_section_and_the_page_stays_readable(page):

@@ -19,7 +19,7 @@ def test_the_papers_case():
     assert parallel.predicted == pytest.approx(parallel.formula, rel=0.02)
     assert sequential.predicted == pytest.approx(sequential.formula, rel=0.02)
     assert found["autoregressive"].predicted == pytest.approx(1)
-    assert found["parallel, one shared device"].formula < sequential.formula, "worse than in turns (docs/metrics.md)"
+    assert found["parallel, one shared device"].formula < sequential.formula, "docs/research/metrics.md"
 
 
 def test_a_given_window_holds_for_both():

@@ -23,7 +23,7 @@ from vidspec.pruning.target.span import PrunedSpan
 from vidspec.registry import build_part, lossy
 
 if TYPE_CHECKING:
-    from vidspec.config.sections import LossySection
+    from vidspec.config.part_sections import LossySection
 
 __all__ = ["PrunedTargetEngine", "Reselect", "build_target_engine", "kept_per_layer"]
 

@@ -1,0 +1,100 @@
+"""Options of commands that are keys of profiles, made from the schema: ``--frames`` sets ``video.frames``. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Le
+from pydantic.fields import FieldInfo
+
+from vidspec.config.sections import Flag, GenerateSection, ModelsSection, Section, VideoSection
+
+__all__ = ["COMMON_KEYS", "FLAGS", "KEY_SECTIONS", "choices", "key_parameters", "model_option"]
+
+#: Returns the values that may complete a word, each with a description or not.
+Completion: TypeAlias = Callable[[str], list[Any]]
+
+#: Sections whose keys are options, each with its panel of the help.
+KEY_SECTIONS: dict[str, tuple[type[Section], str]] = {
+    "models": (ModelsSection, "Models"),
+    "video": (VideoSection, "Video"),
+    "generate": (GenerateSection, "Generation"),
+}
+
+
+def key_parameters(section: str, completions: Mapping[str, Completion]) -> Iterator[Parameter]:
+    """Yield the options of a section's keys, as parameters of a command; the value of one not given is None.
+
+    Args:
+        section: one of :data:`KEY_SECTIONS`.
+        completions: of values that the schema does not list, by key.
+    """
+    for name, field, flag in _flagged_keys(section):
+        option = typer.Option(
+            "/".join(_spellings(name, field)),
+            help=_help(field),
+            metavar=flag.metavar,
+            rich_help_panel=KEY_SECTIONS[section][1],
+            autocompletion=completions.get(name, _completion(choices(field))),
+        )
+        # The schema checks the value; here only numbers are told from text.
+        kinds = _value_types(field)
+        kind: Any = list[str] if get_origin(kinds[0]) is tuple else kinds[0] if kinds[0] in (bool, int, float) else str
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
+
+def model_option(name: str) -> Any:
+    """Return the option for a key of the section ``models`` in commands that check its value by themselves."""
+    field = ModelsSection.model_fields[name]
+    low = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+    high = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
+    return typer.Option(help=_help(field), min=low, max=high)  # type: ignore[arg-type]
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """Return the values of a key that takes no others; empty if it does."""
+    kinds = _value_types(field)
+    return get_args(kinds[0]) if len(kinds) == 1 and get_origin(kinds[0]) is Literal else ()
+
+
+def _help(field: FieldInfo) -> str:
+    values = choices(field)
+    return f"{field.description}: {', '.join(values[:-1])} or {values[-1]}." if values else f"{field.description}."
+
+
+def _value_types(field: FieldInfo) -> list[Any]:
+    """Return the types that a key's value may have, besides null."""
+    union = get_origin(field.annotation) in (Union, UnionType)
+    return [kind for kind in get_args(field.annotation) if kind is not type(None)] if union else [field.annotation]
+
+
+def _flagged_keys(section: str) -> Iterator[tuple[str, FieldInfo, Flag]]:
+    for name, field in KEY_SECTIONS[section][0].model_fields.items():
+        for flag in field.metadata:
+            if isinstance(flag, Flag):
+                yield name, field, flag
+
+
+def _spellings(name: str, field: FieldInfo) -> list[str]:
+    """Return the option's name, and one to turn it off if it is on by default."""
+    word = name.replace("_", "-")
+    return [f"--{word}", f"--no-{word}"] if field.default is True else [f"--{word}"]
+
+
+def _completion(values: tuple[str, ...]) -> Completion:
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+#: Key of each option.
+FLAGS: dict[str, str] = {
+    spelling: f"{section}.{name}"
+    for section in KEY_SECTIONS
+    for name, field, _ in _flagged_keys(section)
+    for spelling in _spellings(name, field)
+}
+#: Options that ``vidspec caption --help`` shows.
+COMMON_KEYS = {name for section in KEY_SECTIONS for name, _, flag in _flagged_keys(section) if flag.common}

@@ -1,0 +1,100 @@
+"""The draft window of one clip: its acceptance rate, and the window that the controller has chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vidspec.draft_length.pace import WindowController
+
+__all__ = ["AcceptanceEstimate", "DraftWindow", "WindowState"]
+
+
+class AcceptanceEstimate:
+    """Acceptance rate of drafted tokens; older rounds weigh less."""
+
+    def __init__(self, beta: float, tokens: float) -> None:
+        self.passed, self.failed = tokens * beta, tokens * (1 - beta)
+
+    @property
+    def tokens(self) -> float:
+        return self.passed + self.failed
+
+    @property
+    def beta(self) -> float:
+        return self.passed / self.tokens
+
+    def update(self, drafted: int, accepted: int, kept: float) -> None:
+        """Add a verified window; the weight of earlier ones is multiplied by ``kept``."""
+        self.passed = kept * self.passed + accepted
+        self.failed = kept * self.failed + (accepted < drafted)
+
+
+@dataclass(eq=False)
+class WindowState:
+    """State of a clip's window, which its :class:`DraftWindow` and the controller share.
+
+    Attributes:
+        start: initial window.
+        acceptance: of this clip's drafts.
+        chosen: the best window by measurement.
+        next: the window of the next round, in a trial another one.
+        idle: rounds of plain decoding since the last draft.
+    """
+
+    start: int
+    acceptance: AcceptanceEstimate
+    chosen: int
+    next: int
+    idle: int = 0
+
+
+class DraftWindow:
+    """Draft window of one clip; see :meth:`~vidspec.draft_length.pace.WindowController.window`."""
+
+    def __init__(self, controller: WindowController, state: WindowState) -> None:
+        self._controller, self._state = controller, state
+
+    @property
+    def start(self) -> int:
+        """Initial window."""
+        return self._state.start
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens of this clip's next round; 0 for plain decoding."""
+        self._controller.choose_windows()
+        return self._state.next
+
+    @property
+    def chosen(self) -> int:
+        """The best window by measurement, regardless of a trial in the next round."""
+        self._controller.choose_windows()
+        return self._state.chosen
+
+    @property
+    def beta(self) -> float:
+        """Acceptance rate so far."""
+        return self._state.acceptance.beta
+
+    def rest(self) -> bool:
+        """Return True if this clip's next round is plain decoding; counts the round, in place of :meth:`update`."""
+        self._controller.choose_windows()
+        if self._state.next:
+            return False
+        self._controller.count_outcome(self._state, 0, 0)
+        return True
+
+    def update(self, drafted: int, accepted: int, beside: int = 0) -> None:
+        """Add a verified window of this clip.
+
+        Args:
+            drafted, accepted: number of tokens in the window, and of those accepted; for a tree on its best path.
+            beside: further accepted tokens.
+        """
+        self._controller.count_outcome(self._state, drafted, accepted, beside)
+
+    def close(self) -> None:
+        """Stop counting the clip: it has ended."""
+        self._controller.remove(self._state)

@@ -120,7 +120,7 @@ def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, wit
 def test_what_was_prepared_ahead_is_let_go_of(pair, paths, made, without_collector):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         source, frames = requests(captioner, paths[:1])
-        assert captioner.prepare(source.arrivals[0].clip) > 0
+        assert captioner.prepare(source.requests[0].clip) > 0
         for _, event in captioner.serve(source):
             if isinstance(event, Prefilled):
                 assert made and not alive(made) and not alive(frames)

@@ -130,14 +130,14 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clip
     class Slow(ReadyClips):
         @property
         def over(self):
-            return done.is_set() and not self.arrivals
+            return done.is_set() and not self.requests
 
     source = Slow([])
 
     def feed():
         for path, clip in clips.items():
             time.sleep(0.01)
-            source.arrivals.append(CaptionRequest(path, clip, key=path))
+            source.requests.append(CaptionRequest(path, clip, key=path))
             wake.set()
         done.set()
         wake.set()
@@ -156,11 +156,11 @@ def test_how_long_models_waited_for_files_is_told(loaded, clips, late):
         def take(self):
             if time.monotonic() - begun < late:
                 return None
-            if self.arrivals:
+            if self.requests:
                 taken.append(time.monotonic())
             return super().take()
 
-    _, loads = served(loaded, Late(source.arrivals), 2)
+    _, loads = served(loaded, Late(source.requests), 2)
     waited, spent = taken[0] - begun, time.monotonic() - begun
     assert loads[-1].reading == pytest.approx(waited / spent, abs=0.1) and all(0 <= one.reading <= 1 for one in loads)
 
@@ -180,7 +180,7 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(loaded, clips, monkeypat
         return read(request, trace)
 
     monkeypatch.setattr(loaded.setup, "read", broken)
-    ended, _ = served(loaded, ReadyClips([*failing, *arrivals(clips).arrivals]), 4)
+    ended, _ = served(loaded, ReadyClips([*failing, *arrivals(clips).requests]), 4)
     assert isinstance(ended.pop("nothing"), ValueError)
     late = ended.pop("late")
     assert late.kind == "timeout" and "late.mp4: not captioned within 1 s" in late.message
@@ -265,7 +265,7 @@ def test_nobody_to_serve(loaded):
 def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
     """That of its frames and what is asked, whatever its file is called and whoever is beside it."""
     captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 3})
-    requests = list(arrivals(clips).arrivals)
+    requests = list(arrivals(clips).requests)
     first = requests[0]
     requests += [
         replace(first, path="elsewhere/copy.mp4", key="copy"),
@@ -297,7 +297,7 @@ def test_sampled_texts_are_each_clips_own(loaded, clips):
     captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2})
     (path, clip), *_ = clips.items()
     twice = ReadyClips([CaptionRequest(path, clip, key=number) for number in range(3)])
-    mixed = ReadyClips([*arrivals(clips).arrivals, CaptionRequest(path, clip, key="again")])
+    mixed = ReadyClips([*arrivals(clips).requests, CaptionRequest(path, clip, key="again")])
     same, _ = served(captioner, twice, 3)
     others, _ = served(captioner, mixed, 4)
     assert same[0] == same[1] == same[2] == others["again"] == others[path]

@@ -154,7 +154,7 @@ def explain(setup: DecodingSetup) -> list[Choice]:
     if wanted.device == "auto" and profile.workers.target is None and wanted.device_map is None:
         choices.append(Choice("models.device", str(target.device), "the first of CUDA, XPU, MPS and CPU that works"))
     drafting = setup.slot.device if setup.slot is not None else draft.device if draft is not None else None
-    if drafting is not None and profile.workers.draft is None and wanted.draft_device is None:
+    if drafting is not None and wanted.device == "auto" and not (profile.workers.draft or wanted.draft_device):
         second = profile.takes_second_gpu and drafting != target.device
         why = "there is a second GPU" if second else "the target's"
         choices.append(Choice("models.draft_device", str(drafting), why))
@@ -163,9 +163,8 @@ def explain(setup: DecodingSetup) -> list[Choice]:
         choices.append(Choice("models.dtype", str(target.dtype).removeprefix("torch."), why))
     if wanted.decoder == "auto":
         choices.append(Choice("models.decoder", target.decoder.name, target.decoder.why))
-    if setup.slot is not None and setup.slot.target_threads is not None and profile.workers.draft_threads is None:
-        threads = f"{setup.slot.draft_threads} of {setup.slot.target_threads + setup.slot.draft_threads}"
-        choices.append(Choice("workers.draft_threads", threads, "a quarter of the threads, at least one"))
+    if setup.slot is not None and setup.slot.draft_threads is not None and profile.workers.draft_threads is None:
+        choices.append(Choice("workers.draft_threads", str(setup.slot.draft_threads), "a quarter of all, at least one"))
     if setup.drafter is not None and profile.draft.gamma == "auto":
         choices.append(Choice("draft.gamma", f"at most {setup.window}", "follows measured times and acceptance"))
     if setup.pruner is not None and profile.schedule.prefill == "parallel" and profile.prune.when is None:

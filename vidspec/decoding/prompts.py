@@ -98,7 +98,8 @@ def caption_prompts(
         replace(request, key=number, prompt=prompt, question=Question("prompt", number))
         for number, prompt in enumerate(prompts)
     ]
-    queue, answers = PromptQueue(requests), dict[Hashable, Caption]()
+    queue = PromptQueue(requests)
+    answers: dict[Hashable, Caption] = {}
     with closing(serve(queue)) as events:
         for key, event in events:
             if isinstance(event, Exception):

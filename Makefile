@@ -6,9 +6,9 @@
 #   make test-all [ARGS=...]                             the same and the tests marked "full"
 #   make test-lowest [ARGS=...]                          quick tests with the lowest versions of all requirements
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
-#   make bench [ARGS=...]                                measure
+#   make bench [ARGS=...]                                measure profiles
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
-#   make peers                                           environments with OpenVINO and vLLM for vidspec bench --peer
+#   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
 #   make gpu-tests, gpu-sizes, gpu-folder                its parts, of less than ten minutes each
@@ -76,7 +76,7 @@ evidence: $(VENV)/installed-test
 	@$(BIN)/python -m research.evidence $(ARGS)
 
 peers: $(foreach name,$(PEERS),$(VENV)/peers/$(name)/installed)
-	@echo "vidspec bench$(foreach name,$(PEERS), --peer $(name)=$(VENV)/peers/$(name)/bin/python)"
+	@echo "python -m research.peers$(foreach name,$(PEERS), --peer $(name)=$(VENV)/peers/$(name)/bin/python)"
 
 # vLLM fails where torchaudio or torchcodec was built for another torch, and needs neither.
 $(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomize.py

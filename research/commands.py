@@ -8,8 +8,9 @@ import typer
 
 from vidspec.cli.app import run_app
 from vidspec.cli.options import flatten_options
+from vidspec.errors import UsageError
 
-__all__ = ["application", "run"]
+__all__ = ["application", "parse_counts", "run"]
 
 
 def application(command: Callable[..., int | None]) -> typer.Typer:
@@ -26,3 +27,18 @@ def application(command: Callable[..., int | None]) -> typer.Typer:
 def run(command: Callable[..., int | None], name: str, args: Sequence[str] | None = None) -> int:
     """Run the function behind ``python -m research.NAME`` on arguments (the process's own if None)."""
     return run_app(application(command), f"python -m research.{name}", args)
+
+
+def parse_counts(text: str, option: str, example: str) -> list[int]:
+    """Parse increasing numbers, separated by commas.
+
+    Raises:
+        UsageError: ``text`` is anything else.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
+        raise UsageError(f"{option} {text}: must be increasing numbers", hint=f"such as {option} {example}")
+    return numbers

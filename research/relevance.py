@@ -21,7 +21,7 @@ from research.world.samples import HELD_OUT_SEED, draw
 from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES
 from research.world.scoring import COUNTS, MOTIONS
 from vidspec import video
-from vidspec.acceptance.lvspec import relevance
+from vidspec.acceptance.rules.lvspec import relevance
 from vidspec.bench.tables import cell, table
 from vidspec.captioner import Captioner
 from vidspec.engine.rows import Rows

@@ -18,16 +18,16 @@ import numpy as np
 import torch
 import typer
 
-from research.commands import run
+from research.commands import parse_counts, run
 from research.random_init import random_model
 from vidspec.bench import bandwidth
-from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import ModelSource
+from vidspec.bench.machine import machine
 from vidspec.bench.memory import PeakMemory
 from vidspec.bench.passes import ALPHAS, MAX_ROWS, PassCosts, measure_passes, prefill_pruned
 from vidspec.bench.tables import table
-from vidspec.bench.turns import run_repeated, time_call
-from vidspec.cli.bench import BenchFormat, parse_counts
+from vidspec.bench.turns import measure_in_turns, time_call
+from vidspec.cli.bench import BenchFormat
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.draft_length import speed
@@ -241,11 +241,11 @@ def _read(engine: Engine, prefix: EmbeddedPrompt, alpha: float, repeats: int) ->
     """Return the seconds of a prefill, the median after a warm-up, and its sequence."""
     wait, spans = synchroniser(engine.model.device), list[KVSpan]()
 
-    def once() -> float:
+    def once(alpha: float) -> float:
         spans.clear()  # two caches at once might not fit
         return time_call(lambda: spans.append(prefill_pruned(engine, prefix, alpha)[0]), wait)
 
-    return median(run_repeated({alpha: once}, repeats)[alpha]), spans[0]
+    return median(measure_in_turns({"": once}, [alpha], repeats)[""][alpha]), spans[0]
 
 
 def _forecast(

@@ -9,9 +9,10 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from functools import cache
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer.main
@@ -51,7 +52,7 @@ def pytest_collection_finish() -> None:
 #: What a draft process spends its first seconds on.
 IMPORTED = (
     "vidspec.decoding.workers.draft",
-    "vidspec.models.llava_onevision",
+    "vidspec.models.families.llava_onevision",
     "transformers.models.llava_onevision.modeling_llava_onevision",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
@@ -61,9 +62,41 @@ IMPORTED = (
 @pytest.fixture(scope="module")
 def forked_drafts() -> Iterator[None]:
     """Draft processes are forks of one that has imported everything; in all else they are what spawned ones are."""
+    from vidspec import process
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
+
+    def start(function: Any, *args: object, name: str, threads: int | None = None) -> process.Child:
+        mine, theirs = context.Pipe()
+        forked = context.Process(target=run_forked, args=(theirs, function, args, threads), name=name, daemon=True)
+        forked.start()
+        theirs.close()
+        return process.Child(ForkedDraft(forked), process.Channel(mine))
+
     with pytest.MonkeyPatch.context() as patch:
-        forking = SimpleNamespace(get_context=lambda _: context)
-        patch.setattr("vidspec.decoding.workers.process.multiprocessing", forking)
+        patch.setattr("vidspec.decoding.workers.process.spawn", start)
         yield
+
+
+def run_forked(connection: Any, *work: Any) -> None:
+    from vidspec import process
+
+    os.setsid()
+    os._exit(process._run(process.Channel(connection), work))
+
+
+class ForkedDraft:
+    """A process of the fork server with the methods of ``subprocess.Popen``."""
+
+    def __init__(self, process: Any) -> None:
+        self.process, self.pid, self.kill = process, process.pid, process.kill
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+        return self.process.exitcode

@@ -127,7 +127,10 @@ class FakeCaptioner:
         self.models = record().models
         self.calls: list[tuple[str, str, float | None, float | None]] = []
         self.asked: list[dict[str, object]] = []
-        self.closed = False
+        self.closed = self.has_vision_worker = False
+
+    def start_vision_worker(self) -> None:
+        self.has_vision_worker = True
 
     @classmethod
     def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:

@@ -18,9 +18,9 @@ from tests.engine.test_penalties import processed
 from tests.model_pairs import Pair, save_pair
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter

@@ -203,7 +203,7 @@ def test_it_drafts_for_several_clips_at_once(tmp_path, capsys):
 def test_it_is_measured_beside_others(capsys, monkeypatch):
     for key, value in FEW.items():
         monkeypatch.setenv("VIDSPEC_" + key.upper().replace(".", "__"), str(value))
-    arguments = ["bench", CLIP, "--profiles", f"ar,{EXAMPLE}", "--no-peers", "--repeats", "1"]
+    arguments = ["bench", CLIP, "--profiles", f"ar,{EXAMPLE}", "--repeats", "1"]
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
     assert cli.main(arguments) == 0

@@ -13,9 +13,10 @@ import pytest
 import typer
 
 from research.commands import application
+from research.peers.__main__ import command as peers_command
+from research.peers.outside import OUTSIDE
 from tests.golden.keys import reference
 from tests.test_rooms import ORDER
-from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
 from vidspec.config.profiles import available, load
 from vidspec.events.record import RECORD_KEYS
@@ -41,14 +42,14 @@ def options(command):
 
 
 def test_options_of_caption():
-    pages = section("reference", "Options of `vidspec caption`"), section("profiles", "Keys")
+    pages = section("reference", "Options of `vidspec caption`"), PAGES["keys"]
     named = {name for page in pages for cell in first_cells(page) for name in re.findall(r"`(-[\w-]+)", cell)}
     real = {name for name in options(COMMANDS["caption"]) if name.startswith("-")}
     assert named == real - {"--help", "-h"}
 
 
 def test_keys_of_profiles():
-    assert reference() in PAGES["profiles"], "python -m tests.golden.make keys"
+    assert reference() in PAGES["keys"], "python -m tests.golden.make keys"
 
 
 def test_keys_of_the_record():
@@ -56,9 +57,7 @@ def test_keys_of_the_record():
 
 
 def test_packaged_profiles():
-    named = [
-        name for cell in first_cells(PAGES["profiles"].split("\n## ")[0]) for name in re.findall("`([^`]+)`", cell)
-    ]
+    named = [name for cell in first_cells(PAGES["profiles"]) for name in re.findall("`([^`]+)`", cell)]
     assert sorted(named) == sorted(info.name for info in available() if info.source == "packaged")
 
 
@@ -162,8 +161,10 @@ def test_documents_that_the_code_refers_to_exist():
         ), path
 
 
-def test_map_names_every_room_in_the_order_of_imports():
-    named = [tuple(re.findall(r"`([\w.]+)/?`", f"`{cell}")) for cell in first_cells(section("architecture", "Rooms"))]
+def test_map_names_every_package_in_the_order_of_imports():
+    named = [
+        tuple(re.findall(r"`([\w.]+)/?`", f"`{cell}")) for cell in first_cells(section("architecture", "Packages"))
+    ]
     wanted = [
         sorted(f"{room}.py" if (ROOT / f"vidspec/{room}.py").exists() else room for room in rooms) for rooms in ORDER
     ]
@@ -230,6 +231,6 @@ def test_make_peers_ends_with_the_command_that_measures_them(checkout):
     ran = subprocess.run(["make", "--silent", "peers"], cwd=checkout, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")  # nothing is installed again
     words = shlex.split(ran.stdout)
-    assert words[:2] == ["vidspec", "bench"]
-    COMMANDS["bench"].commands["run"].make_context("vidspec", words[2:])
-    assert words[3::2] == [f"{name}=.venv/peers/{name}/bin/python" for name in peers] and set(peers) < set(OUTSIDE)
+    assert words[:3] == ["python", "-m", "research.peers"]
+    typer.main.get_command(application(peers_command)).make_context("peers", words[3:])
+    assert words[4::2] == [f"{name}=.venv/peers/{name}/bin/python" for name in peers] and set(peers) < set(OUTSIDE)

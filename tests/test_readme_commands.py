@@ -52,18 +52,18 @@ ELSEWHERE = {
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption (broken|joined).ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
+    r"make peers|python -m research\.peers": "gigabytes from a registry: tests/research/peers/test_outside.py",
+    r"python -m research\.throughput": "processes with models of their own: tests/research/peers/test_throughput.py",
     r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",
-    r"make peers|vidspec bench .*--peer vllm": "gigabytes from a registry: tests/bench/test_outside.py",
     r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
-    r"vidspec bench throughput": "processes with models of their own: tests/bench/test_throughput.py",
     r"python -m research\.scale": "a model of gigabytes: tests/research/test_scale.py",
     r"python -m research\.plots": "results of a bench: tests/research/test_plots.py",
 }
 #: Makes a command cheaper than it stands there.
 MORE = {"profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
 #: Sections about files, not captions.
-FAKED = {"Many clips"}
+FAKED = {"Caption many clips"}
 #: What only a shell understands; Ray's daemons too are better in a process that ends.
 SHELL = re.compile(r"[|<>$;(]|^(?!vidspec )|--engine ray")
 
@@ -145,7 +145,7 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     pytest.importorskip("scenedetect")
     if shutil.which("jq") is None:
         pytest.skip("needs jq")
-    out = {line: run(line, capfd) for line in RUN["caption-many", "Many clips"]}
+    out = {line: run(line, capfd) for line in RUN["caption", "Caption many clips"]}
     piped = next(text for line, text in out.items() if "jq" in line)
     assert piped.splitlines() == ["A red circle", "moves left."] * 4
     again = records(folder / "captions.jsonl")
@@ -160,7 +160,7 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     assert (folder / "scenes/day1/two.en.srt").is_file()
 
 
-@pytest.mark.parametrize("page", ["README", "reference"])
+@pytest.mark.parametrize("page", ["README", "library"])
 def test_the_library_as_it_is_shown(page, folder, capfd):
     for code in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
         exec(compile(code, page, "exec"), {})

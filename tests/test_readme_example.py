@@ -69,7 +69,7 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     with Image.open("inner.png") as picture:
         assert picture.width > 1000
     monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
-    assert cli.main(["bench", *command(blocks, "vidspec bench"), "--no-peers", "--repeats", "1"]) == 0
+    assert cli.main(["bench", *command(blocks, "vidspec bench"), "--repeats", "1"]) == 0
     out = capsys.readouterr().out
     assert "| inner.yaml | 1/1 |" in out  # the same tokens as plain decoding
     assert position_bias.main(["clip.mp4", "--profiles", "inner.yaml"]) == 0

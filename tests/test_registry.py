@@ -13,18 +13,16 @@ from vidspec.registry import Registry
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
-    """A package with two methods, a base and a helper; importing ``heavy`` would fail."""
+    """A package with two methods; importing ``heavy`` would fail."""
     folder = tmp_path / "partsfortest"
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "from vidspec.registry import Registry\nmade = Registry('test', __name__, 'part', 'part.kind')\n"
     )
-    (folder / "base.py").write_text("# not a method\n")
     (folder / "light.py").write_text("from partsfortest import made\n\n@made.register('light')\nclass Light: ...\n")
     (folder / "heavy.py").write_text(
         'from partsfortest import made\nraise ImportError\n@made.register("heavy")\ndef f(): ...\n'
     )
-    (folder / "helper.py").write_text("from partsfortest import made\n# made.register('other')\n")
     monkeypatch.syspath_prepend(tmp_path)
     import partsfortest
 
@@ -33,7 +31,7 @@ def parts(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_names_are_the_files_that_register_themselves(parts):
+def test_names_are_the_files_of_the_folder(parts):
     assert parts.names() == ("heavy", "light")
     assert "partsfortest.light" not in sys.modules
 
@@ -64,6 +62,11 @@ def test_plugins_of_other_packages(parts, monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "vidspec.test" else [])
     assert "basename" in parts.names()
     assert parts.get("basename")("a/b") == "b"
+
+
+@pytest.mark.parametrize("part", registry._PARTS.values(), ids=lambda part: part.part)
+def test_every_file_registers_its_own_name(part):
+    assert {name for name in part.modules() if part.owns(name) or part.get(name)} == set(part.modules())
 
 
 def test_a_profile_is_checked_without_torch():

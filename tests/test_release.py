@@ -15,12 +15,11 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.protocol import PrefillDraft, Propose, Proposed
 from vidspec.decoding.workers.draft import DraftWorker
-from vidspec.decoding.workers.frames import release_frames, share_frames
 from vidspec.decoding.workers.messages import ClipOrder, OpenClip
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished, Prefilled, Restarted
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
-from vidspec.models.llava_onevision import LlavaOnevision
+from vidspec.models.families.llava_onevision import LlavaOnevision
 from vidspec.models.request import CaptionRequest
 from vidspec.video import Clip
 
@@ -190,13 +189,9 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         read, sent = captioner.read(shipped()[0]), []
         profile = profiles.override(captioner.profile, {"schedule.kind": "parallel"})
-        block = share_frames(read.frames)
-        order = OpenClip(
-            1, profile, block.name, read.frames.shape, None, tuple(read.timestamps), "What?", None, (), 99, True, {}
-        )
         worker = DraftWorker(captioner.draft, sent.append)
-        worker.take(order)
-        release_frames(block)
+        worker.take(OpenClip(1, profile, CaptionRequest("", read, "What?"), 99, True, {}))
+        del read
         worker.take(ClipOrder(1, PrefillDraft(None, frozenset())))
         worker.take(ClipOrder(1, Propose(0, 8)))
         while worker.busy:

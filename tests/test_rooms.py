@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "vidspec"
 RESEARCH = PACKAGE.with_name("research")
 #: The rooms from the ground up; one may import what stands before its own line, and itself.
 ORDER = (
-    ("deprecation", "errors", "escaping", "garbage", "memory", "_version"),
+    ("channel", "deprecation", "errors", "escaping", "garbage", "memory", "_version"),
+    ("process",),
     ("files",),
     ("events",),
     ("registry",),

@@ -1,9 +1,9 @@
 """Registries of methods by part and name, which list names without importing the methods. No torch.
 
-A method is one module whose file name is the name it registers, with ``_`` for ``-``: ``vidspec/pruning/uniform.py``
-holds ``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Other packages add methods
-through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files with
-more methods (:func:`load_plugin`), and a running process may register its own.
+A method is one module in its part's folder, whose file name is the name it registers:
+``vidspec/pruning/pruners/uniform.py`` holds ``@pruners.register("uniform")``. Adding the file adds the name. Other
+packages add methods through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile
+may name files with more methods (:func:`load_plugin`), and a running process may register its own.
 
 A method's class has the attributes of its part's protocol below. Its options are the typed parameters of its
 constructor, of which :func:`options_of` makes a model; those of built-in methods that are marked :func:`key` are also
@@ -20,7 +20,6 @@ import importlib.util
 import inspect
 import os
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -164,6 +163,7 @@ class Registry(Generic[T]):
         always: names that are valid without a module.
         known: parameters of its methods' constructors that are not options.
         facts: protocol of the attributes that each method must define, unless it has a default.
+        separator: between words of names, where names of files have ``_``.
     """
 
     def __init__(
@@ -175,7 +175,9 @@ class Registry(Generic[T]):
         always: tuple[str, ...] = (),
         known: tuple[str, ...] = (),
         facts: type | None = None,
+        separator: str = "_",
     ) -> None:
+        self.separator = separator
         self.part, self.package, self.noun, self.key, self.always = part, package, noun, key, always
         self.known, self.facts = known, facts
         self._entries: dict[str, T] = {}
@@ -256,19 +258,13 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Return the names of modules of the package that register a method under them, by their source alone."""
+        """Return the names of the built-in methods: the modules of the package besides ``base``."""
         spec = importlib.util.find_spec(self.package)
-        if spec is None or spec.submodule_search_locations is None:
-            return set()
-        return {
-            name
-            for module in pkgutil.iter_modules(spec.submodule_search_locations)
-            for name in {module.name, module.name.replace("_", "-")}
-            if not module.ispkg and _registers(module, name)
-        }
+        modules = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
+        return {module.name.replace("_", self.separator) for module in modules} - {"base"}
 
     def _module(self, name: str) -> str:
-        return f"{self.package}.{name.replace('-', '_')}"
+        return f"{self.package}.{name.replace(self.separator, '_')}"
 
     def _plugins(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=f"vidspec.{self.part}")}
@@ -276,14 +272,6 @@ class Registry(Generic[T]):
 
 def _identity(method: object) -> str:
     return f"{getattr(method, '__module__', '?')}.{getattr(method, '__qualname__', repr(method))}"
-
-
-def _registers(module: pkgutil.ModuleInfo, name: str) -> bool:
-    spec = module.module_finder.find_spec(module.name, None)
-    get_source = getattr(spec.loader, "get_source", None) if spec else None
-    source = get_source(module.name) if get_source else None
-    pattern = rf"""^\s*@?\w*\.?register\(\s*["']{re.escape(name)}["']"""
-    return source is not None and re.search(pattern, source, re.MULTILINE) is not None
 
 
 class PartOptions(BaseModel):
@@ -350,14 +338,14 @@ def build_part(part: Callable[..., T], section: BaseModel | Mapping[str, object]
 
 
 pruners: Registry[Callable[..., PrunerFacts]] = Registry(
-    "pruning", "vidspec.pruning", "pruner", "prune.method", ("none",), ("depth", "family")
+    "pruning", "vidspec.pruning.pruners", "pruner", "prune.method", ("none",), ("depth", "family")
 )
 drafters: Registry[Callable[..., DrafterFacts]] = Registry(
-    "drafting", "vidspec.drafting", "drafter", "draft.kind", ("none",), (), DrafterFacts
+    "drafting", "vidspec.drafting.drafters", "drafter", "draft.kind", ("none",), (), DrafterFacts
 )
 rules: Registry[type[RuleFacts]] = Registry(
     "acceptance",
-    "vidspec.acceptance",
+    "vidspec.acceptance.rules",
     "acceptance rule",
     "accept.rule",
     (),
@@ -365,11 +353,13 @@ rules: Registry[type[RuleFacts]] = Registry(
     RuleFacts,
 )
 schedules: Registry[ScheduleFacts] = Registry(
-    "schedules", "vidspec.decoding", "schedule", "schedule.kind", (), (), ScheduleFacts
+    "schedules", "vidspec.decoding.schedules", "schedule", "schedule.kind", (), (), ScheduleFacts
 )
-families: Registry[Callable[..., FamilyFacts]] = Registry("families", "vidspec.models", "model family", "models.family")
+families: Registry[Callable[..., FamilyFacts]] = Registry(
+    "families", "vidspec.models.families", "model family", "models.family"
+)
 lossy: Registry[type[TargetPrunerFacts]] = Registry(
-    "lossy", "vidspec.pruning.target", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
+    "lossy", "vidspec.pruning.target.methods", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
 )
 
 _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from research.commands import run
 from research.evidence import pages
 from research.evidence.parts import PARTS, Part, words
 from research.world.samples import HELD_OUT_SEED, draw
+from vidspec.bench.machine import processor
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError, VidspecError
 
@@ -89,20 +89,15 @@ def kept(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def machine() -> str:
     """Return processor, cores and memory."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), name)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores of {name}, {memory:.0f} GiB"
+    return f"{os.cpu_count()} cores of {processor()}, {memory:.0f} GiB"
 
 
 def _shown(command: str, *, smoke: bool) -> str:
     """Return a command as shown on a page."""
     places = {name: f"{name.upper()}" for name in ("openvino", "vllm", "earlier", "folder", "docs", "json")}
     filled = words(command, smoke=smoke, clips=["CLIPS"], places=places)
-    module = filled[0]
-    return f"{'vidspec' if module == 'vidspec' else f'python -m {module}'} {shlex.join(filled[1:])}"
+    return f"python -m {shlex.join(filled)}"
 
 
 def _git(*arguments: str) -> str:

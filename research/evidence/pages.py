@@ -38,8 +38,8 @@ PLACES = {
     "CLIPS": "CLIPS are the first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training "
     "has not seen.",
     "EARLIER": "EARLIER is a checkout of the version before.",
-    "--peer": "OPENVINO and VLLM are the Pythons of environments that `make peers` makes.",
-    "--vllm": "VLLM is the Python of an environment that `make peers` makes.",
+    "openvino=OPENVINO": "OPENVINO is the Python of an environment that `make peers` makes.",
+    "vllm=VLLM": "VLLM is the Python of an environment that `make peers` makes.",
 }
 #: Profiles in the README's table of the Qwen pair, with a description.
 README_ROWS = {
@@ -49,13 +49,18 @@ README_ROWS = {
     "parallelvlm": "ParallelVLM: both models at the same time",
     "hippo": "HIPPO: both models at the same time",
     "tabed-mt-star": "TABED: with and without the video",
-    "hybrid": "the draft, or what earlier captions said",
+    "hybrid": "the draft, or a lookup in earlier captions",
     "openvino": "",
     "vllm": "",
     "generate": "",
 }
 #: Profiles that are compared for being the default.
 RACED = ("vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
+#: Contenders in the table of docs/research/measured.md; the pages of the pairs have all.
+SHOWN = {
+    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "hippo-sequential", "pearl-syn-prefill"),
+    *("std", "self-sd", "self-int8", "ngram", "suffix", "token-recycling", "eagle3"),
+}
 
 Results: TypeAlias = Mapping[str, Any]
 
@@ -145,10 +150,10 @@ def readme(results: Results) -> str:
 
 
 def profiles(both: Mapping[str, Results]) -> str:
-    """Return all contenders on both pairs in one table."""
+    """Return the contenders of :data:`SHOWN` on both pairs in one table."""
     order: dict[str, dict[str, Results]] = {}
     for pair, results in both.items():
-        for row in results["rows"]:
+        for row in (one for one in results["rows"] if not SHOWN.isdisjoint((one["name"], *one.get("also", ())))):
             order.setdefault(named(row), {})[pair] = row
     heads = ["method"]
     for pair in both:
@@ -187,12 +192,12 @@ def folders(results: Mapping[str, Results]) -> str:
     for title, one in results.items():
         rates = {(row["name"], row["batch"]): row for row in one["rows"]}
         plain = rates["ar", 1]["clips_per_s"]
-        for name in dict.fromkeys(row["name"] for row in one["rows"]):
+        for name in dict.fromkeys(row["name"] for row in one["rows"] if row["name"] in SHOWN):
             cells = [f"{rates[name, size]['clips_per_s']:.2f}" if (name, size) in rates else "-" for size in sizes]
             best = max(row["clips_per_s"] for (known, _), row in rates.items() if known == name)
             equal = [row for (known, _), row in rates.items() if known == name and row["plain"] is not None]
             same = f"{min(row['plain'] for row in equal)}/{equal[0]['clips']}" if equal else "-"
-            label = PEERS.get(name, f"`{name}`" if not name.startswith("earlier") else name)
+            label = PEERS.get(name, f"`{name}`")
             lines.append((title, label, *cells, f"{best / plain:.2f}x", same))
     heads = (
         "folder",
@@ -232,28 +237,27 @@ def race(results: Mapping[str, Results]) -> str:
 INTRO = """\
 # Measured
 
-`make evidence` measures everything here on a machine that does nothing else and writes this page, the pages in
-[measured/](measured/), the README's table and the pictures. Every page in that folder has its commands, the commit, the
-machine and all that was printed; the `.json` beside it has the rows of its tables. Ratios within a table are of one
-run in which all took turns; figures of two tables are not to be compared. The models are the built-in pairs of 4.4
-million parameters unless a part says otherwise, in float32; nothing was run on a GPU. How it is measured:
-[metrics.md](metrics.md).
+`make evidence` measures everything here on an idle machine. It writes this page, the pages in [measured/](measured/),
+the README's table and the pictures. Each page in that folder has its commands, the commit, the machine and the complete
+output; the `.json` file of the same name has the rows of its tables. Within a table all methods took turns in one run;
+do not compare figures of two tables. Unless a page names others, the models are the built-in pairs of 4.4 million
+parameters in float32. Nothing was run on a GPU. Definitions: [metrics.md](metrics.md).
 """
 SECTIONS = {
     "Profiles and peers": (
-        "Single clips of 32 frames with both cores. *Same tokens* as `ar`; *tau* are drafted tokens accepted by a "
-        "verification, *of limit* the passes a second over those that the memory bandwidth allows; ratios are medians "
-        "of clips over `ar`. Spreads, run lengths, kept tokens and the speed model: {links}."
+        "Single clips of 32 frames, two cores. *Same tokens*: clips with the tokens of `ar`. *tau*: drafted tokens "
+        "accepted per verification. *Of limit*: passes per second over those that the memory bandwidth allows. Ratios "
+        "are medians over clips of ratios to `ar`. Every profile, with spreads, run lengths, kept tokens and the speed "
+        "model: {links}."
     ),
     "Folders": (
-        "Clips a second from the first file opened to the last record written, 8 frames, one thread for each process: "
-        "one core decodes texts, the other reads files and looks at the clips to come, and is idle most of the time. "
-        "*Earlier* is the version before with the same weights. Decoding alone, memory and rows of a pass, what the "
-        "cores do: {links}."
+        "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
+        "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. More "
+        "profiles, the previous version, decoding alone, memory, rows per pass and the use of the cores: {links}."
     ),
     "The default profile": (
-        "By how much each candidate takes longer than the fastest of them, in the runs above. `vanilla-sd-auto` is the "
-        "default; `auto`, which raced the others on one clip and kept the fastest, has been dropped since."
+        "How much longer each candidate takes than the fastest of them in the runs above. `vanilla-sd-auto` is the "
+        "default."
     ),
 }
 #: The pages that a section links to.
@@ -289,8 +293,8 @@ def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
             links = (f"[{label}](measured/{name}.md)" for label, name in LINKS.get(title, {}).items() if name in known)
             parts += [f"## {title}\n", _filled(SECTIONS[title].format(links=", ".join(links))) + "\n", text + "\n"]
     parts += ["## All parts\n"]
-    rows = [(f"[{part.title}](measured/{part.name}.md)", part.about) for part in PARTS if part.name in known]
-    parts.append(table(("part", "what it shows"), rows) + "\n")
+    parts += [f"- [{part.title}](measured/{part.name}.md)" for part in PARTS if part.name in known]
+    parts.append("")
     return "\n".join(parts)
 
 

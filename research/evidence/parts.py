@@ -88,24 +88,26 @@ PARTS: tuple[Part, ...] = (
         "both cores, of the parallel ones each worker has one. *Share of limit*: passes a second over those that the "
         "memory bandwidth allows. *Speed model*: what the formulas of `vidspec/draft_length/speed.py` give for the "
         "forward times and accepted lengths of the same run.",
-        "vidspec bench run {clips:16} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
+        "research.peers {clips:16} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
         "--peer vllm={vllm} --peer vllm-draft={vllm} --peer vllm-ngram={vllm} --json {json}",
     ),
     *_of_both(
         "folder",
         "A folder of 32 clips",
-        "Every contender is a process of its own; all take turns over the folder at every number of clips at once. "
-        "*Earlier* is the version before, with the same weights.",
-        "research.studies.throughput {clips:32} --pair {pair} --batch {batch} --repeats 1 --earlier {earlier} "
-        "--vllm {vllm} --json {json}",
+        "Every contender is a process of its own with one thread; all take turns over the folder, 8 frames of each "
+        "clip, at every number of clips at once. *Decoding alone* are tokens a second from the first token of the last "
+        "clip in flight to the end of the first. Memory is resident, a process and its children, sampled in a warm-up "
+        "over twice as many clips as the batch has. *Earlier* is the version before, with the same weights.",
+        "research.throughput {clips:32} --pair {pair} --batch {batch} --repeats 1 --frames 8 --threads 1 "
+        "--dtype float32 --peer generate-batched --peer vllm={vllm} --earlier {earlier} --json {json}",
     ),
     Part(
         "folder-200",
         "A folder of 200 clips: `embedded-qwen`",
         "As for 32 clips.",
         (
-            "research.studies.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 "
-            "--profiles ar,vanilla-sd-auto --vllm {vllm} --json {json}",
+            "research.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 --frames 8 --threads 1 "
+            "--dtype float32 --profiles ar,vanilla-sd-auto --peer generate-batched --peer vllm={vllm} --json {json}",
         ),
     ),
     *_of_both(
@@ -136,7 +138,7 @@ PARTS: tuple[Part, ...] = (
         "Second turns of a dialogue",
         "The methods of TABED's Table 10 on the first and the second question about a clip, beside the paper's.",
         "research.suites tabed-10 {clips:16} --pair {pair} --turn 'Describe this video in detail.' "
-        "--turn 'Say it in one sentence.' --threads 1 --repeats 1 --no-peers --json {json}",
+        "--turn 'Say it in one sentence.' --threads 1 --repeats 1 --json {json}",
     ),
     *_of_both(
         "prompts",
@@ -221,11 +223,11 @@ PARTS: tuple[Part, ...] = (
         "A Qwen2.5-VL of the 3B's width with four blocks and random weights, 24 new tokens, one thread.",
         (
             "research.studies.wide {folder}/wide",
-            "vidspec bench run {clips:1} --target {folder}/wide "
-            "--profiles ar+generate.max_new_tokens=24,self-int8+generate.max_new_tokens=24 --threads 1 --no-peers "
+            "research.peers {clips:1} --target {folder}/wide "
+            "--profiles ar+generate.max_new_tokens=24,self-int8+generate.max_new_tokens=24 --threads 1 --no-generate "
             "--peer openvino={openvino}",
-            "vidspec bench run {clips:1} --target {folder}/wide --weights int8 "
-            "--profiles ar+generate.max_new_tokens=24 --threads 1 --no-peers --peer openvino={openvino}",
+            "research.peers {clips:1} --target {folder}/wide --weights int8 "
+            "--profiles ar+generate.max_new_tokens=24 --threads 1 --no-generate --peer openvino={openvino}",
         ),
         tried=False,
     ),
@@ -251,7 +253,7 @@ PARTS: tuple[Part, ...] = (
         "memory",
         "Memory of a long run",
         "Resident memory of the process and its children over 300 clips, eight at once.",
-        ("research.studies.throughput {clips:4} --memory --memory-profile vanilla-sd-auto --count {memory}",),
+        ("research.studies.memory {clips:4} --profile vanilla-sd-auto --count {memory}",),
     ),
     Part(
         "shards",

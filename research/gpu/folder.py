@@ -14,7 +14,8 @@ from statistics import median
 
 import torch
 
-from research.gpu.results import Results
+from research.gpu.results import Results, without_kind
+from research.ready_clips import ReadyClips
 from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.tables import table
 from vidspec.captioner import Captioner
@@ -210,25 +211,11 @@ def disagreement(
     return Disagreement(*names, places, differ, ties, apart)
 
 
-class _Waiting:
-    """Clips in memory, all available from the start."""
-
-    def __init__(self, clips: Mapping[str, Clip]) -> None:
-        self._left = [CaptionRequest(path, clip, key=path) for path, clip in clips.items()]
-
-    @property
-    def over(self) -> bool:
-        return not self._left
-
-    def take(self) -> CaptionRequest | None:
-        return self._left.pop(0) if self._left else None
-
-
 def _at_once(
     names: tuple[str, str], profile: str, captioner: Captioner, clips: Mapping[str, Clip], batch: int
 ) -> AtOnce:
     begun, tokens = time.perf_counter(), 0
-    with closing(captioner.serve(_Waiting(clips), batch=batch)) as news:
+    with closing(captioner.serve(ReadyClips(clips), batch=batch)) as news:
         for _, one in news:
             if isinstance(one, Exception):
                 raise one
@@ -242,7 +229,7 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
     of = {name: [row for row in rows if row["kind"] == name] for name in ("profiled", "disagreement", "atonce")}
     parts = []
     if of["profiled"]:
-        found = [Profiled(**_without_kind(row)) for row in of["profiled"]]  # type: ignore[arg-type]
+        found = [Profiled(**without_kind(row)) for row in of["profiled"]]  # type: ignore[arg-type]
         lines = [
             (
                 one.pair,
@@ -271,9 +258,5 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
     return "\n\n".join(parts)
 
 
-def _without_kind(row: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in row.items() if key != "kind"}
-
-
 def _cells(row: dict[str, object]) -> list[str]:
-    return [f"{one:.3g}" if isinstance(one, float) else str(one) for one in _without_kind(row).values()]
+    return [f"{one:.3g}" if isinstance(one, float) else str(one) for one in without_kind(row).values()]

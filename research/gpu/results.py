@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -94,3 +94,8 @@ def read(path: Path) -> Iterator[dict[str, object]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
+
+
+def without_kind(row: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a line's dataclass."""
+    return {key: value for key, value in row.items() if key != "kind"}

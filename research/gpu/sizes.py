@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from research.gpu.results import Results
+from research.gpu.results import Results, without_kind
 from research.random_decoder import Language, behind, engine_of, language, rolled_back
 from research.random_init import random_model
 from research.scale import TEXT
@@ -326,8 +326,8 @@ def _config(tower: Tower) -> dict[str, object]:
 
 def markdown(rows: Sequence[dict[str, object]]) -> str:
     """Return tables of a run's lines."""
-    passes = [Pass(**_without_kind(row)) for row in rows if row["kind"] == "pass"]  # type: ignore[arg-type]
-    reads = [Timed(**_without_kind(row)) for row in rows if row["kind"] == "timed"]  # type: ignore[arg-type]
+    passes = [Pass(**without_kind(row)) for row in rows if row["kind"] == "pass"]  # type: ignore[arg-type]
+    reads = [Timed(**without_kind(row)) for row in rows if row["kind"] == "timed"]  # type: ignore[arg-type]
     left = [(str(row["what"]), str(row["why"])) for row in rows if row["kind"] == "left out"]
     lines = [
         (
@@ -358,10 +358,6 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
     parts += [table(["model", "what", "visual tokens", "time", "TFLOP/s", "peak"], reading)] if reading else []
     parts += [table(["left out", "why"], left)] if left else []
     return "\n\n".join(parts)
-
-
-def _without_kind(row: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in row.items() if key != "kind"}
 
 
 def _gib(count: int | None) -> str:

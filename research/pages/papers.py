@@ -6,6 +6,7 @@ Every figure is computed as by ``python -m research.simulate --table NAME``; no 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,28 +16,25 @@ from research.replay.tables import Prediction, Replay, names, replay
 from research.simulate import main as simulate
 
 #: A table with more rows than this is summarised by method.
-LONGEST = 60
+LONGEST = 20
+#: Notes on single cells, or on figures that the overview has: printed by the command, left out of a summary.
+CELLS = re.compile(r"^- (?:Mean absolute deviation|Assumed for)|is what was used\.$")
 
 HEAD = """# The papers' tables, replayed
 
-The forward times and accepted lengths that a paper prints go through this project's own scheduler, the one of the real
-workers, under a virtual clock. The result is the speed-up that those figures imply, beside the speed-up that the paper
-claims. No model is run, and nothing here was measured by this project.
+This page asks whether a paper's own figures agree. The forward times and accepted lengths that the paper prints go
+through vidspec's scheduler under a virtual clock; the result is compared with the speed-up that the paper claims. No
+model is run, and nothing here was measured by this project.
 
-- **predicted** is simulated; **formula** is the closed form (the renewal formula for parallel methods, Leviathan's for
-  sequential ones; none for end-to-end rows); **claimed** is printed in the paper. **deviation** is
-  predicted / claimed - 1: positive if the paper claims less than its own figures imply.
-- A small deviation means that the paper's times, lengths and speed-ups agree under this schedule, not that the method
-  gives these lengths elsewhere.
+- **predicted**: simulated. **formula**: the closed form (none for end-to-end rows). **claimed**: printed in the paper.
+  **deviation**: predicted / claimed - 1, positive if the paper claims less than its own figures imply.
 - A large deviation has three possible reasons: an assumed figure (marked \\*), costs that the paper does not list
-  (pruning, communication, batch effects), or contradictions between the paper's figures. Assumptions and contradictions
-  are listed below each table.
-- If the output length is not given, texts of 1200 tokens are simulated; the random error is then about 1%.
-- Start-up tokens of a parallel prefill are simulated with the same acceptance as any other token. If a text's first
-  word is open, fewer are accepted.
+  (pruning, communication, batch effects), or contradictions in the paper. Each table is followed by its assumptions and
+  contradictions.
+- If the paper gives no output length, texts of 1200 tokens are simulated, with a random error of about 1%.
 
-Tables of more than {longest} rows are summarised, with one line for each method and pair of models, averaged over the
-benchmarks; the command above each prints all rows.
+Tables of more than {longest} rows are summarised: one line for each method, averaged over pairs of models and
+benchmarks. The command above each table prints all rows and the assumptions of each.
 """
 
 
@@ -71,27 +69,27 @@ def _section(one: Replay) -> str:
     if len(one.rows) > LONGEST:
         table = [at for at, line in enumerate(lines) if line.startswith("|")]
         lines[table[0] : table[-1] + 1] = _summary(one.rows)
+        lines = [line for line in lines if not CELLS.search(line)]
     return "\n".join(["", f"## {one.name}", "", f"`python -m research.simulate {' '.join(arguments)}`", "", *lines])
 
 
 def _summary(rows: tuple[Prediction, ...]) -> list[str]:
-    groups: dict[tuple[str, str], list[Prediction]] = {}
+    groups: dict[str, list[Prediction]] = {}
     for row in rows:
-        groups.setdefault((row.method, row.models), []).append(row)
+        groups.setdefault(row.method, []).append(row)
     return [
-        "| method | models | benchmarks | predicted | claimed | mean deviation | farthest off | assumed |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- | --- |",
-        *(_line(method, models, group) for (method, models), group in groups.items()),
+        "| method | cells | predicted | claimed | mean deviation | farthest off | assumed |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- |",
+        *(_line(method, group) for method, group in groups.items()),
     ]
 
 
-def _line(method: str, models: str, group: list[Prediction]) -> str:
+def _line(method: str, group: list[Prediction]) -> str:
     claims = [row.claimed for row in group if row.claimed is not None]
-    off = {row.benchmark: row.deviation for row in group if row.deviation is not None}
+    off = {f"{row.models}, {row.benchmark}": row.deviation for row in group if row.deviation is not None}
     farthest = max(off, key=lambda name: abs(off[name]), default=None)
     cells = [
         method.replace("*", r"\*"),
-        models,
         str(len(group)),
         f"{mean(row.predicted for row in group):.2f}",
         f"{mean(claims):.2f}" + (f" ({len(claims)} of {len(group)})" if len(claims) < len(group) else "")

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from research.judging import judge
 from research.pareto.outcome import ALSO, DRAWN, QUALITY_ONLY
 from research.world.samples import HELD_OUT_SEED, draw, read_truth
 from research.world.scoring import Statement
 from vidspec._version import __version__
-from vidspec.bench.interleaved import machine, run
-from vidspec.bench.judging import judge
 from vidspec.bench.loaded import LoadedModels, ModelSource
-from vidspec.bench.measure import fingerprint
-from vidspec.bench.peers import Contender
+from vidspec.bench.machine import machine
+from vidspec.bench.measure import ProfileContender, fingerprint
 from vidspec.bench.results import ResultsFile, StoredKey, StoredRun, read_results, restore_caption
 from vidspec.bench.rows import methods_with_other_draws
+from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.labels import DRAFT
@@ -71,17 +71,14 @@ class Shown(NamedTuple):
     facts: Statement | None
 
 
-class Named(Contender):
-    """A captioner whose records have the clips' names, which omit the folder for drawn clips."""
+class Named:
+    """A contender whose records have the clips' names, which omit the folder for drawn clips."""
 
     def __init__(self, captioner: Captioner, clips: Mapping[str, Shown]) -> None:
-        self.captioner, self.clips = captioner, clips
+        self._contender, self.clips = ProfileContender(captioner), clips
 
-    def caption(self, path: str | Path) -> Caption:
-        return replace(self.captioner.caption(self.clips[str(path)].path), path=str(path))
-
-    def forget(self) -> None:
-        self.captioner.forget()
+    def __call__(self, name: str) -> Caption:
+        return replace(self._contender(str(self.clips[name].path)), path=name)
 
 
 def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -109,11 +106,11 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
             stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
             results = ResultsFile(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
             if results.stored:
-                say(f"{path}: continuing behind {len(results.stored)} records; --overwrite begins anew")
+                say(f"{path}: continuing after {len(results.stored)} records; --overwrite starts over")
             named = {name: Named(one, clips) for name, one in contenders.items()}
             if asked.only != "quality":
-                timed = [Path(name) for name in clips][: asked.timed]
-                run(named, timed, asked.repeats, say, done=_timed(results.stored), keep=results.add)
+                timed, done = list(clips)[: asked.timed], _timed(results.stored)
+                measure_in_turns(named, timed, asked.repeats, done=done, keep=results.add, say=say)
             if asked.only != "times":
                 _quality(named, clips, results, say)
             judged = {name: one.path for name, one in list(clips.items())[: asked.timed]}
@@ -216,4 +213,4 @@ def _quality(
         if missing:
             say(f"quality {number}/{len(clips)} {clip}")
         for name in missing:
-            results.add((name, clip, 0), stripped(contenders[name].caption(clip)), **{QUALITY_ONLY: True})
+            results.add((name, clip, 0), stripped(contenders[name](clip)), **{QUALITY_ONLY: True})

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
-from vidspec.decoding.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.draft_length import speed
 from vidspec.draft_length.base import WindowSize
 

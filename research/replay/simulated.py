@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from research.replay.virtual import Block, Costs, Run, Text, verified
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.parallel import Scheduler
 from vidspec.decoding.protocol import (
     Abort,
     KeptTokensMessage,
@@ -30,6 +29,7 @@ from vidspec.decoding.protocol import (
     WorkerOrder,
     WorkerResult,
 )
+from vidspec.decoding.schedules.parallel import Scheduler
 from vidspec.events.events import Round
 
 __all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]

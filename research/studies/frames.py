@@ -27,6 +27,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from vidspec.bench.tables import table
+
 RATE = 25
 
 
@@ -179,16 +181,13 @@ def main() -> None:
                 for way, tree, arguments in ways:
                     if (reading := measured(tree, file_path, warm, arguments)) is not None:
                         found[shown, way].append(reading)
-    print(
-        "| file | read by | wall s | CPU s | memory MB | frames | same frames |",
-        "|---|---|---:|---:|---:|---:|---|",
-        sep="\n",
-    )
+    rows = []
     for (shown, way), readings in found.items():
         wall, cpu, memory = (median(getattr(one, key) for one in readings) for key in ("wall", "cpu", "memory"))
         same = {one.digest for one in readings} == {found[shown, ways[0][0]][0].digest}
-        numbers = f"{wall:.2f} | {cpu:.2f} | {memory:.0f} | {readings[0].frames}"
-        print(f"| {shown} | {way} | {numbers} | {'yes' if same else 'no'} |")
+        numbers = f"{wall:.2f}", f"{cpu:.2f}", f"{memory:.0f}", str(readings[0].frames)
+        rows.append((shown, way, *numbers, "yes" if same else "no"))
+    print(table(("file", "read by", "wall s", "CPU s", "memory MB", "frames", "same frames"), rows))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import torch
 from research.random_decoder import behind, engine_of, language, rolled_back
 from research.sizes import SIZES, Size
 from vidspec import memory
-from vidspec.bench.interleaved import machine
-from vidspec.bench.tables import table
-from vidspec.bench.turns import run_repeated, time_call
+from vidspec.bench.machine import machine
+from vidspec.bench.tables import facts_line, table
+from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.rows import Rows
 
@@ -54,6 +54,10 @@ class Contender(NamedTuple):
 
     read: int
     passes: dict[int, Callable[[], object]]
+
+    def time(self, rows: int) -> float:
+        """Return the seconds of a pass."""
+        return time_call(self.passes[rows])
 
 
 def contender(size: Size, layout: Layout, entries: int) -> Contender:
@@ -87,20 +91,18 @@ def measured(name: str, layouts: Sequence[str], entries: int, repeats: int) -> l
             continue
         found[label] = contender(size, layout, entries)
         gc.collect()
-    runs = {
-        (label, rows): partial(time_call, work) for label, one in found.items() for rows, work in one.passes.items()
-    }
     rate = read_rate()
-    seconds = {key: median(taken) for key, taken in run_repeated(runs, repeats).items()}
+    timed = measure_in_turns({label: one.time for label, one in found.items()}, ROWS, repeats)
+    seconds = {label: {rows: median(taken) for rows, taken in by.items()} for label, by in timed.items()}
     base = next(label for label in layouts if label in found)
     return [
         (
             name,
             label,
-            *(f"{1e3 * seconds[label, rows]:.0f}" for rows in ROWS),
+            *(f"{1e3 * seconds[label][rows]:.0f}" for rows in ROWS),
             f"{one.read / 1e6:,.2f} MB",
-            f"{one.read / rate / seconds[label, 1]:.0%}",
-            f"{seconds[label, 1] / seconds[base, 1]:.2f}",
+            f"{one.read / rate / seconds[label][1]:.0%}",
+            f"{seconds[label][1] / seconds[base][1]:.2f}",
         )
         for label, one in ((label, found[label]) for label in layouts if label in found)
     ]
@@ -119,8 +121,7 @@ def main(args: list[str] | None = None) -> int:
     for name in asked.sizes:
         lines += measured(name, layouts, asked.entries, asked.repeats)
         gc.collect()
-    facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
-    print(facts, table(heads, lines), sep="\n\n")
+    print(facts_line(machine(CPU)), table(heads, lines), sep="\n\n")
     return 0
 
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from research.world.samples import draw_sample
+from vidspec.bench.tables import table
 from vidspec.config.part_sections import TREE
 from vidspec.config.tree import parse_tree
+from vidspec.drafting.drafters.ngram import NgramDraft
+from vidspec.drafting.drafters.suffix import SuffixDraft
 from vidspec.drafting.lookup import LookupDrafter
 from vidspec.drafting.memory import TextMemory
 from vidspec.drafting.memory_file import MemoryFile
-from vidspec.drafting.ngram import NgramDraft
-from vidspec.drafting.suffix import SuffixDraft
 from vidspec.engine.requests import run_to_completion
 from vidspec.models.loading import embedded_folder
 
@@ -129,13 +130,6 @@ class Counted:
         ]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
-    for cells in (heads, ["---"] * len(heads), *rows):
-        print(f"| {' | '.join(cells)} |")
-    print()
-
-
 def accepted(sets: dict[str, list[list[int]]], price: float) -> None:
     """Print the table of acceptance."""
     rows = []
@@ -151,7 +145,7 @@ def accepted(sets: dict[str, list[list[int]]], price: float) -> None:
             method = f"{kind.__name__.removesuffix('Draft').lower()}{'' if shape is None else f', tree of {shape}'}"
             rows.append([name, size, method, *counted.row()])
     heads = ["texts", "size", "drafter", "proposals per round", "drafted", "accepted per proposal", "tokens per round"]
-    table(heads, rows)
+    print(table(heads, rows), end="\n\n")
 
 
 def times(captions: Iterator[list[int]], few: list[list[int]], most: int, price: float) -> None:
@@ -196,7 +190,7 @@ def times(captions: Iterator[list[int]], few: list[list[int]], most: int, price:
         )
         size *= 10
     heads = ["tokens", "µs per proposal", "95 %", "µs per token added", "bytes per token", "s to save", "s to load"]
-    table(heads, rows)
+    print(table(heads, rows), end="\n\n")
 
 
 def main() -> None:

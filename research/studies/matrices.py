@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from research.studies.layouts import CPU
-from vidspec.bench.interleaved import machine
-from vidspec.bench.tables import table
-from vidspec.bench.turns import run_repeated, time_call
+from vidspec.bench.machine import machine
+from vidspec.bench.tables import facts_line, table
+from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.engine.matrix import MatrixWithPackedCopy, PlainMatrix
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel
 
@@ -54,15 +54,15 @@ def main(args: list[str] | None = None) -> int:
     asked = parser.parse_args(args)
     torch.set_num_threads(1)
     known = products(asked.inputs, asked.outputs)
-    runs = {
-        (name, count): partial(time_call, partial(product, torch.randn(count, asked.inputs)))
-        for name, product in known.items()
-        for count in ROWS
-    }
-    taken = {key: median(seconds) for key, seconds in run_repeated(runs, asked.repeats).items()}
-    lines = [(name, *(f"{1e3 * taken[name, count]:.2f}" for count in ROWS)) for name in known]
-    facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
+    given = {count: torch.randn(count, asked.inputs) for count in ROWS}
+
+    def time(product: Callable[[torch.Tensor], torch.Tensor], count: int) -> float:
+        return time_call(partial(product, given[count]))
+
+    timed = measure_in_turns({name: partial(time, product) for name, product in known.items()}, ROWS, asked.repeats)
+    lines = [(name, *(f"{1e3 * median(by[count]):.2f}" for count in ROWS)) for name, by in timed.items()]
     eight = choose_kernel(8, (asked.outputs, asked.inputs), "cpu")
+    facts = facts_line(machine(CPU))
     print(f"{asked.inputs} inputs, {asked.outputs} outputs, eight-bit products by {eight}; {facts}\n")
     print(table(("weights", *(f"{count} row{'s' * (count > 1)}, ms" for count in ROWS)), lines))
     return 0

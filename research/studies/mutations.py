@@ -29,15 +29,15 @@ class Mutation(NamedTuple):
 
 # fmt: off
 MUTATIONS = (
-    Mutation("a rejected token is accepted", "vidspec/acceptance/exact.py",
+    Mutation("a rejected token is accepted", "vidspec/acceptance/rules/exact.py",
              "return Verdict.chain(accepted, passed.chosen[accepted])",
              "return Verdict.chain(min(accepted + 1, len(draft.tokens)), passed.chosen[accepted])",
              "tests/acceptance/test_exact.py"),
-    Mutation("the bonus token comes from the row before", "vidspec/acceptance/exact.py",
+    Mutation("the bonus token comes from the row before", "vidspec/acceptance/rules/exact.py",
              "passed.chosen[accepted])",
              "passed.chosen[max(0, accepted - 1)])",
              "tests/acceptance/test_exact.py"),
-    Mutation("a tree is not followed past its first child", "vidspec/acceptance/exact.py",
+    Mutation("a tree is not followed past its first child", "vidspec/acceptance/rules/exact.py",
              "for child in draft.children(node) if",
              "for child in draft.children(node)[:1] if",
              "tests/acceptance/test_exact.py"),
@@ -73,7 +73,7 @@ MUTATIONS = (
              "return sum(accepted_lengths) / len(accepted_lengths)",
              "return sum(one + 1 for one in accepted_lengths) / len(accepted_lengths)",
              "tests/events/test_counters.py"),
-    Mutation("the parallel schedule keeps tokens after a rejection", "vidspec/decoding/parallel.py",
+    Mutation("the parallel schedule keeps tokens after a rejection", "vidspec/decoding/schedules/parallel.py",
              "        self._drafted.clear()\n",
              "",
              "tests/decoding/test_parallel.py"),

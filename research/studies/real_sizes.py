@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import NamedTuple
 
@@ -25,9 +26,9 @@ from research.replay.whatif import what_if
 from research.sizes import SIZES
 from research.studies.layouts import CPU, LAYOUTS
 from vidspec import memory
-from vidspec.bench.interleaved import machine
-from vidspec.bench.tables import table
-from vidspec.bench.turns import run_repeated, time_call
+from vidspec.bench.machine import machine
+from vidspec.bench.tables import facts_line, table
+from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.engine.rows import Rows
 
 __all__ = ["Passes", "Way", "main", "simulated"]
@@ -92,7 +93,7 @@ WAYS = (
 
 def measured(names: Sequence[str], visual: Sequence[int], repeats: int) -> dict[str, Passes]:
     """Measure the passes of some models, in turns; chunks once."""
-    runs: dict[tuple[str, int, int], Callable[[], float]] = {}
+    runs: dict[tuple[str, int, int], Callable[[], object]] = {}
     for name in names:
         size, _, label = name.partition(" ")
         layout = LAYOUTS[label]
@@ -103,16 +104,16 @@ def measured(names: Sequence[str], visual: Sequence[int], repeats: int) -> dict[
             (span,) = behind(model, 1, entries, CHUNK)
             for rows in (*ROWS, CHUNK) if entries else (CHUNK,):
                 work = partial(engine.run, [Rows(span, [0] * rows)])
-                runs[name, entries, rows] = partial(time_call, partial(rolled_back, [span], work))
-    many = {
-        key: median(taken)
-        for key, taken in run_repeated({k: v for k, v in runs.items() if k[2] != CHUNK}, repeats).items()
-    }
-    many |= {key: work() for key, work in runs.items() if key[2] == CHUNK}
+                runs[name, entries, rows] = partial(rolled_back, [span], work)
+
+    def time(name: str, at: tuple[int, int]) -> float:
+        return time_call(runs[name, *at])
+
+    timed = measure_in_turns({name: partial(time, name) for name in names}, [*product(visual, ROWS)], repeats)
     return {
         name: Passes(
-            {entries: {rows: many[name, entries, rows] for rows in ROWS} for entries in visual},
-            {entries: many[name, entries, CHUNK] for entries in (0, *visual)},
+            {entries: {rows: median(timed[name][entries, rows]) for rows in ROWS} for entries in visual},
+            {entries: time(name, (entries, CHUNK)) for entries in (0, *visual)},
         )
         for name in names
     }
@@ -153,14 +154,13 @@ def main(args: list[str] | None = None) -> int:
     for names in GROUPS:
         passes |= measured(names, visual, asked.repeats)
         memory.release_memory()
-    facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
     heads = ["model", "visual tokens", *(f"{rows} rows, ms" for rows in ROWS), f"{CHUNK} rows of a prompt, ms"]
     lines = [
         (name, f"{at:,}", *(f"{1e3 * one.rows[at][rows]:.0f}" for rows in ROWS), f"{1e3 * one.chunk[at]:.0f}")
         for name, one in passes.items()
         for at in visual
     ]
-    print(facts, table(heads, lines), sep="\n\n")
+    print(facts_line(machine(CPU)), table(heads, lines), sep="\n\n")
     heads = [
         "visual tokens",
         "target",

@@ -38,10 +38,12 @@ def command(
     Every record goes to --json at once, and a run that was stopped goes on where it was when the same command is given
     again.
     """
+    from research.peers.bench import measure
+
     names = contenders(suite)
     if plots is not None:
         drawing.check(plots)
-    outcome = run_bench(context, names, clips or (), models, options)
+    outcome = run_bench(context, names, clips or (), models, options, measure)
     if of_papers := papers_of(suite):
         print(f"\n{markdown(of_papers, outcome.rows, names[0])}")
     if plots is not None:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from research.replay import tables
 from research.suites.rows import TABLES
-from vidspec.bench.interleaved import turn_label
-from vidspec.bench.rows import BenchRow
+from vidspec.bench.rows import BenchRow, turn_label
 from vidspec.bench.tables import cell, spread, table
 
 __all__ = ["Claim", "claims", "markdown"]
@@ -19,7 +18,7 @@ _LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run
 class Claim(NamedTuple):
     """A paper's figures for a row on one pair: the accepted length, its meaning, and the speed-up if printed.
 
-    ``length`` is a field of :class:`~vidspec.bench.interleaved.BenchRow`.
+    ``length`` is a field of :class:`~vidspec.bench.rows.BenchRow`.
     """
 
     accepted: float

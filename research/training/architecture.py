@@ -228,7 +228,7 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
     """Train the byte-level BPE tokenizer of the LLaVA-OneVision pair on its captions; any text can be encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from vidspec.models.llava_onevision import CHAT_TEMPLATE
+    from vidspec.models.families.llava_onevision import CHAT_TEMPLATE
 
     rng = random.Random(seed)
 

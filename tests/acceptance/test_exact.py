@@ -10,10 +10,10 @@ from tests.acceptance.windows import window_pass
 from tests.decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.exact import ExactRule
-from vidspec.decoding.autoregressive import autoregressive
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.sampling import Sampling, draw_token

@@ -22,9 +22,9 @@ from tests.acceptance.windows import (
     window_pass,
 )
 from tests.decoding.toys import GREEDY
-from vidspec.acceptance.exact import ExactRule
-from vidspec.acceptance.fly import FlyRule
-from vidspec.acceptance.fly_minus import FlyMinusRule
+from vidspec.acceptance.rules.exact import ExactRule
+from vidspec.acceptance.rules.fly import FlyRule
+from vidspec.acceptance.rules.fly_minus import FlyMinusRule
 from vidspec.drafting.base import Draft
 
 RNG = torch.Generator()

@@ -12,15 +12,15 @@ from tests.engine.passing import forward
 from tests.packaged import packaged
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.lvspec import LVSpec
-from vidspec.acceptance.random_loose import RandomLoose
+from vidspec.acceptance.rules.lvspec import LVSpec
+from vidspec.acceptance.rules.random_loose import RandomLoose
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.protocol import PromptRead, Proposed
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.embedded.samples import shipped
 from vidspec.engine.requests import run_to_completion

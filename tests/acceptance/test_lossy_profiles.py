@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fake_captioner import record
-from vidspec.acceptance.exact import ExactRule
-from vidspec.acceptance.fly import FlyRule
-from vidspec.acceptance.lvspec import LVSpec
+from vidspec.acceptance.rules.exact import ExactRule
+from vidspec.acceptance.rules.fly import FlyRule
+from vidspec.acceptance.rules.lvspec import LVSpec
 from vidspec.cli.report import summary
 from vidspec.config import profiles
 from vidspec.config.profiles import load

@@ -24,9 +24,9 @@ from tests.acceptance.windows import (
 )
 from tests.decoding.toys import GREEDY
 from vidspec.acceptance.base import Verdict, for_clip
-from vidspec.acceptance.exact import ExactRule
 from vidspec.acceptance.loose import branches
-from vidspec.acceptance.lvspec import LVSpec
+from vidspec.acceptance.rules.exact import ExactRule
+from vidspec.acceptance.rules.lvspec import LVSpec
 from vidspec.drafting.base import Draft
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError

@@ -19,8 +19,8 @@ from tests.acceptance.windows import (
     window_pass,
 )
 from tests.decoding.toys import GREEDY
-from vidspec.acceptance.exact import ExactRule
-from vidspec.acceptance.random_loose import RandomLoose
+from vidspec.acceptance.rules.exact import ExactRule
+from vidspec.acceptance.rules.random_loose import RandomLoose
 
 
 def rng(seed=1):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 from vidspec.bench.loaded import LoadedModels, ModelSource, profile_labels
-from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
@@ -41,8 +40,6 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     with pytest.raises(UsageError, match="profile ar wants another target") as caught:
         plain.captioner("ar+models.weights=int4")
     assert caught.value.hint == "--weights int4 for all"
-    with pytest.raises(UsageError, match="transformers has no target with --weights"):
-        eight.peers(ours.profile)
 
 
 def test_a_draft_is_kept_as_the_profile_has_it():
@@ -65,8 +62,6 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
     assert loaded.captioner("ar", models).models["draft"] is None
     with pytest.raises(UsageError, match="profile vanilla-sd drafts with a model"):
         loaded.captioner("vanilla-sd", models)
-    with pytest.raises(UsageError, match="the peers from transformers need a draft"):
-        loaded.peers(profiles.load("ar", env={}))
     with pytest.raises(UsageError, match="profile eagle3 drafts with a head of the target"):
         LoadedModels(ModelSource(target=target, device="cpu")).captioner("eagle3", models)
 

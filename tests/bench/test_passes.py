@@ -38,7 +38,7 @@ def test_pruned_prompts_are_as_short_as_asked_and_passes_leave_no_trace(draft):
 def test_medians_leave_the_warm_up_out(draft):
     engine = Engine(draft)
     state, _ = prefill_pruned(engine, synthetic(draft, 8), 0.0)
-    seconds = iter([100.0, 100.0, 1.0, 5.0, 3.0, 6.0, 2.0, 9.0])  # warm-up, then three turns of rows 1 and 2
+    seconds = iter([100.0, 100.0, 1.0, 5.0, 6.0, 3.0, 2.0, 9.0])  # warm-up, then rows 1 2, 2 1, 1 2
     ticks = (tick for length in seconds for tick in (0.0, length))
     found = measure_passes((engine, state), {}, rows=(1, 2), repeats=3, clock=lambda: next(ticks))
     assert found.target == {1: 2.0, 2: 6.0}

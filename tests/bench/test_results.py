@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-from vidspec.bench.interleaved import run
-from vidspec.bench.peers import Contender
 from vidspec.bench.results import ResultsFile, read_results
 from vidspec.bench.rows import bench_rows
+from vidspec.bench.turns import measure_in_turns
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption
 from vidspec.events.trace import Span, Trace
@@ -86,11 +85,11 @@ def test_other_settings_are_refused_and_overwriting_keeps_the_older_file(tmp_pat
     assert (tmp_path / "r.json~").read_bytes() == before
 
 
-def test_a_file_of_the_older_layout_is_set_aside(tmp_path):
+def test_an_empty_file_is_begun(tmp_path):
     file = tmp_path / "r.json"
-    file.write_text('{"records": []}')
+    file.touch()
     assert ResultsFile(file, SETTINGS, {}).done == {}
-    assert (tmp_path / "r.json~").read_text() == '{"records": []}'
+    assert json.loads(file.read_text())["settings"] == SETTINGS
 
 
 def test_another_kind_of_file_is_left_alone(tmp_path):
@@ -106,24 +105,20 @@ def test_another_kind_of_file_is_left_alone(tmp_path):
 def test_what_is_done_is_not_measured_again(tmp_path):
     calls = []
 
-    class Counted(Contender):
-        def __init__(self, name):
-            self.name = name
+    def counted(name, clip):
+        calls.append(name)
+        return record(clip)
 
-        def caption(self, path):
-            calls.append(self.name)
-            return record(str(path))
-
-    contenders = {name: Counted(name) for name in "xy"}
-    file, clips = tmp_path / "r.json", [Path("a.mp4"), Path("b.mp4")]
+    contenders = {name: partial(counted, name) for name in "xy"}
+    file, clips = tmp_path / "r.json", ["a.mp4", "b.mp4"]
     results = ResultsFile(file, SETTINGS, {})
-    run(contenders, clips, 1, done=results.done, keep=results.add)
+    measure_in_turns(contenders, clips, 1, done=results.done, keep=results.add)
     assert len(calls) == 6  # a warm-up each, then two clips each
     calls.clear()
     again = ResultsFile(file, SETTINGS, {})
-    run(contenders, clips, 1, done=again.done, keep=again.add)
+    measure_in_turns(contenders, clips, 1, done=again.done, keep=again.add)
     assert calls == []
-    records = run(contenders, clips, 2, done=again.done, keep=again.add)
+    records = measure_in_turns(contenders, clips, 2, done=again.done, keep=again.add)
     assert len(calls) == 6 and len(records["x"]["b.mp4"]) == 2
     assert len(json.loads(file.read_text())["records"]) == 8
     assert [row.equal for row in bench_rows(records, "x")] == [2, 2]

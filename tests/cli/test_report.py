@@ -136,10 +136,10 @@ def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
     record = Caption("a.mp4", "words", demo=True)
     outcome = BenchResult(MEASURED, "the table", {"cores": 2}, {"ar": {"a.mp4": [record]}}, {})
     monkeypatch.setattr(measure, "measure", lambda bench, say: outcome)
-    asked = ["a b.mp4", "--profiles", "ar,sd-uniform", "--pair", "embedded-qwen", "--no-peers", "--report", "x.html"]
+    asked = ["a b.mp4", "--profiles", "ar,sd-uniform", "--pair", "embedded-qwen", "--report", "x.html"]
     assert main(["bench", *asked]) == 0
     page = Path("x.html").read_text(encoding="utf-8")
-    command = "bench run &#39;a b.mp4&#39; --profiles ar,sd-uniform --pair embedded-qwen --no-peers --report x.html"
+    command = "bench run &#39;a b.mp4&#39; --profiles ar,sd-uniform --pair embedded-qwen --report x.html"
     assert command in page and 'class="demo-bar"' in page and "fast = quick" in page
     assert main(["bench", "--report", "x.txt"]) == 2
     assert capsys.readouterr().err == "error: --report x.txt: must end in .html\n"

@@ -36,7 +36,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
     def watch() -> None:
         nonlocal most
         while not over.wait(0.02):
-            processes = [reader._process for reader in readers]
+            processes = [reader._child for reader in readers]
             most = max(most, sum(private(process.pid) for process in processes if process is not None))
 
     watcher = threading.Thread(target=watch)

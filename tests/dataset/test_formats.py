@@ -12,6 +12,7 @@ import webvtt
 
 from tests.fake_captioner import TEXT
 from vidspec import registry
+from vidspec.dataset.cues import subtitle_cues as subtitles
 from vidspec.dataset.formats.base import (
     LineFormat,
     clock,
@@ -22,7 +23,6 @@ from vidspec.dataset.formats.base import (
     time_range,
 )
 from vidspec.dataset.formats.csv import CSV_COLUMNS
-from vidspec.dataset.formats.cues import subtitle_cues as subtitles
 from vidspec.dataset.job import Job
 from vidspec.dataset.records import LEAN_KEYS, lean_record
 from vidspec.errors import UsageError

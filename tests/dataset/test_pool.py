@@ -22,7 +22,7 @@ from vidspec.dataset.job import Job, JobConfig, JobResult
 from vidspec.dataset.local import caption_locally
 from vidspec.dataset.pool import CaptionerFactory, DeviceGroup, TaskQueue, WorkerExit, run_on_workers, serve_jobs
 from vidspec.dataset.records import SettingsDigest, content_of, record_of
-from vidspec.dataset.replicas import replica_outcomes
+from vidspec.dataset.replicas import _Replicas, replica_outcomes
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 
@@ -80,11 +80,10 @@ def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
 def test_replicas_end_with_a_run_that_is_killed(tasks):
     paths = [task.path for task in tasks[:2]]
     code = (
-        "import multiprocessing, os; from tests.dataset.test_pool import *\n"
-        "if __name__ == '__main__':\n"
-        f"    todo = [Job(path, number=number) for number, path in enumerate({paths!r})]\n"
-        "    found = replica_outcomes(FACTORY, todo, CONFIG, GROUPS); next(found)\n"
-        "    print(*[one.pid for one in multiprocessing.active_children()], flush=True); os.kill(os.getpid(), 9)"
+        "import os; from pathlib import Path; from tests.dataset.test_pool import *\n"
+        f"todo = [Job(path, number=number) for number, path in enumerate({paths!r})]\n"
+        "found = replica_outcomes(FACTORY, todo, CONFIG, GROUPS); next(found)\n"
+        "print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True); os.kill(os.getpid(), 9)"
     )
     script = Path(tasks[0].path).parent / "killed.py"
     script.write_text(code)
@@ -188,7 +187,8 @@ def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baselin
     monkeypatch.setattr(FakeCaptioner, "prepare", lambda self, clip: prepared.append(clip) or 0, raising=False)
     config = replace(CONFIG, baseline=baseline)
     jobs = iter([Job(str(shipped()[0])), None])
-    serve_jobs(FACTORY, config, DeviceGroup(), lambda: next(jobs), messages.append)
+    channel = SimpleNamespace(receive=lambda: next(jobs), send=messages.append)
+    serve_jobs(channel, FACTORY, config, DeviceGroup())
     assert [one.error for one in messages if isinstance(one, JobResult)] == [None] and len(prepared) == (not baseline)
 
 
@@ -308,9 +308,11 @@ def test_groups_that_cannot_be(monkeypatch, gpus, replicas, changes, error, mess
 
 
 def test_a_captioner_sees_its_group_alone(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
-    made = FACTORY.make(DeviceGroup(visible="2,3", threads=5))
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3" and made.profile.models.threads == 5
+    begun = []
+    monkeypatch.setattr("vidspec.dataset.replicas.spawn", lambda *args, **more: begun.append((args, more)))
+    _Replicas(FACTORY, CONFIG).start(DeviceGroup(visible="2,3", threads=5))
+    ((_, factory, _, group), more) = begun[0]
+    assert more["env"] == {"CUDA_VISIBLE_DEVICES": "2,3"} and factory.make(group).profile.models.threads == 5
 
 
 def test_the_clips_of_a_shard_go_to_one_worker_and_are_drawn_when_it_is_its_turn():

@@ -50,14 +50,14 @@ def test_frames_come_over_as_they_are_read(reader):
 def test_frames_are_not_copied_and_leave_the_reader_with_their_clip(reader):
     def mapped(pid="self"):
         with open(f"/proc/{pid}/maps") as file:
-            return {line.split("-")[0] for line in file if "vidspec frames" in line}
+            return {line.split("-")[0] for line in file if "memfd:vidspec" in line}
 
     gc.collect()
     before = mapped()  # of clips that other tests still hold
     clip = reader.read(CLIP, 1.0, 3.0, {"frames": 30})
     (here,) = mapped() - before
     until = time.monotonic() + 10
-    while (shared := mapped(reader._process.pid)) and time.monotonic() < until:
+    while (shared := mapped(reader._child.pid)) and time.monotonic() < until:
         time.sleep(0.01)
     assert not shared and clip.frames.any()
     del clip
@@ -85,7 +85,7 @@ def test_errors_come_over_with_their_kinds(reader, tmp_path):
 def test_the_reader_loads_no_torch(reader):
     reader.start()
     reader.read(CLIP, None, None, VIDEO)
-    with open(f"/proc/{reader._process.pid}/maps") as file:
+    with open(f"/proc/{reader._child.pid}/maps") as file:
         assert "libtorch" not in file.read()
 
 
@@ -117,13 +117,13 @@ def test_a_captioners_objection_is_the_clips_error(reader):
 
 def test_a_reader_that_dies_is_named_and_replaced(reader):
     reader.read(CLIP, None, None, VIDEO)
-    first = reader._process
+    first = reader._child
     os.kill(first.pid, 9)
-    first.wait()
-    with pytest.raises(VideoError, match="ended by SIGKILL") as caught:
+    first.process.wait()
+    with pytest.raises(VideoError, match=r"ended \(SIGKILL\)") as caught:
         reader.read(CLIP, None, None, VIDEO)
     assert caught.value.kind == "crashed"
-    assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and reader._process.pid != first.pid
+    assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and reader._child.pid != first.pid
 
 
 def dying(monkeypatch, starts):
@@ -136,7 +136,7 @@ def dying(monkeypatch, starts):
         started.append(popen(command, **more))
         return started[-1]
 
-    monkeypatch.setattr("vidspec.dataset.reader.subprocess.Popen", start)
+    monkeypatch.setattr("vidspec.process.subprocess.Popen", start)
     return started
 
 
@@ -150,18 +150,18 @@ def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, 
     started = dying(monkeypatch, 2)
     first, second = works(tasks(CLIP, CLIP), JobConfig(video=VIDEO), reader)
     assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
-    assert "ended with exit code 7 while it started, 2 times" in str(first.error) and CLIP in str(first.error)
+    assert "ended (exit code 7) while it started, 2 times" in str(first.error) and CLIP in str(first.error)
 
 
 def test_a_reader_that_hangs_is_killed(monkeypatch):
     reader = ClipReader()
     reader.read(CLIP, None, None, VIDEO)
     reader.timeout = 0.3
-    os.kill(reader._process.pid, 19)  # SIGSTOP: as a decoder that never returns
-    hung = reader._process
+    os.kill(reader._child.pid, 19)  # SIGSTOP: as a decoder that never returns
+    hung = reader._child
     with pytest.raises(VideoError, match=r"not read within 0.3 s") as caught:
         reader.read(CLIP, None, None, VIDEO)
-    assert caught.value.kind == "timeout" and hung.poll() is not None
+    assert caught.value.kind == "timeout" and not hung.alive
     reader.close()
 
 
@@ -307,7 +307,7 @@ def test_waiting_for_memory_is_not_reading(reader, tmp_path, monkeypatch):
 def test_the_reader_ends_with_its_parent():
     code = (
         "import os, sys; from vidspec.dataset.reader import ClipReader; r = ClipReader();"
-        f"r.read({CLIP!r}, None, None, {{'frames': 1}}); print(r._process.pid, flush=True); os.kill(os.getpid(), 9)"
+        f"r.read({CLIP!r}, None, None, {{'frames': 1}}); print(r._child.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     child = int(ran.stdout)
@@ -487,7 +487,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
     list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
-    assert [asked["clip"] for asked in captioner.asked] == prepared[3:]
+    assert [asked["clip"] for asked in captioner.asked] == prepared[3:] and captioner.has_vision_worker
     list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 

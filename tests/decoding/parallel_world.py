@@ -18,9 +18,9 @@ from vidspec.acceptance.base import Verdict
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop, LoopClient
-from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import PrefillTarget, PromptRead
 from vidspec.decoding.protocol import WorkerFailed as Lost
+from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
@@ -214,7 +214,7 @@ class DraftClip(drafts.DraftClip):
         rows, release = (lambda prefix: torch.arange(prefix.length // 2)), (lambda: None)
         profile = SimpleNamespace(generate=SimpleNamespace(penalties={}))
         self.context = SimpleNamespace(read=self.prefill, rows=rows, release=release, profile=profile)
-        self.text, self.length, self.steps_of_look = order.prompt
+        self.text, self.length, self.steps_of_look = order.request.prompt
         self._encode_now, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
         self._eos, self._epoch, self._until = frozenset(), 0, 0
 
@@ -239,10 +239,9 @@ class Process(processes.DraftProcess):
     def __init__(self, start):
         case = start.model
         case.processes.append(self)
-        self.process = SimpleNamespace(is_alive=lambda: True, kill=lambda: None, join=lambda: None)
+        self.process = SimpleNamespace(alive=True, end=lambda: None, join=lambda: None, silent_s=lambda: 0.0)
         self._reader = self.process
-        self.heartbeat = SimpleNamespace(silent_s=lambda: 0.0)
-        self._clip, self._blocks, self._listeners, self._reading = 0, {}, {}, set()
+        self._clip, self._listeners, self._reading = 0, {}, set()
         self._failure, self._awaiting_spans = None, {}
         self._lock, self._ready = threading.Lock(), threading.Event()
         self.world, self.costs, self.dead, self.working = case.world, case.costs, False, False
@@ -315,8 +314,6 @@ def enter(monkeypatch):
     """Put the parts of this module in the place of what computes, sleeps or starts processes."""
     monkeypatch.setattr(drafts, "DraftClip", DraftClip)
     monkeypatch.setattr(runs, "TargetSide", lambda sequence: sequence.setup.acceptance)
-    monkeypatch.setattr(processes, "share_frames", lambda frames, sound: SimpleNamespace(name="frames"))
-    monkeypatch.setattr(processes, "release_frames", lambda block: None)
     monkeypatch.setattr(slots, "DraftProcess", Process)
 
 
@@ -428,7 +425,7 @@ class Case:
         last = self.processes[-1]
         if not last.dead:
             assert not last.worker.busy and not last.worker._clips, "a clip was left behind"
-            assert not (last._listeners or last._awaiting_spans or last._reading or last._blocks)
+            assert not (last._listeners or last._awaiting_spans or last._reading)
         return clips, again
 
 

@@ -15,7 +15,7 @@ from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room, reserve_memory
 from vidspec.events.events import Opened
 from vidspec.events.source import SourceFacts
-from vidspec.models.llava_onevision import LlavaOnevision
+from vidspec.models.families.llava_onevision import LlavaOnevision
 from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import BUDGET
 from vidspec.video import Clip

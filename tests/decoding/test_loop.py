@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.toys import ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import SHARED, Loop, LoopClient
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.requests import Chain, Encode, Forward, PrefillPrompt, Receive
 from vidspec.engine.rows import Rows

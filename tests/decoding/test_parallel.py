@@ -12,7 +12,6 @@ from research.replay.virtual import Costs, Pattern
 from tests.decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.protocol import (
     Abort,
     KeptTokensMessage,
@@ -27,6 +26,7 @@ from vidspec.decoding.protocol import (
     Verify,
     WorkerFailed,
 )
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.errors import GenerationError
 

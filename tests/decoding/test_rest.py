@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.decoding.toys import GREEDY, ToyEngine, greedy_text, on_tables, proposed, random_table, rounds_of
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import CHAIN
 from vidspec.drafting.adaptive import AdaptiveDrafter

@@ -13,12 +13,12 @@ from research.random_decoder import engine_of, language
 from research.sizes import Size
 from tests.engine import standin
 from tests.models.checkpoints import tokenizer
-from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.sequential import sequential
 from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter

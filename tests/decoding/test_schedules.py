@@ -17,11 +17,11 @@ from tests.decoding.toys import (
     rounds_of,
 )
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.config.part_sections import TREE
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.events.counters import count_rounds
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vidspec.acceptance.base import AcceptanceRule
-from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequence import ScheduleFunction, Sequence

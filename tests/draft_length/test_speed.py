@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Pattern, simulate_sequential
-from vidspec.decoding.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import FixedGamma
 

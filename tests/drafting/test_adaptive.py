@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.decoding.toys import ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from tests.tiers import full_but
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import DEEPEST, MOST, WIDEST
 from vidspec.drafting.adaptive import AdaptiveDrafter

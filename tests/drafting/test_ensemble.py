@@ -13,8 +13,8 @@ from tests.drafting.literal_ensemble import literal_mean, literal_weights
 from tests.drafting.toy_ensemble import ensemble
 from tests.engine.passing import forward, poison
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
-from vidspec.drafting.ensemble import prefix_of
+from vidspec.decoding.schedules.sequential import sequential
+from vidspec.drafting.drafters.ensemble import prefix_of
 from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
 from vidspec.drafting.ensemble_weights import ContextErrors
 from vidspec.engine.forward import Engine

@@ -9,9 +9,9 @@ import torch
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from tests.decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of
 from tests.drafting.toy_ensemble import ensemble
-from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.ensemble_weights import mix_distributions
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling

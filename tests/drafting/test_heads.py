@@ -14,8 +14,8 @@ from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.drafting.drafters.hybrid import HybridDrafter
 from vidspec.drafting.head import HeadChain
-from vidspec.drafting.hybrid import HybridDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError

@@ -19,16 +19,16 @@ from tests.decoding.toys import (
     random_table,
     rounds_of,
 )
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
+from vidspec.decoding.schedules.autoregressive import autoregressive
+from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.drafting.hybrid import HybridDraft, HybridDrafter
+from vidspec.drafting.drafters.hybrid import HybridDraft, HybridDrafter
+from vidspec.drafting.drafters.ngram import NgramDraft
+from vidspec.drafting.drafters.suffix import SuffixDraft
 from vidspec.drafting.lookup import LONGEST, PRIOR, MatchAcceptance
 from vidspec.drafting.memory import TextMemory
-from vidspec.drafting.ngram import NgramDraft
-from vidspec.drafting.suffix import SuffixDraft
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
 

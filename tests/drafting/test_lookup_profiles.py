@@ -1,12 +1,11 @@
 """Drafts that are looked up, beside the built-in models: texts of plain decoding, alone and together."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
-from vidspec.bench.interleaved import run
+from vidspec.bench.measure import ProfileContender
+from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.memory_file import MemoryFile
@@ -143,7 +142,7 @@ def test_no_repeat_of_a_bench_knows_the_captions_of_the_one_before(pairs, profil
         return record.counters["target_forwards"] + record.counters["draft_forwards"]
 
     captioner = pairs("embedded").captioner(profile, **{"draft.gamma": 3, "generate.max_new_tokens": 80})
-    (repeats,) = run({profile: captioner}, [Path(shipped()[0])], 3)[profile].values()
+    (repeats,) = measure_in_turns({profile: ProfileContender(captioner)}, [str(shipped()[0])], 3)[profile].values()
     known = captioner.caption(shipped()[0])
     assert known.token_ids == repeats[0].token_ids
     assert passes(known) < min(map(passes, repeats)) * 2 / 3

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.acceptance.windows import chain, window_pass
 from tests.decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequential import sequential
-from vidspec.drafting.recycle import RecycleDraft
+from vidspec.decoding.schedules.sequential import sequential
+from vidspec.drafting.drafters.recycle import RecycleDraft
 
 
 def begun(kind):

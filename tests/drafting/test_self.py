@@ -10,7 +10,7 @@ from tests.decoding import checkpoints
 from tests.engine.passing import forward, poison
 from tests.model_pairs import Pair
 from tests.tiers import full_but
-from vidspec.acceptance.exact import ExactRule
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.bench.bandwidth import pass_bytes
 from vidspec.captioner import Captioner
 from vidspec.config import profiles

@@ -1,4 +1,4 @@
-"""The reference of all keys in docs/use/profiles.md: ``python -m tests.golden.make keys`` writes it from the schema."""
+"""The reference of all keys in docs/use/keys.md: ``python -m tests.golden.make keys`` writes it from the schema."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from vidspec.config.profiles import KEYS
 from vidspec.config.schema import Profile
 from vidspec.registry import drafters, lossy, options_of, pruners, rules, schedules
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/use/profiles.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "use" / "keys.md"
 BEGIN, END = "<!-- keys, written by python -m tests.golden.make keys -->\n", "<!-- end of keys -->\n"
 PARTS = {registry.key.partition(".")[0]: registry for registry in (drafters, pruners, rules, lossy)}
 #: Settings of this machine, of which the page knows nothing.

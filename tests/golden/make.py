@@ -2,7 +2,7 @@
 
 Texts and counters of ten profiles on both built-in pairs, one clip after the other; the options of ``vidspec caption``;
 the schema of records. Only a change that is meant to alter one of them may write them anew, and says so in the
-changelog. ``keys`` writes the reference of a profile's keys into docs/use/profiles.md.
+changelog. ``keys`` writes the reference of a profile's keys into docs/use/keys.md.
 """
 
 from __future__ import annotations

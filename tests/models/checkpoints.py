@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionF
 
 from research.training.architecture import SPECIALS, build_tokenizer
 from vidspec.models.base import Pixels, VisionOutput
-from vidspec.models.llava_onevision import LlavaOnevision
+from vidspec.models.families.llava_onevision import LlavaOnevision
 
 #: Five patches per side, pooled to three: an odd number, as 384 / 14 = 27 is.
 IMAGE_SIZE, PATCH, CELLS = 60, 12, 3

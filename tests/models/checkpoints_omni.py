@@ -22,8 +22,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.models.checkpoints_qwen import CORPUS, HEADS, HIDDEN, KV_HEADS, LAYERS, MORE, SPLIT
 from vidspec.models.base import Pixels
+from vidspec.models.families.qwen2_5_omni import CHAT_TEMPLATE, Qwen25Omni
 from vidspec.models.preprocess_qwen import patchify
-from vidspec.models.qwen2_5_omni import CHAT_TEMPLATE, Qwen25Omni
 
 #: By the attributes that the library's processor reads of the published tokenizer.
 NAMED = {

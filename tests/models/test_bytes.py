@@ -8,8 +8,8 @@ import torch
 
 from tests.model_pairs import ADAPTERS
 from vidspec.events.source import SourceFacts
+from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess_qwen import patchify
-from vidspec.models.qwen2_5_vl import Qwen25VL
 from vidspec.video import Clip
 
 

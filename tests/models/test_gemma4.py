@@ -24,7 +24,7 @@ from vidspec.engine.gemma4 import Gemma4Decoder
 from vidspec.engine.rows import Rows
 from vidspec.errors import ProfileError
 from vidspec.models import loading
-from vidspec.models.gemma4 import Gemma4
+from vidspec.models.families.gemma4 import Gemma4
 from vidspec.models.placement import resolve_placement
 from vidspec.models.tiles import fit_token_grid
 

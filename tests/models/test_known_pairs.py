@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from transformers import LlavaNextProcessor
 
+from vidspec.models.families.qwen2_5_omni import MAX_PIXELS, MIN_PIXELS
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import RESOLUTIONS, known_pairs, visual_tokens
 from vidspec.models.preprocess_qwen import GridRules
-from vidspec.models.qwen2_5_omni import MAX_PIXELS, MIN_PIXELS
 from vidspec.registry import families
 
 MODELS = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}

@@ -13,8 +13,8 @@ from tests.models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
-from vidspec.models.llava import VICUNA
-from vidspec.models.llava_next import MISTRAL
+from vidspec.models.families.llava import VICUNA
+from vidspec.models.families.llava_next import MISTRAL
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 

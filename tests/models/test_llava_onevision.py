@@ -28,7 +28,7 @@ from tests.models.checkpoints import (
 from tests.models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
-from vidspec.models.llava_onevision import LlavaOnevision
+from vidspec.models.families.llava_onevision import LlavaOnevision
 
 FRAMES = 3
 PROMPT = "Describe the video."

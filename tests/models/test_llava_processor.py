@@ -6,8 +6,8 @@ import transformers
 
 from tests.models.checkpoints_llava import PATCH, Kind, adapter, clip, stock, tokenizer
 from tests.tiers import full_but
-from vidspec.models.llava import VICUNA
-from vidspec.models.llava_next import MISTRAL
+from vidspec.models.families.llava import VICUNA
+from vidspec.models.families.llava_next import MISTRAL
 
 FRAMES = 3
 PROMPT = "Describe the video."

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.models import record_preprocess_qwen
 from tests.models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
+from vidspec.models.families.qwen2_5_vl import Qwen25VL
+from vidspec.models.families.qwen3_vl import Qwen3VL
 from vidspec.models.preprocess import normalise
 from vidspec.models.preprocess_qwen import GridRules, patches, patchify
-from vidspec.models.qwen2_5_vl import Qwen25VL
-from vidspec.models.qwen3_vl import Qwen3VL
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_qwen.npz"
 TOWERS = {"qwen2_5_vl": (Qwen25VL, 14), "qwen3_vl": (Qwen3VL, 16)}

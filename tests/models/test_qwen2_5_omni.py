@@ -21,8 +21,8 @@ from vidspec.dataset.reader import ClipReader
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.placement import resolve_placement
-from vidspec.models.qwen2_5_vl import seconds_per_step
 from vidspec.models.vision import token_bytes
 from vidspec.video import Clip
 
@@ -145,7 +145,7 @@ def test_sound_is_heard_in_parts(monkeypatch):
     for heard, count in ((7.3, 2), (8.01, 2), (8.03, 3)):
         whole = Case(heard)
         monkeypatch.setattr(
-            "vidspec.models.qwen2_5_omni.BUDGET", 200 * token_bytes(whole.model.model.config.audio_config)
+            "vidspec.models.families.qwen2_5_omni.BUDGET", 200 * token_bytes(whole.model.model.config.audio_config)
         )
         parts = list(whole.model.split_spectrum(whole.pixels.sound))
         assert len(parts) == count and sum(part.shape[1] for part in parts) == whole.pixels.sound.shape[1]

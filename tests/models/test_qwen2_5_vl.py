@@ -19,8 +19,8 @@ from tests.models.checkpoints_qwen import (
 )
 from vidspec.errors import ModelError
 from vidspec.models.base import VisionOutput
+from vidspec.models.families.qwen2_5_vl import Qwen25VL, mrope, seconds_per_step
 from vidspec.models.preprocess_qwen import patches
-from vidspec.models.qwen2_5_vl import Qwen25VL, mrope, seconds_per_step
 
 PROMPT = "Describe the video."
 DEFAULT = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"

@@ -20,9 +20,9 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.models.families.smolvlm import SmolVLM, number_in_words
 from vidspec.models.placement import resolve_placement
 from vidspec.models.preprocess import resize, resize_as_floats
-from vidspec.models.smolvlm import SmolVLM, number_in_words
 
 PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_smolvlm.npz"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from vidspec.decoding.workers.frames import release_frames, share_frames
 
 from tests.decoding import checkpoints
 from tests.engine.passing import forward
@@ -13,7 +14,6 @@ from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load
 from vidspec.decoding.workers.draft import DraftClip
-from vidspec.decoding.workers.frames import release_frames, share_frames
 from vidspec.decoding.workers.messages import OpenClip
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.embedded.samples import shipped

@@ -8,8 +8,8 @@ from transformers import AutoModelForImageTextToText
 
 from tests.pruning.given import best
 from vidspec.models import loading
-from vidspec.pruning.attention import AttentionPruner
 from vidspec.pruning.base import attention_ranks
+from vidspec.pruning.pruners.attention import AttentionPruner
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tests.pruning.given import cos, visual_tokens
 from vidspec.pruning.base import Signals, kept_count
-from vidspec.pruning.dycoke import DyCokePruner
+from vidspec.pruning.pruners.dycoke import DyCokePruner
 
 
 def literal(visual, alpha):

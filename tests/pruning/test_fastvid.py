@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.pruning.given import cos, visual_tokens
 from vidspec.pruning.base import Signals, kept_count, token_grid
-from vidspec.pruning.fastvid import FastVIDPruner
+from vidspec.pruning.pruners.fastvid import FastVIDPruner
 from vidspec.pruning.scores import frame_dissimilarity
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.pruning.given import visual_tokens
 from vidspec.models.base import VisualTokens
 from vidspec.pruning.base import Signals, kept_count
-from vidspec.pruning.frame import FramePruner
+from vidspec.pruning.pruners.frame import FramePruner
 
 
 def per_frame(visual, kept):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.pruning.given import best, cos, visual_tokens
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, token_grid
-from vidspec.pruning.hippo import HippoPruner
+from vidspec.pruning.pruners.hippo import HippoPruner
 from vidspec.pruning.scores import crop_variance, frame_normalised, temporal_novelty
 
 TERMS = [(True, True, True), (False, True, True), (True, False, True), (True, True, False), (False, False, True)]

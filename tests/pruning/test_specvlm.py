@@ -14,8 +14,8 @@ from vidspec.events.events import Prefilled
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.pruning.base import Signals, kept_count
+from vidspec.pruning.pruners.specvlm import SpecVLMPruner
 from vidspec.pruning.scores import head_count
-from vidspec.pruning.specvlm import SpecVLMPruner
 
 
 def top_p(attention, lam_r):

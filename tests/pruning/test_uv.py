@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tests.pruning.given import best, cos, visual_tokens
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals
+from vidspec.pruning.pruners.uv import UVPruner
+from vidspec.pruning.pruners.uv_attention import UVAttentionPruner
+from vidspec.pruning.pruners.uv_similarity import UVSimilarityPruner
 from vidspec.pruning.scores import similarity_variation, text_similarity
-from vidspec.pruning.uv import UVPruner
-from vidspec.pruning.uv_attention import UVAttentionPruner
-from vidspec.pruning.uv_similarity import UVSimilarityPruner
 
 
 def literal(states, visual, text):

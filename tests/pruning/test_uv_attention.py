@@ -3,7 +3,7 @@ import torch
 
 from tests.pruning.given import best, visual_tokens
 from vidspec.pruning.base import Signals
-from vidspec.pruning.uv_attention import UVAttentionPruner
+from vidspec.pruning.pruners.uv_attention import UVAttentionPruner
 
 
 def test_keeps_what_gains_most_attention(prefill):

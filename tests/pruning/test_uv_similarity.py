@@ -1,8 +1,8 @@
 import torch
 
 from tests.pruning.given import best, cos
+from vidspec.pruning.pruners.uv_similarity import UVSimilarityPruner
 from vidspec.pruning.scores import text_similarity
-from vidspec.pruning.uv_similarity import UVSimilarityPruner
 
 
 def test_keeps_what_is_closest_to_the_text_at_the_layer(prefill):

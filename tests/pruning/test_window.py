@@ -2,7 +2,7 @@ import pytest
 
 from tests.pruning.given import visual_tokens
 from vidspec.pruning.base import Signals
-from vidspec.pruning.window import WindowPruner
+from vidspec.pruning.pruners.window import WindowPruner
 
 
 @pytest.mark.parametrize(

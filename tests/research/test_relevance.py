@@ -9,7 +9,7 @@ from research.relevance import Clip, Loosened, Token, auc, facts_of, report, stu
 from research.world.captions import caption
 from research.world.samples import draw_sample
 from research.world.scoring import parse
-from vidspec.acceptance.lvspec import relevance
+from vidspec.acceptance.rules.lvspec import relevance
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 

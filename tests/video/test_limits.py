@@ -53,7 +53,7 @@ def reader():
 
 def most_held(reader):
     """Bytes that the reader's process had in memory at its worst."""
-    with open(f"/proc/{reader._process.pid}/status") as file:
+    with open(f"/proc/{reader._child.pid}/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
 
 
@@ -125,9 +125,9 @@ def test_a_clip_is_refused_before_it_is_decoded(tmp_path, reader):
     with pytest.raises(GenerationError, match="too many"):
         reader.read(path, None, None, {**VIDEO, "fps": 1.0}, check)
     assert told == [(600_001, 64, 64)] and most_held(reader) < 200e6
-    process = reader._process
+    process = reader._child
     assert len(reader.read(path, None, None, VIDEO, lambda *planned: told.append(planned))) == 2
-    assert told[1:] == [(2, 64, 64)] and reader._process is process
+    assert told[1:] == [(2, 64, 64)] and reader._child is process
     with pytest.raises(GenerationError, match="too many"):
         video.read(path, fps=1.0, check=check)
 

@@ -192,10 +192,8 @@ def _length(runs: Sequence[Caption]) -> int:
 def _by_method(results: StoredRun) -> dict[str, dict[str, list[Caption]]]:
     found: dict[str, dict[str, list[Caption]]] = {}
     for one in results["records"]:
-        if one.get("quality_only"):  # its times are meaningless
-            continue
-        caption = restore_caption(one)
-        found.setdefault(one.get("contender") or str(caption.profile), {}).setdefault(caption.path, []).append(caption)
+        if one["timings"]:  # others were made for their texts alone
+            found.setdefault(one["contender"], {}).setdefault(one["path"], []).append(restore_caption(one))
     return found
 
 

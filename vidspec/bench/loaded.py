@@ -1,4 +1,4 @@
-"""One target and one draft in memory, shared by all measured profiles and peers."""
+"""One target and one draft in memory, shared by all measured profiles."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
-
-from vidspec.bench.outside import ExternalPeer
-from vidspec.bench.peers import PEERS, GeneratePeer
 from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
-from vidspec.config.profiles import Profile
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
@@ -124,28 +119,6 @@ class LoadedModels:
         if made.slot is not None:
             self._slots[profile.draft.kind, precision] = made.slot
         return made
-
-    def peers(self, profile: Profile) -> dict[str, GeneratePeer]:
-        """Return the peers of ``transformers``: the same weights, loaded again with its own attention.
-
-        They get the frames and the prompt of ``profile``.
-        """
-        first, second = self.source.names
-        if self.source.weights is not None:
-            raise UsageError("transformers has no target with --weights", hint="--no-peers")
-        if second is None or self.named_head:
-            raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
-        stock = Placement(self.where.device, self.where.dtype, "stock")
-        pair = loading.load_model(first, stock), loading.load_model(second, stock)
-        return {name: GeneratePeer(name, profile, *pair) for name in PEERS}
-
-    def external_peers(self, pythons: Mapping[str, str], profile: Profile) -> dict[str, ExternalPeer]:
-        """Return peers under other interpreters, with this process's number of threads, the same frames and prompt."""
-        target, draft = self.source.names
-        names, threads = (target, None if self.named_head else draft), torch.get_num_threads()
-        return {
-            name: ExternalPeer(name, python, profile, self.target, names, threads) for name, python in pythons.items()
-        }
 
     def close(self) -> None:
         """End the draft processes."""

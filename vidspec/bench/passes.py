@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from vidspec.bench.turns import run_repeated, time_call
+from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.draft_length.gamma import Rounding, settled_window
 from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import synchroniser
@@ -70,7 +70,7 @@ def measure_passes(
     clock: Callable[[], float] | None = None,
     kept: Mapping[float, int] | None = None,
 ) -> PassCosts:
-    """Time passes in rounds, each of them once per round, after a warm-up of each; return medians.
+    """Time passes in turns, after a warm-up of each; return medians.
 
     Args:
         target: the target over the whole prompt, with room for the most rows.
@@ -80,12 +80,12 @@ def measure_passes(
         clock: seconds.
         kept: copied into the result.
     """
-    runs = {("target", float(n)): partial(time_pass, *target, n, clock) for n in rows}
-    runs |= {("draft", alpha): partial(time_pass, *draft, 1, clock) for alpha, draft in drafts.items()}
-    times = run_repeated(runs, repeats)
+    passes = {("target", float(n)): partial(time_pass, *target, n) for n in rows}
+    passes |= {("draft", alpha): partial(time_pass, *draft, 1) for alpha, draft in drafts.items()}
+    seconds = {key: median(one[clock]) for key, one in measure_in_turns(passes, [clock], repeats).items()}
     return PassCosts(
-        {n: median(times["target", n]) for n in rows},
-        {alpha: median(times["draft", alpha]) for alpha in drafts},
+        {n: seconds["target", n] for n in rows},
+        {alpha: seconds["draft", alpha] for alpha in drafts},
         dict(kept or {}),
     )
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
-from vidspec.bench.tables import bullets, cell, table
+from vidspec.bench.tables import bullets, cell, facts_line, table
 from vidspec.events.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
@@ -143,7 +143,8 @@ def render_terminal(report: ProfileReport, *, ascii_only: bool = False) -> Group
             cells = [_cell(text, share, ascii_only) for text, share in zip(row, shares, strict=True)]
             grid.add_row(*cells, style="bold" if row[0] == "wall clock" else None)
         parts += [Text(""), grid]
-    parts += [Text(""), Text(_facts(report), style="dim"), *(Text(f"- {note}", style="dim") for note in _notes(report))]
+    notes = [facts_line(report.machine), *(f"- {note}" for note in _notes(report))]
+    parts += [Text(""), *(Text(note, style="dim") for note in notes)]
     return Group(*parts)
 
 
@@ -158,7 +159,7 @@ def _cell(text: str, share: float | None, ascii_only: bool) -> Text:
 def markdown(report: ProfileReport) -> str:
     """Return the same tables as Markdown, without bars."""
     sheets = [f"**{sheet.title}**\n\n{table(sheet.heads, sheet.rows)}" for sheet in _sheets(report)]
-    return "\n\n".join([*sheets, f"{_facts(report)}\n{bullets(_notes(report))}"])
+    return "\n\n".join([*sheets, f"{facts_line(report.machine)}\n{bullets(_notes(report))}"])
 
 
 def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
@@ -175,10 +176,6 @@ def svg(report: ProfileReport, width: int = 132) -> str:
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
     console.print(render_terminal(report))
     return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")
-
-
-def _facts(report: ProfileReport) -> str:
-    return ", ".join(f"{key} {value}" for key, value in report.machine.items())
 
 
 def _ms(seconds: float) -> str:

@@ -11,11 +11,11 @@ import torch
 
 from vidspec.bench import bandwidth
 from vidspec.bench.breakdown import Breakdown, breakdown
-from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import LoadedModels, ModelSource
+from vidspec.bench.machine import machine
 from vidspec.bench.memory import MemoryUse, PeakMemory, resident
 from vidspec.bench.passes import ALPHAS, PassCosts, measure_passes, prefill_pruned
-from vidspec.bench.turns import run_repeated
+from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
 from vidspec.engine.forward import Engine
@@ -145,14 +145,13 @@ def profile_clip(
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
         loaded_draft = {name: _draft_memory(captioner) for name, captioner in captioners.items()}
-        found = run_repeated(
-            {name: partial(_run_once, one, clip) for name, one in captioners.items()}, repeats, say=say
-        )
+        contenders = {name: partial(_run_once, one) for name, one in captioners.items()}
+        found = measure_in_turns(contenders, [str(clip)], repeats, say=say)
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         times: dict[bool, PassCosts] = {}
         runs = []
         for name, captioner in captioners.items():
-            one = _breakdown_of(name, captioner, loaded, found[name], speed, (before, loaded_draft[name]))
+            one = _breakdown_of(name, captioner, loaded, found[name][str(clip)], speed, (before, loaded_draft[name]))
             if passes:
                 one = _add_pass_costs(one, captioner, loaded, clip, times, say)
             runs.append(one)
@@ -167,7 +166,7 @@ def _draft_memory(captioner: Captioner) -> int:
     return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
 
 
-def _run_once(captioner: Captioner, clip: str | Path) -> ProfiledRun:
+def _run_once(captioner: Captioner, clip: str) -> ProfiledRun:
     captioner.forget()  # the previous caption would be reused as a draft
     process = captioner.slot.process if captioner.slot else None
     device = captioner.target.model.device

@@ -15,12 +15,10 @@ from vidspec.events.trace import Span, Trace
 from vidspec.files import FileKind, back_up, check_output, write_whole
 
 __all__ = [
-    "ACCEPTED",
     "RESULTS",
     "ResultsFile",
     "StoredKey",
     "StoredRun",
-    "accepted_shares",
     "check_results",
     "read_results",
     "restore_caption",
@@ -31,10 +29,8 @@ StoredKey: TypeAlias = tuple[str, str, int]
 
 #: A record, or a whole file of results, as JSON values.
 StoredRun: TypeAlias = dict[str, Any]
-#: Entry of a record: metric A of ParallelVLM's Table 2.
-ACCEPTED = "accepted_by_target"
-#: Start of the files of all commands of ``vidspec bench``.
-RESULTS = FileKind("file of results of `vidspec bench`", rb'\A\{\s*"(settings|machine|records|rows)": ')
+#: Start of a results file: of a run that goes on, and of a complete one.
+RESULTS = FileKind("file of results of `vidspec bench`", rb'\A\{\s*"(settings|machine)": ')
 _CLOSING = b"\n]}\n"
 #: Span kinds that the speed model reads.
 _PASSES = ("verify", "draft")
@@ -80,12 +76,15 @@ class ResultsFile:
                 self._begin(path)
 
     def _continue(self, path: Path, overwrite: bool) -> None:
-        content = read_results(path) if not overwrite and path.stat().st_size else {}
-        if "settings" not in content:  # an older layout cannot be resumed, but must not be lost
+        if overwrite:
             back_up(path)
             return
-        if content["settings"] != self.settings:
-            other = [key for key in self.settings if content["settings"].get(key) != self.settings[key]]
+        if not path.stat().st_size:
+            return
+        content = read_results(path)
+        known = content.get("settings", {})
+        if known != self.settings:
+            other = [key for key in self.settings if known.get(key) != self.settings[key]]
             raise UsageError(
                 f"{path} holds a run with other {', '.join(other) or 'settings'}",
                 hint="name another file, or --overwrite",
@@ -160,18 +159,6 @@ def read_results(path: Path) -> StoredRun:
         if isinstance(content, dict) and "records" in content:
             return content
     raise OutputError(f"{path}: holds no results of `vidspec bench`")
-
-
-def accepted_shares(records: Iterable[StoredRun]) -> dict[str, float]:
-    """Return metric A by contender, over the tokens of all judged records, the first of each clip."""
-    found: dict[str, dict[str, tuple[float, int]]] = {}
-    for one in records:
-        if one.get(ACCEPTED) is not None:
-            found.setdefault(one["contender"], {}).setdefault(one["path"], (one[ACCEPTED], len(one["token_ids"])))
-    return {
-        name: sum(share * tokens for share, tokens in by_clip.values()) / sum(tokens for _, tokens in by_clip.values())
-        for name, by_clip in found.items()
-    }
 
 
 def restore_caption(stored: StoredRun) -> Caption:

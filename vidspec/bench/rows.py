@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, mean, median
+from types import MappingProxyType
 from typing import TypeAlias
 
 from vidspec.bench.compare import places
@@ -25,6 +26,7 @@ __all__ = [
     "methods_with_other_draws",
     "predicted_speedup",
     "speed_ups",
+    "turn_label",
 ]
 
 #: Records by contender and clip, one for each repeat.
@@ -46,7 +48,8 @@ class BenchRow:
         rate_spread: its minimum and maximum over clips.
         also: other names of the same contender.
         retention: mean share of the visual tokens that a block of a pruned target reads; None if not pruned.
-        accepted_by_target: metric A of ParallelVLM's Table 2; None if nothing was judged.
+        accepted_by_target: share of its tokens that the unpruned target would choose; None if not measured
+            (``research.judging`` does).
         place: rank by decode, from 1; methods that do not differ share one (:func:`~vidspec.bench.compare.places`).
             None with fewer than two clips.
         context: mean entries in the target's cache while decoding: visual tokens and half of the text; None for peers.
@@ -100,8 +103,8 @@ def bench_rows(
     baseline: str,
     drawn: Collection[str] = (),
     *,
-    also: Mapping[str, Sequence[str]] | None = None,
-    judged: Mapping[str, float] | None = None,
+    also: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    accepted: Mapping[str, float] = MappingProxyType({}),
 ) -> list[BenchRow]:
     """Return one row per contender; for each clip the median over repeats is compared with the baseline's.
 
@@ -110,14 +113,14 @@ def bench_rows(
         baseline: a contender.
         drawn: those of :func:`methods_with_other_draws`.
         also: further names of contenders.
-        judged: metric A by contender.
+        accepted: shares of tokens that the target accepts, by contender, if they were measured.
     """
     ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
     return [
         replace(
             _row(name, by_clip, records[baseline], name in drawn),
-            also=tuple((also or {}).get(name, ())),
-            accepted_by_target=(judged or {}).get(name),
+            also=tuple(also.get(name, ())),
+            accepted_by_target=accepted.get(name),
             place=ranked.get(name),
         )
         for name, by_clip in records.items()
@@ -163,6 +166,11 @@ def _row(
             [_time(plain[clip], "end_to_end") / _time(some, "end_to_end") for clip, some in by_clip.items()]
         ),
     )
+
+
+def turn_label(name: str, turn: int) -> str:
+    """Return the name of a contender in a turn of a dialogue, from 0."""
+    return f"{name}, turn {turn + 1}" if turn else name
 
 
 def methods_with_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
@@ -238,12 +246,12 @@ def markdown(
     rows: Sequence[BenchRow],
     baseline: str,
     limit: Callable[[float], float],
-    left: Mapping[str, str] | None = None,
+    left: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the table: one line per row.
 
-    Has columns for lengths if some texts differ from the baseline's, and for the share of visual tokens that a pruned
-    target reads and the share of its tokens that the unpruned target accepts if there is such a row.
+    Has a column for lengths if some texts differ from the baseline's, and one each for the share of visual tokens that
+    a pruned target reads and the share of its tokens that the unpruned target accepts if a row has it.
 
     Args:
         rows: as :func:`bench_rows` returns them.
@@ -258,9 +266,9 @@ def markdown(
     ).split(" | ")
     differ = any(row.equal != row.clips for row in rows)
     header += ["mean tokens", "end to end at the baseline's length"] if differ else ["end to end"]
-    lossy = any(row.retention is not None or row.accepted_by_target is not None for row in rows)
-    if lossy:
-        header += ["target reads", "accepted by target"]
+    pruned = any(row.retention is not None for row in rows)
+    judged = any(row.accepted_by_target is not None for row in rows)
+    header += ["target reads"] * pruned + ["accepted by target"] * judged
     lines = []
     for row in rows:
         passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
@@ -281,10 +289,11 @@ def markdown(
                 cell(row.model),
                 *([cell(row.tokens, ".1f")] if differ else ()),
                 spread(row.end_to_end),
-                *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
+                *[cell(row.retention, ".1%")] * pruned,
+                *[cell(row.accepted_by_target, ".1%")] * judged,
             ]
         )
-    return table(header, [*lines, *left_out_rows(left or {}, len(header))])
+    return table(header, [*lines, *left_out_rows(left, len(header))])
 
 
 def _ratio(part: float, whole: float) -> float | None:

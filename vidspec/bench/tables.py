@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
-__all__ = ["bullets", "cell", "heading", "inverted", "left_out_rows", "spread", "table"]
+__all__ = ["bullets", "cell", "facts_line", "heading", "inverted", "left_out_rows", "spread", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -31,6 +31,11 @@ def left_out_rows(why: Mapping[str, str], cells: int) -> list[list[str]]:
 def bullets(notes: Iterable[str]) -> str:
     """Return notes below a table, with the empty line that separates them from it."""
     return "\n".join(["", *(f"- {note}" for note in notes)])
+
+
+def facts_line(facts: Mapping[str, object]) -> str:
+    """Return facts about the machine in one line."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def cell(value: float | None, form: str = ".2f", unit: str = "") -> str:

@@ -1,17 +1,84 @@
-"""The loop of all measurements: contenders in rotation, and one that fails may be left out. No models here."""
+"""The measuring loop: contenders in turns on every item, and the time of a single call. Knows no models."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
 from typing import TypeVar
 
-from vidspec.errors import VidspecError
+from vidspec.errors import GenerationError
 
-__all__ = ["ContenderPool", "rotate", "run_repeated", "time_call"]
+__all__ = ["ContenderFailed", "measure_in_turns", "rotate", "time_call"]
 
 K = TypeVar("K")
+I = TypeVar("I")  # noqa: E741
 T = TypeVar("T")
+
+
+class ContenderFailed(GenerationError):
+    """Raised by a contender that the measurement can do without, such as another program."""
+
+
+def measure_in_turns(
+    contenders: Mapping[K, Callable[[I], T]],
+    items: Sequence[I],
+    repeats: int,
+    *,
+    done: Mapping[tuple[K, I, int], T] = MappingProxyType({}),
+    keep: Callable[[tuple[K, I, int], T], None] = lambda _key, _result: None,
+    leave: Callable[[K, str], None] = lambda _name, _why: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[K, dict[I, list[T]]]:
+    """Call every contender ``repeats`` times on every item, in rotation: A B C, then B C A, then C A B.
+
+    Each is called once on the first item before, to warm up allocations, kernels and caches.
+
+    Args:
+        contenders: by name.
+        items: such as clips, in order.
+        repeats: of all items.
+        done: results of an earlier run by contender, item and repeat (from 0); not measured again.
+        keep: called with every new result at once.
+        leave: called with a contender that raised :class:`ContenderFailed`, and the reason; it has no results.
+        say: called with the next step.
+
+    Returns:
+        results by contender and item.
+    """
+    found: dict[K, dict[I, list[T]]] = {name: {item: [] for item in items} for name in contenders}
+
+    def call(name: K, item: I) -> T | None:
+        try:
+            return contenders[name](item)
+        except ContenderFailed as error:
+            say(f"left out: {error}")
+            leave(name, str(error))
+            del found[name]
+            return None
+
+    for name in contenders:
+        if not all((name, item, repeat) in done for item in items for repeat in range(repeats)):
+            say(f"warm-up {name}")
+            call(name, items[0])
+    for turn, (repeat, item) in enumerate(product(range(repeats), items)):
+        say(f"{repeat + 1}/{repeats} {item}")
+        for name in rotate(list(found), turn):
+            key = name, item, repeat
+            result = done[key] if key in done else call(name, item)
+            if result is None:
+                continue
+            if key not in done:
+                keep(key, result)
+            found[name][item].append(result)
+    return found
+
+
+def rotate(names: Sequence[K], turn: int) -> list[K]:
+    """Rotate ``names`` by ``turn``: A B C, then B C A, then C A B."""
+    first = turn % max(1, len(names))
+    return [*names[first:], *names[:first]]
 
 
 def time_call(
@@ -26,69 +93,3 @@ def time_call(
     run()
     wait()
     return clock() - start
-
-
-def run_repeated(
-    runs: Mapping[K, Callable[[], T]],
-    repeats: int,
-    *,
-    warm_ups: int = 1,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[K, list[T]]:
-    """Call all functions once per round; return their results without the warm-ups.
-
-    ``say`` is called with the next step.
-    """
-    found: dict[K, list[T]] = {key: [] for key in runs}
-    for turn in range(1 - warm_ups, repeats + 1):
-        for key, run in runs.items():
-            say(f"{key}: {f'{turn}/{repeats}' if turn > 0 else 'warm-up'}")
-            made = run()
-            if turn > 0:
-                found[key].append(made)
-    return found
-
-
-def rotate(keys: Sequence[K], turn: int) -> list[K]:
-    """Rotate ``keys`` by ``turn``: A B C, then B C A, then C A B."""
-    first = turn % max(1, len(keys))
-    return [*keys[first:], *keys[:first]]
-
-
-class ContenderPool:
-    """Contenders by name; a dispensable one that fails is dropped.
-
-    Args:
-        names: all of them.
-        dispensable: True if a contender's error only concerns itself and does not end the measurement.
-        say: called with each dropped contender's error.
-        left: dictionary for the reasons.
-
-    Attributes:
-        names: remaining contenders.
-        left: reason for each dropped one.
-    """
-
-    def __init__(
-        self,
-        names: Iterable[str],
-        dispensable: Callable[[str, VidspecError], bool],
-        say: Callable[[str], None],
-        left: dict[str, str] | None = None,
-    ) -> None:
-        self.names, self._dispensable, self._say = list(names), dispensable, say
-        self.left: dict[str, str] = {} if left is None else left
-
-    def ask(self, name: str, call: Callable[[], T]) -> T | None:
-        """Return the result of the call; None for a contender that was left out."""
-        if name not in self.names:
-            return None
-        try:
-            return call()
-        except VidspecError as error:
-            if not self._dispensable(name, error):
-                raise
-            self._say(f"left out: {error}")
-            self.left[name] = str(error)
-            self.names.remove(name)
-            return None

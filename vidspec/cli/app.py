@@ -26,7 +26,6 @@ from vidspec.cli import (
     profiles,
     report_page,
     sample,
-    throughput,
 )
 from vidspec.cli.interrupts import ending_of, raise_on_signals
 from vidspec.cli.options import CaptionHelp
@@ -48,6 +47,9 @@ GONE = {
     "vidspec: No such command 'plan'": "vidspec caption",
     "vidspec: No such command 'simulate'": "python -m research.simulate",
     "vidspec doctor: No such option: --model": "vidspec models NAME",
+    "vidspec bench: No such command 'throughput'": "python -m research.throughput",
+    "vidspec bench run: No such option: --peer": "python -m research.peers",
+    "vidspec bench run: No such option: --no-peers": "vidspec bench without it",
 }
 
 app = typer.Typer(
@@ -67,7 +69,6 @@ app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
 app.add_typer(config.app, name="config")
 app.command("profile")(profile.profile)
-bench.app.command("throughput")(throughput.throughput)
 app.add_typer(bench.app, name="bench")
 
 

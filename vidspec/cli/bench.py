@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -16,9 +16,17 @@ from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from vidspec.bench.measure import BenchResult
+    from vidspec.bench.measure import Bench, BenchResult
 
-__all__ = ["BenchFormat", "BenchOptions", "ClipArguments", "app", "parse_counts", "run_bench"]
+__all__ = [
+    "BenchFormat",
+    "BenchOptions",
+    "ClipArguments",
+    "ProfilesOption",
+    "app",
+    "parse_profiles",
+    "run_bench",
+]
 
 DEFAULT = "ar,vanilla-sd,sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
@@ -29,11 +37,22 @@ ClipArguments: TypeAlias = Annotated[
 ]
 
 
+ProfilesOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--profiles",
+        help="Names or files, separated by commas, each with +KEY=VALUE for keys to change; "
+        "the first is the baseline; all: every lossless profile.",
+        show_default=DEFAULT,
+    ),
+]
+
+
 class RunByDefault(TyperGroup):
     """Group of commands with ``run`` as the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        if not args or args[0] not in (*self.commands, "-h", "--help", "throughput"):  # the last has left
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -43,14 +62,6 @@ class BenchOptions:
     """Options of every command that runs a benchmark."""
 
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every clip.")] = 3
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave out transformers' own generate.")] = False
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PYTHON",
-            help="openvino, vllm, vllm-draft or vllm-ngram, and a Python interpreter that has it; may be repeated.",
-        ),
-    ] = None
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Append every record to FILE; the same command continues the file."),
@@ -67,7 +78,7 @@ class BenchOptions:
     ] = None
 
 
-app = typer.Typer(cls=RunByDefault, help="Measure profiles and peers side by side; `run` is the default command.")
+app = typer.Typer(cls=RunByDefault, help="Measure profiles side by side; `run` is the default command.")
 
 
 @app.command("run")
@@ -76,39 +87,49 @@ def run(
     context: typer.Context,
     *,
     clips: ClipArguments = None,
-    profiles: Annotated[
-        str | None,
-        typer.Option(
-            "--profiles",
-            help="Names or files, separated by commas, each with +KEY=VALUE for keys to change; "
-            "the first is the baseline; all: every lossless profile.",
-            show_default=DEFAULT,
-        ),
-    ] = None,
+    profiles: ProfilesOption = None,
     models: ModelOptions,
     options: BenchOptions,
 ) -> int:
-    """Run profiles and peers in turn on the same clips and print a Markdown table.
+    """Run profiles in turn on the same clips and print a Markdown table.
 
     Times are medians over clips, with minimum and maximum in brackets. Every record is written to --json at once; if
     a run is stopped, run the same command again to resume.
     """
-    from vidspec.bench.loaded import profile_labels
+    from vidspec.bench import measure
 
-    run_bench(context, profile_labels(profiles or DEFAULT), clips or (), models, options)
+    run_bench(context, parse_profiles(profiles), clips or (), models, options, measure.measure)
     return 0
 
 
+def parse_profiles(text: str | None) -> list[str]:
+    """Return the labels of ``--profiles``, or the default ones."""
+    from vidspec.bench.loaded import profile_labels
+
+    return profile_labels(text or DEFAULT)
+
+
 def run_bench(
-    context: typer.Context, names: Sequence[str], clips: Sequence[Path], models: ModelOptions, options: BenchOptions
+    context: typer.Context,
+    names: Sequence[str],
+    clips: Sequence[Path],
+    models: ModelOptions,
+    options: BenchOptions,
+    measure: Callable[[Bench, Callable[[str], None]], BenchResult],
 ) -> BenchResult:
-    """Run the benchmark of a command line and print its table; the first name is the baseline.
+    """Run the benchmark of a command line and print its table.
+
+    Args:
+        context: of the command.
+        names: labels of profiles; the first is the baseline.
+        clips: video files; the shipped samples if empty.
+        models, options: of the command line.
+        measure: :func:`vidspec.bench.measure.measure`, or one that adds contenders.
 
     Raises:
         VidspecError: options exclude each other, or the bench fails.
     """
-    from vidspec.bench.measure import Bench, measure
-    from vidspec.bench.outside import peer_interpreters
+    from vidspec.bench.measure import Bench
     from vidspec.bench.results import check_results
     from vidspec.display.pages.bench import write_bench
     from vidspec.display.pages.page import check_page
@@ -120,15 +141,9 @@ def run_bench(
     if report is not None:
         check_page(report, named)
     check_distinct([("--json", json), ("--report", report)])
-    if turns and options.peer:
-        raise UsageError("--turn and --peer exclude each other")
     if not all(one.strip() for one in turns):
         raise UsageError("--turn: is empty", hint="--turn 'Describe the video.' --turn 'Where does it end?'")
-    outside = peer_interpreters(options.peer or ())
-    peers = not (options.no_peers or turns)  # peers know no dialogues
-    bench = Bench(
-        names, clips, options.repeats, models.source, models.threads, peers, outside, json, options.overwrite, turns
-    )
+    bench = Bench(names, clips, options.repeats, models.source, models.threads, json, options.overwrite, turns)
     outcome = measure(bench, print_note)
     print(outcome.table)
     print_facts(outcome.machine)
@@ -177,18 +192,3 @@ def compare(
     else:
         print(comparing.markdown(compared))
     return 0
-
-
-def parse_counts(text: str, option: str, example: str) -> list[int]:
-    """Parse increasing numbers, separated by commas.
-
-    Raises:
-        UsageError: ``text`` is anything else.
-    """
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise UsageError(f"{option} {text}: must be increasing numbers", hint=f"such as {option} {example}")
-    return numbers

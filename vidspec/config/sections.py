@@ -2,7 +2,7 @@
 
 A key's declaration has its type, bounds, default and help. One with a :class:`Flag` is an option of ``vidspec caption``
 too. The command line (:mod:`vidspec.cli.keys`), environment variables, error messages and the reference in
-docs/use/profiles.md follow from it.
+docs/use/keys.md follow from it.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def caption_locally(
     prepare, refuse, max_audio_s, gpu = feed_support(captioner, config)
     if few and config.segment is None:
         prepare = None  # no other clip to overlap it with
-    elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
-        look_beside()
+    elif prepare is not None:
+        captioner.start_vision_worker()
     readers = readers or readers_for(config, len(jobs) if isinstance(jobs, Sized) else None)
     with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s, gpu)) as feed:
         yield from caption_jobs(captioner, feed, config, observer)

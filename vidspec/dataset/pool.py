@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -27,6 +26,7 @@ __all__ = [
     "ATTEMPTS",
     "CaptionerFactory",
     "DeviceGroup",
+    "JobChannel",
     "TaskQueue",
     "WorkerExit",
     "WorkerMessage",
@@ -74,8 +74,6 @@ class CaptionerFactory:
         """
         from vidspec.config import profiles
 
-        if group.visible is not None:  # before CUDA starts; devices count from 0 within the group
-            os.environ["CUDA_VISIBLE_DEVICES"] = group.visible
         profile = profiles.parse(self.profile)
         if group.threads is not None:
             profile = profiles.override(profile, {"models.threads": group.threads})
@@ -92,6 +90,18 @@ class WorkerExit(NamedTuple):
 
 #: From a worker: ready for a job, started a job (or part), a result, a fatal error, or the end of its process.
 WorkerMessage: TypeAlias = "Literal['more'] | Job | JobResult | Exception | WorkerExit"
+
+
+class JobChannel(Protocol):
+    """A worker's end of the transport: a process's channel, or queues of Ray."""
+
+    def receive(self) -> Job | None:
+        """Wait for a job; None at the end."""
+        ...
+
+    def send(self, message: WorkerMessage) -> None:
+        """Send a message; callable from any thread."""
+        ...
 
 
 class WorkerPool(Protocol):
@@ -162,27 +172,20 @@ def run_on_workers(
         workers.close(idle if queue.over else ())
 
 
-def serve_jobs(
-    factory: CaptionerFactory,
-    config: JobConfig,
-    group: DeviceGroup,
-    receive: Callable[[], Job | None],
-    send: Callable[[WorkerMessage], None],
-) -> None:
+def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
     """Run a worker: load a captioner and caption the received jobs until None comes.
 
     Args:
+        channel: brings jobs and takes messages.
         factory: creates the captioner.
         config: settings of the run.
         group: devices of the captioner.
-        receive: waits for a job.
-        send: sends a message; must be thread-safe.
     """
 
     def jobs() -> Iterator[Job]:
         while True:
-            send("more")
-            job = receive()
+            channel.send("more")
+            job = channel.receive()
             if job is None:
                 return
             yield job
@@ -191,10 +194,12 @@ def serve_jobs(
         captioner = factory.make(group)
         readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
         with closing(Feed(jobs(), config, readers, *feed_support(captioner, config))) as feed:
-            for outcome in caption_jobs(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
-                send(_without_trace(outcome))
+            for outcome in caption_jobs(
+                captioner, feed, config, on_begin=lambda job: channel.send(job.without_frames())
+            ):
+                channel.send(_without_trace(outcome))
     except Exception as error:
-        send(error)
+        channel.send(error)
 
 
 def _without_trace(outcome: JobResult) -> JobResult:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.dataset.job import Job, JobConfig, JobResult
 from vidspec.dataset.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
@@ -118,7 +118,22 @@ class _Actor:
         messages: Queue,
     ) -> None:
         """Caption the jobs of a queue until the run ends."""
-        serve_jobs(factory, config, group, jobs.get, lambda message: messages.put((worker, message)))
+        serve_jobs(_QueueChannel(worker, jobs, messages), factory, config, group)
+
+
+class _QueueChannel(NamedTuple):
+    """An actor's end of the two queues."""
+
+    worker: int
+    jobs: Queue
+    messages: Queue
+
+    def receive(self) -> Job | None:
+        job: Job | None = self.jobs.get()
+        return job
+
+    def send(self, message: WorkerMessage) -> None:
+        self.messages.put((self.worker, message))
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from vidspec.decoding.captioner_models import models_record
-from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.plain_step import time_plain_step
 from vidspec.decoding.prefill import prefill
 from vidspec.decoding.report import report
+from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.run import run_parallel

@@ -8,8 +8,8 @@ from copy import copy
 from itertools import pairwise
 from statistics import fmean, median
 
-from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import StoppingRules
+from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.trace import Trace

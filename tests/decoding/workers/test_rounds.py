@@ -1,9 +1,5 @@
 """The rounds of one clip on tables: what is drawn, who is waited for and for how long."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,14 +11,12 @@ from scipy.stats import chisquare
 from tests.decoding.toys import ToyEngine, blend, random_table
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
-from vidspec.acceptance.exact import ExactRule
-from vidspec.decoding.parallel import ParallelSettings, Scheduler
+from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.protocol import Abort, PrefillDraft, PromptRead, Propose, Proposed, Rollback, WorkerFailed
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
-from vidspec.decoding.workers.heartbeat import Heartbeat
 from vidspec.decoding.workers.messages import DraftSpans
-from vidspec.decoding.workers.process import _launching
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.run import run_rounds
 from vidspec.decoding.workers.target import TargetSide
@@ -57,7 +51,7 @@ class TableDraft:
     def __init__(self, table=DRAFT):
         self.engine = ToyEngine(table)
         self.closed = []
-        self.heartbeat, self.reading = Beating(), False
+        self.process, self.reading = Beating(), False
 
     def open(self, answer):
         self.answer, self.text, self.epoch, self.eos = answer, None, 0, frozenset()
@@ -179,7 +173,7 @@ def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, w
     process = TableDraft()
     draft = remote(process, timeout=0.1)
     draft.begin()
-    process.heartbeat, process.reading = Beating(beats), reads
+    process.process, process.reading = Beating(beats), reads
     begun = time.monotonic()
     assert received(draft) == [WorkerFailed("draft", "no answer for 0.1 s", lost=True)]
     assert time.monotonic() - begun >= 0.1 * waited
@@ -208,50 +202,3 @@ def test_a_clip_is_closed_once_and_only_if_it_was_opened():
     assert run_to_completion(draft.collect_spans()).forwards == 7
     draft.close()
     assert process.closed == [1]
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="tells what a process does")
-def test_a_pulse_tells_work_from_waiting():
-    code = "import sys\nwhile sys.stdin.readline().strip() == 'work': sum(range(10**8)); print('done', flush=True)"
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
-        heartbeat = Heartbeat(one.pid)
-        one.stdin.write("work\n")
-        one.stdin.flush()
-        one.stdout.readline()
-        assert heartbeat.silent_s() == 0
-        time.sleep(0.2)  # it reads from the pipe now
-        heartbeat.silent_s()
-        assert heartbeat.silent_s() > 0
-        one.stdin.write("work\n")
-        one.stdin.flush()
-        time.sleep(0.1)
-        assert heartbeat.silent_s() == 0
-        os.kill(one.pid, signal.SIGSTOP)
-        time.sleep(0.1)
-        heartbeat.silent_s()
-        time.sleep(0.1)
-        assert heartbeat.silent_s() >= 0.1
-        one.kill()
-    assert heartbeat.silent_s() >= 0.1, "it is gone"
-
-
-def test_two_processes_started_at_once_leave_the_main_module_alone():
-    main, hidden, blocked = sys.modules["__main__"], [], []
-
-    def start():
-        with _launching():
-            hidden.append(sys.modules["__main__"] is not main)
-            blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-            time.sleep(0.1)
-
-    threads = [threading.Thread(target=start) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join()
-    assert hidden == blocked == [True, True] and sys.modules["__main__"] is main
-    with _launching():
-        pass
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -6,11 +6,11 @@ import torch
 from tests.engine.passing import forward
 from tests.pruning.target.families import FAMILIES, ROOM, Recorded, case, decode, stock_logits
 from vidspec.engine.forward import Engine
-from vidspec.pruning.target.dycoke import DyCokeTargetPruner
 from vidspec.pruning.target.engine import PrunedTargetEngine, kept_per_layer
-from vidspec.pruning.target.fastv import FastVPruner
-from vidspec.pruning.target.pdrop import PyramidDropPruner
-from vidspec.pruning.target.sparsevlm import SparseVLMPruner
+from vidspec.pruning.target.methods.dycoke import DyCokeTargetPruner
+from vidspec.pruning.target.methods.fastv import FastVPruner
+from vidspec.pruning.target.methods.pdrop import PyramidDropPruner
+from vidspec.pruning.target.methods.sparsevlm import SparseVLMPruner
 
 EVERYTHING = {
     "fastv": FastVPruner(keep=[1.0]),

@@ -12,11 +12,11 @@ from vidspec.errors import ModelError, ProfileError
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.pruning.base import best, token_grid
 from vidspec.pruning.target.base import BlockSignals, last_row_attention, share_of, without_overlap
-from vidspec.pruning.target.dycoke import DyCokeTargetPruner, merge_frames
 from vidspec.pruning.target.engine import Reselect
-from vidspec.pruning.target.fastv import FastVPruner
-from vidspec.pruning.target.pdrop import PyramidDropPruner
-from vidspec.pruning.target.sparsevlm import SparseVLMPruner, assign_clusters, rater_tokens
+from vidspec.pruning.target.methods.dycoke import DyCokeTargetPruner, merge_frames
+from vidspec.pruning.target.methods.fastv import FastVPruner
+from vidspec.pruning.target.methods.pdrop import PyramidDropPruner
+from vidspec.pruning.target.methods.sparsevlm import SparseVLMPruner, assign_clusters, rater_tokens
 from vidspec.registry import build_part
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, AFTER = 4, 2, 8, 6, 5

@@ -14,8 +14,8 @@ from research.pareto.outcome import outcome
 from research.pareto.run import Pareto, measure
 from research.world.samples import HELD_OUT_SEED, draw, draw_sample
 from research.world.scoring import truth
-from vidspec.bench.interleaved import run
 from vidspec.bench.results import read_results
+from vidspec.bench.turns import measure_in_turns
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
@@ -46,10 +46,8 @@ def asked(held_out, tmp_path):
 def counted(monkeypatch):
     """Every clip that a contender captions, warm-up included."""
     calls = []
-    caption = pareto_run.Named.caption
-    monkeypatch.setattr(
-        pareto_run.Named, "caption", lambda self, path: (calls.append(str(path)), caption(self, path))[1]
-    )
+    caption = pareto_run.Named.__call__
+    monkeypatch.setattr(pareto_run.Named, "__call__", lambda self, clip: (calls.append(clip), caption(self, clip))[1])
     return calls
 
 
@@ -174,5 +172,5 @@ def test_what_was_learned_from_a_clip_is_forgotten_before_its_next_repeat(held_o
             self.learned = 0
 
     shown = {"clip": pareto_run.Shown(held_out / "clip-0000.mp4", None)}
-    records = run({"suffix": pareto_run.Named(Learning(), shown)}, [Path("clip")], 3)
+    records = measure_in_turns({"suffix": pareto_run.Named(Learning(), shown)}, ["clip"], 3)
     assert [one.token_ids for one in records["suffix"]["clip"]] == [[1], [1], [1]]

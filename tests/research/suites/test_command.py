@@ -14,8 +14,8 @@ def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypa
         rows = [BenchRow(name, 1, 1, 2.0, 3.0, None, 1.0, ones, ones, ones) for name in bench.profiles]
         return BenchResult(rows, "all rows", {"cores": 2}, {})
 
-    monkeypatch.setattr("vidspec.bench.measure.measure", measure)
-    out = command("suites", "lvspec-2", "--no-peers").out
+    monkeypatch.setattr("research.peers.bench.measure", measure)
+    out = command("suites", "lvspec-2").out
     assert out.startswith("all rows\ncores 2\n\n### LVSpec Table 2 (`lvspec-2`)\n")
     assert [line.split("`")[1] for line in out.splitlines() if " | `" in line] == ["ar", "lvspec-no-shift", "lvspec"]
     assert command("suites", "papers").out.count("###") == 28

@@ -8,8 +8,7 @@ from research.replay import tables
 from research.suites import measured as paper_tables
 from research.suites import rows as suites
 from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
-from vidspec.bench.interleaved import turn_label
-from vidspec.bench.rows import BenchRow
+from vidspec.bench.rows import BenchRow, turn_label
 from vidspec.config import labels, profiles
 from vidspec.errors import UsageError
 

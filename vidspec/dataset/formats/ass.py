@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vidspec.dataset.cues import subtitle_cues
 from vidspec.dataset.formats.base import ClipFormat, output_formats
-from vidspec.dataset.formats.cues import subtitle_cues
 from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict
 

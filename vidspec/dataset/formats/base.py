@@ -166,7 +166,9 @@ class TableFormat(OutputFormat):
     update = "end"
 
 
-output_formats: Registry[type[OutputFormat]] = Registry("formats", "vidspec.dataset.formats", "format", "--format")
+output_formats: Registry[type[OutputFormat]] = Registry(
+    "formats", "vidspec.dataset.formats", "format", "--format", separator="-"
+)
 
 
 def format_names() -> tuple[str, ...]:

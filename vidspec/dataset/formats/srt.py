@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from vidspec.dataset.cues import escape_cue, subtitle_cues
 from vidspec.dataset.formats.base import ClipFormat, marked_caption, output_formats
-from vidspec.dataset.formats.cues import escape_cue, subtitle_cues
 from vidspec.events.record import RecordDict
 
 __all__ = ["SubRipFormat"]

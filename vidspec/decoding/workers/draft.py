@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import cast
 
 import torch
 
-from vidspec import garbage, video
+from vidspec import garbage
+from vidspec.channel import Channel
 from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.protocol import (
     Abort,
@@ -27,7 +25,6 @@ from vidspec.decoding.protocol import (
     WorkerFailed,
     WorkerResult,
 )
-from vidspec.decoding.workers.frames import copy_frames
 from vidspec.decoding.workers.messages import (
     ClipAnswer,
     ClipOrder,
@@ -36,7 +33,6 @@ from vidspec.decoding.workers.messages import (
     DraftLoadFailed,
     DraftSpans,
     DraftStart,
-    FramesCopied,
     OpenClip,
 )
 from vidspec.decoding.workers.text import DraftText
@@ -52,7 +48,6 @@ from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
 from vidspec.models.identity import model_identity
-from vidspec.models.request import CaptionRequest
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
 
@@ -73,7 +68,7 @@ class DraftClip(LoopClient):
         self.number, self.engine, self.emit = order.clip, engine, emit
         self.context = DraftContext(
             profile=order.profile,
-            request=_request(order),
+            request=order.request,
             sampling=Sampling(),  # only ids are sent, no distributions: a greedy draft is exact by the one-hot rule
             rng=torch.Generator(),
             room=order.room,
@@ -216,8 +211,6 @@ class DraftWorker:
         except Exception as error:
             self._fail(number, error)
             return
-        if isinstance(order, OpenClip):
-            self.send(FramesCopied(number))
         clip = self._clips[number]
         if clip.read or number not in self._loop:
             self._loop.drop(number)  # restart its work, with the rows of the next pass
@@ -244,43 +237,24 @@ class DraftWorker:
         self.send(ClipAnswer(number, _failure(error)))
 
 
-def serve(connection: Connection, start: DraftStart) -> None:
-    """Run the process: load the model, then work on clips until the pipe is closed."""
-    for name in ("SIGINT", "SIGHUP"):  # terminal signals are for the other process, which ends this one
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+def serve(channel: Channel, start: DraftStart) -> None:
+    """Run the process: load the model, then work on clips."""
     try:
-        if start.threads is not None:
-            torch.set_num_threads(start.threads)
-        try:
-            with garbage.loading(fresh=True):
-                engine = Engine(loading.load_model(start.model, start.where, text=True))
-        except VidspecError as error:
-            connection.send(DraftLoadFailed(error.message, error.hint, error.kind, traceback.format_exc()))
-            return
-        connection.send(DraftLoaded(model_identity(engine.model)))
-        worker = DraftWorker(engine, connection.send)
-        with garbage.deferred(worker.add_collection):
-            while True:
-                while not worker.busy or connection.poll():
-                    if not worker.busy:
-                        garbage.collect_if_due(busy=worker.has_clips)
-                    worker.take(connection.recv())
-                worker.turn()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the other process has gone
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            connection.send(_failure(error, lost=True))
+        with garbage.loading(fresh=True):
+            engine = Engine(loading.load_model(start.model, start.where, text=True))
+    except VidspecError as error:
+        channel.send(DraftLoadFailed(error.message, error.hint, error.kind, traceback.format_exc()))
+        return
+    channel.send(DraftLoaded(model_identity(engine.model)))
+    worker = DraftWorker(engine, channel.send)
+    with garbage.deferred(worker.add_collection):
+        while True:
+            while not worker.busy or channel.poll():
+                if not worker.busy:
+                    garbage.collect_if_due(busy=worker.has_clips)
+                worker.take(channel.receive())
+            worker.turn()
 
 
-def _failure(error: Exception, *, lost: bool = False) -> WorkerFailed:
-    text = "".join(traceback.format_exception(error))
-    return WorkerFailed("draft", f"{type(error).__name__}: {error}", text, lost=lost)
-
-
-def _request(order: OpenClip) -> CaptionRequest:
-    """Return the clip's request; frames and sound are copied from the shared block, which the other process owns."""
-    frames, sound = copy_frames(order.memory, order.shape, order.samples)
-    clip = video.Clip.of(frames, order.timestamps, sound)
-    return CaptionRequest("", clip, order.prompt, order.system, earlier=order.earlier)
+def _failure(error: Exception) -> WorkerFailed:
+    return WorkerFailed("draft", f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))

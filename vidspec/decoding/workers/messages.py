@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.events.trace import Span
     from vidspec.models.identity import Identity
-    from vidspec.models.request import DialogueTurn
+    from vidspec.models.request import CaptionRequest
 
 __all__ = [
     "ClipAnswer",
@@ -23,7 +23,6 @@ __all__ = [
     "DraftLoaded",
     "DraftSpans",
     "DraftStart",
-    "FramesCopied",
     "OpenClip",
 ]
 
@@ -58,30 +57,17 @@ class DraftLoadFailed:
 class OpenClip:
     """Open a clip under ``profile``.
 
-    Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8, followed by ``samples`` of sound, if not
-    None. ``eager``: encode them at once, before any request. ``room``: cache entries needed after the prompt.
-    ``texts``: for drafts without video, token ids of the target's prompt with each of these texts in its place.
+    ``request``: its frames and prompt. ``eager``: encode them at once, before any message. ``room``: cache entries
+    needed after the prompt. ``texts``: for drafts without video, token ids of the target's prompt with each of these
+    texts in its place.
     """
 
     clip: int
     profile: Profile
-    memory: str
-    shape: tuple[int, ...]
-    samples: int | None
-    timestamps: tuple[float, ...]
-    prompt: str
-    system: str | None
-    earlier: tuple[DialogueTurn, ...]
+    request: CaptionRequest
     room: int
     eager: bool
     texts: Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True)
-class FramesCopied:
-    """The clip's frames have been copied; the shared memory is no longer needed."""
-
-    clip: int
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import signal
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.shared_memory import SharedMemory
-from types import ModuleType
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from vidspec.config.profiles import Profile
-from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.protocol import DraftMessage, PromptRead, WorkerFailed
+from vidspec.decoding.schedules.parallel import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.workers.draft import serve
-from vidspec.decoding.workers.frames import release_frames, share_frames
-from vidspec.decoding.workers.heartbeat import Heartbeat
 from vidspec.decoding.workers.mailbox import DraftAnswer
 from vidspec.decoding.workers.messages import (
     ClipAnswer,
@@ -33,14 +21,18 @@ from vidspec.decoding.workers.messages import (
     DraftLoadFailed,
     DraftSpans,
     DraftStart,
-    FramesCopied,
     OpenClip,
 )
 from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
 from vidspec.models.request import CaptionRequest
+from vidspec.process import Child, ChildEnded, spawn
 
-__all__ = ["DraftProcess"]
+__all__ = ["PATIENCE", "DraftProcess"]
+
+#: Seconds for which activity counts instead of an answer. Prefill of a long video, or loading weights from a disk,
+#: takes minutes.
+PATIENCE = 1800.0
 
 
 class DraftProcess:
@@ -51,29 +43,22 @@ class DraftProcess:
     """
 
     def __init__(self, start: DraftStart) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process: Any = context.Process(target=serve, args=(theirs, start), name="vidspec-draft", daemon=True)
-        with _launching():
-            self.process.start()
-        theirs.close()
+        self.process = spawn(serve, start, name="vidspec draft", threads=start.threads)
         self.loaded: DraftLoaded | None = None
         self.load_error: DraftLoadFailed | None = None
-        self.heartbeat = Heartbeat(self.process.pid or 0)
         self._clip = 0
-        self._blocks: dict[int, SharedMemory] = {}
         self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the open clips
         self._reading: set[int] = set()
         self._failure: WorkerFailed | None = None
         self._awaiting_spans: dict[int, float] = {}  # closed clips without their spans, and since when
-        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._ready = threading.Event()
-        self._reader = threading.Thread(target=_listen, args=(self.connection, self), daemon=True)
+        self._reader = threading.Thread(target=_listen, args=(self.process, self), daemon=True)
         self._reader.start()
 
     @property
     def alive(self) -> bool:
-        return bool(self.process.is_alive()) and self._failure is None
+        return self.process.alive and self._failure is None
 
     @property
     def overdue(self) -> float:
@@ -96,7 +81,7 @@ class DraftProcess:
         begun = time.monotonic()
         while not self._ready.wait(min(1.0, silence)):
             late = time.monotonic() - begun >= timeout
-            if late or self.heartbeat.silent_s() >= silence:
+            if late or self.process.silent_s() >= silence:
                 problem = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
                 raise WorkerLost(f"the draft worker has not loaded its model {problem}", kind="worker")
         if (error := self.load_error) is not None:
@@ -119,35 +104,14 @@ class DraftProcess:
         eager: bool,
         texts: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
-        """Open a clip and return its number; messages about it go to ``listener``, on another thread.
-
-        Raises:
-            GenerationError: there is not enough shared memory for its frames.
-        """
-        frames = np.ascontiguousarray(request.frames.frames)
-        sound = request.frames.sound
-        block = share_frames(frames, sound)
+        """Open a clip and return its number; messages about it go to ``listener``, on another thread."""
+        shown = CaptionRequest("", request.frames, request.prompt or "", request.system, earlier=request.earlier)
         with self._lock:
             self._clip += 1
             number = self._clip
-            self._blocks[number], self._listeners[number] = block, listener
+            self._listeners[number] = listener
             self._reading.add(number)
-        self._send(
-            OpenClip(
-                number,
-                profile,
-                block.name,
-                frames.shape,
-                None if sound is None else len(sound),
-                tuple(float(t) for t in request.frames.timestamps),
-                request.prompt or "",
-                request.system,
-                request.earlier,
-                room,
-                eager,
-                texts or {},
-            )
-        )
+        self._send(OpenClip(number, profile, shown, room, eager, texts or {}))
         if self._failure is not None:
             listener(self._failure)  # the process ended before it could receive the clip
         return number
@@ -165,23 +129,13 @@ class DraftProcess:
     def stop(self, *, lost: bool = False) -> None:
         """End the process and the open clips at once; ``lost``: they may be repeated."""
         self.fail(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
-        self.process.kill()  # it may be stopped or stuck in a pass: only a kill is certain
-        self.process.join()
+        self.process.end()
         if threading.current_thread() is not self._reader:
             self._reader.join()
-        with self._lock:
-            blocks, self._blocks = list(self._blocks.values()), {}
-        for block in blocks:
-            release_frames(block)
 
     def _send(self, order: object) -> None:
-        with self._sending, contextlib.suppress(OSError, ValueError):  # a closed pipe: the reader reports it
-            self.connection.send(order)
-
-    def close_pipe(self) -> None:
-        """Close the pipe; only by the reader, at its end: the descriptor may be reused at once."""
-        with self._sending:
-            self.connection.close()
+        with contextlib.suppress(OSError):  # a closed pipe: the reader reports it
+            self.process.channel.send(order)
 
     def dispatch(self, message: object) -> None:
         """Handle a message of the process; called by the reader."""
@@ -192,23 +146,17 @@ class DraftProcess:
             self.load_error = message
         elif isinstance(message, WorkerFailed):
             self.fail(message)
-        elif isinstance(message, (FramesCopied, DraftSpans, ClipAnswer)):
+        elif isinstance(message, (DraftSpans, ClipAnswer)):
             self._deliver(message.clip, message)
 
-    def _deliver(self, clip: int, message: FramesCopied | DraftSpans | ClipAnswer) -> None:
-        block = None
+    def _deliver(self, clip: int, message: DraftSpans | ClipAnswer) -> None:
         with self._lock:
-            if isinstance(message, ClipAnswer):
-                if isinstance(message.result, (PromptRead, WorkerFailed)):
-                    self._reading.discard(clip)
-            else:
-                block = self._blocks.pop(clip, None)
             listener = self._listeners.get(clip)
             if isinstance(message, DraftSpans):
                 self._remove_clip(clip)
-        if block is not None:
-            release_frames(block)
-        if listener is not None and not isinstance(message, FramesCopied):
+            elif isinstance(message.result, (PromptRead, WorkerFailed)):
+                self._reading.discard(clip)
+        if listener is not None:
             listener(message.result if isinstance(message, ClipAnswer) else message)
 
     def _remove_clip(self, clip: int) -> None:
@@ -227,45 +175,14 @@ class DraftProcess:
         for listener in listeners.values():
             listener(failed)
 
-    def exit_reason(self) -> str:
-        self.process.join(1.0)
-        code = self.process.exitcode
-        return f"its process ended with exit code {code}" if code is not None else "its pipe is closed"
 
-
-_LAUNCH = threading.Lock()
-
-
-@contextlib.contextmanager
-def _launching() -> Iterator[None]:
-    """Start a process without running the user's script again, protected from Ctrl-C from the start.
-
-    A spawned process imports the main module; the draft needs nothing of it, and a script without an
-    ``if __name__ == "__main__"``, or one read from stdin, would fail there. It inherits the signals blocked here;
-    otherwise Ctrl-C would print a traceback of the process before it can ignore the signal.
-    """
-    blocks = hasattr(signal, "pthread_sigmask")
-    if blocks:
-        resource_tracker.ensure_running()  # starting it later would unblock them
-    with _LAUNCH:
-        main = sys.modules["__main__"]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else set()
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-            if blocks:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _listen(connection: Connection, owner: DraftProcess) -> None:
+def _listen(process: Child, owner: DraftProcess) -> None:
     try:
         while True:
-            owner.dispatch(connection.recv())
-    except (EOFError, OSError):
-        owner.fail(WorkerFailed("draft", owner.exit_reason(), lost=True))
+            owner.dispatch(process.receive())
+    except ChildEnded as ended:
+        owner.fail(WorkerFailed("draft", f"its process ended: {ended.reason}", ended.traceback, lost=True))
     except Exception as error:  # of any type: the waiting threads must be notified
         owner.fail(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
-        owner.close_pipe()
+        process.channel.close()

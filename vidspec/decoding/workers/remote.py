@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 
 from vidspec.decoding.protocol import DraftMessage, PrefillDraft, Prune, WorkerFailed, WorkerResult
-from vidspec.decoding.workers.heartbeat import PATIENCE
 from vidspec.decoding.workers.mailbox import ClipMailbox, DraftAnswer
 from vidspec.decoding.workers.messages import DraftSpans
-from vidspec.decoding.workers.process import DraftProcess
+from vidspec.decoding.workers.process import PATIENCE, DraftProcess
 from vidspec.engine.requests import Receive, Steps
 from vidspec.events.trace import Trace
 
@@ -27,7 +26,7 @@ class RemoteDraft:
         process: process of the drafts of all clips.
         open_clip: opens the clip there with a listener for its answers, and returns its number; called at first use.
         timeout: seconds without any answer after which the process counts as lost; while it prefills this clip or
-            another, :data:`PATIENCE` seconds, as long as its heartbeat shows work.
+            another, :data:`PATIENCE` seconds, as long as it is active.
         visual: returns the number of the target's visual tokens, if known yet.
         trace: times the waiting for it, in the target's lane.
     """
@@ -65,7 +64,7 @@ class RemoteDraft:
         while not (answers := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since
             if self.process.reading and silent < PATIENCE:
-                silent = min(silent, self.process.heartbeat.silent_s())
+                silent = min(silent, self.process.process.silent_s())
             if silent >= self.timeout:
                 return [WorkerFailed("draft", f"no answer for {self.timeout:g} s", lost=True)]
         self.trace.add("wait", "target", begun, self.trace.elapsed())

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from vidspec.decoding.auto import ROWS, parallel_windows
-from vidspec.decoding.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.protocol import KeptTokensMessage, OutgoingMessage, PrefillTarget, TargetMessage, Verify
+from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.messages import DraftSpans

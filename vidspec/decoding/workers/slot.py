@@ -8,10 +8,9 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.decoding.auto import split_threads
-from vidspec.decoding.parallel import WorkerLost
-from vidspec.decoding.workers.heartbeat import PATIENCE
+from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.workers.messages import DraftStart
-from vidspec.decoding.workers.process import DraftProcess
+from vidspec.decoding.workers.process import PATIENCE, DraftProcess
 from vidspec.engine.device import CoreSharing
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, check_identity, model_identity, require_vision
@@ -92,7 +91,7 @@ class DraftProcessSlot:
 
     def _hangs(self, process: DraftProcess) -> bool:
         """Return True if a closed clip's spans are overdue; the limit is longer while the process works."""
-        works = process.heartbeat.silent_s() < self._timeout
+        works = process.process.silent_s() < self._timeout
         return process.overdue > (PATIENCE if works else self._timeout)
 
     def drop(self, lost: DraftProcess | None = None) -> None:

@@ -1,0 +1,225 @@
+"""Child processes: what passes between them and their parent, how they end, and what is left."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vidspec import channel as transport
+from vidspec import process
+from vidspec.channel import SharedBlock
+from vidspec.process import ChildEnded, fork, spawn
+
+
+def echo(channel, *first):
+    for message in first:
+        channel.send(message)
+    while True:
+        channel.send(channel.receive())
+
+
+def act(channel, deed):
+    """Runs ``deed`` with this module's names."""
+    exec(deed, {**globals(), "channel": channel})
+
+
+@pytest.fixture(params=[spawn, fork])
+def begin(request):
+    """Starts children, and checks that nothing of them is left."""
+    before, begun = len(os.listdir("/proc/self/fd")), []
+
+    def start(function, *args, **more):
+        begun.append(request.param(function, *args, **({"name": "test"} if request.param is spawn else {}), **more))
+        return begun[-1]
+
+    yield start
+    for child in begun:
+        child.end()
+    assert not any(child.alive for child in begun)
+    pids = [child.pid for child in begun]
+    del child
+    begun.clear()
+    gc.collect()  # of what a test has caught
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_messages_arrays_and_tensors_come_over(begin):
+    child = begin(echo, "first", 2)
+    assert [child.receive(), child.receive()] == ["first", 2]
+    message = {
+        "large": np.arange(90_000).reshape(300, 300),
+        "small": np.float32([1, 2]),
+        "half": torch.randn(300, 300).to(torch.bfloat16),
+        "none": torch.empty(0, 3),
+        "number": torch.tensor(7),
+        "slice": np.arange(90_000).reshape(300, 300)[:, ::2],
+    }
+    child.send(message)
+    back = child.receive()
+    for name, value in message.items():
+        same = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
+        assert same(back[name], value) and back[name].dtype == value.dtype, name
+    back["large"][0, 0] = 5  # may be written to
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
+def test_large_arrays_are_shared_and_freed(begin):
+    def mapped(pid):
+        return sum("memfd:vidspec" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+    before = mapped("self")
+    child = begin(echo)
+    block = SharedBlock.create(1 << 20)
+    array = np.frombuffer(block, np.uint8).reshape(1024, 1024)
+    for _ in range(3):  # a block is passed on without a copy
+        child.send(array)
+        back = child.receive()
+        array[0, 0] += 1
+        assert back[0, 0] == array[0, 0]
+    assert mapped("self") == before + 2
+    del back, array, block
+    assert mapped("self") == before
+    child.send(None)
+    assert child.receive() is None and mapped(child.pid) <= before + 2
+
+
+def test_arrays_come_over_without_shared_memory(begin, monkeypatch):
+    monkeypatch.setattr(transport, "_memory_file", lambda: None)
+    child = begin(echo)
+    child.send(np.arange(1 << 18))
+    assert np.array_equal(child.receive(), np.arange(1 << 18)) and SharedBlock.create(9) is None
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("os._exit(7)", "exit code 7"),
+        ("os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("pass", "exit code 0"),
+        ("os.kill(os.getpid(), 15)", "SIGTERM"),
+    ],
+)
+def test_an_end_is_reported_with_its_reason(begin, deed, reason):
+    child = begin(act, deed)
+    with pytest.raises(ChildEnded) as caught:
+        child.receive()
+    assert caught.value.reason == reason and ("in act" in caught.value.traceback) == ("Error" in reason)
+    with pytest.raises(ChildEnded):
+        child.receive()
+    assert not child.alive
+
+
+def test_what_cannot_be_imported_is_reported():
+    child = spawn(act, "import no_such_module", name="test")
+    with pytest.raises(ChildEnded, match="ModuleNotFoundError: No module named 'no_such_module'"):
+        child.receive()
+
+
+def test_progress_counts_and_silence_does_not(begin):
+    steady = "import itertools; n = itertools.count(); channel.send_heartbeats(lambda: next(n)); time.sleep(1.2); "
+    child = begin(act, steady + "channel.send('done'); time.sleep(60)")
+    assert child.receive(stall=10.0) == "done"
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        child.receive(time.monotonic() + 0.5)
+    assert time.monotonic() - begun < 5
+    stuck = begin(act, "channel.send_heartbeats(lambda: 1); channel.send('here'); time.sleep(60)")
+    assert stuck.receive() == "here"
+    with pytest.raises(TimeoutError):
+        stuck.receive(stall=0.5)
+
+
+def test_a_kill_ends_the_wait_of_another_thread(begin):
+    child, found = begin(echo, "here"), []
+    child.receive()
+
+    def listen():
+        try:
+            child.receive()
+        except ChildEnded as ended:
+            found.append(ended.reason)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    child.kill()
+    thread.join(10)
+    assert found == ["SIGKILL"]
+
+
+def test_a_stopped_process_is_silent_and_a_busy_one_is_not(begin):
+    child = begin(act, "channel.send('here')\nwhile True: pass")
+    child.receive()
+    time.sleep(0.3)
+    assert child.silent_s() < 0.2
+    os.kill(child.pid, signal.SIGSTOP)
+    time.sleep(0.2)
+    child.silent_s()
+    time.sleep(0.3)
+    assert child.silent_s() >= 0.3
+
+
+def test_threads_and_environment_are_the_childs():
+    child = spawn(act, "channel.send((torch.get_num_threads(), os.environ['A']))", name="x", env={"A": "b"}, threads=3)
+    assert child.receive() == (3, "b") and "A" not in os.environ
+    child.end()
+
+
+def test_cuda_forbids_a_fork(monkeypatch):
+    """Its state is useless in the copy."""
+    assert process.can_fork()
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert not process.can_fork()
+    with pytest.raises(RuntimeError, match="cannot be forked"):
+        fork(echo)
+
+
+PARENT = """
+import os, sys, time
+from vidspec.process import fork, spawn
+from tests.test_process import act
+deed = "channel.send(os.getpid()); time.sleep(60)"
+children = [spawn(act, deed, name="test"), fork(act, deed)]  # without a guard: no child runs this again
+print(*[child.receive() for child in children], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_children_end_with_their_parent_and_do_not_hear_the_terminal(tmp_path, number):
+    file = tmp_path / "parent.py"
+    file.write_text(PARENT)
+    root = str(Path(__file__).resolve().parents[1])
+    with subprocess.Popen(
+        [sys.executable, str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": root},
+    ) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        os.killpg(parent.pid, number)
+        errors = parent.stderr.read()
+        parent.wait(60)
+    assert errors.count("Traceback") == (number == signal.SIGINT), errors
+    until = time.monotonic() + 10
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
+    assert len(pids) == 2
+
+
+def test_nothing_heavy_is_imported():
+    code = "import sys, vidspec.process; print({'torch', 'numpy', 'vidspec.errors'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"

@@ -1,0 +1,1 @@
+"""Acceptance rules, one per file, named after it."""

@@ -1,0 +1,1 @@
+"""Schedules, one per file, named after it."""

@@ -1,0 +1,75 @@
+"""The sequential schedule: draft a window, verify it, commit (all five papers' common ground)."""
+
+from __future__ import annotations
+
+from vidspec.decoding.schedules.autoregressive import plain_round
+from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.target import verify
+from vidspec.engine.requests import Steps
+from vidspec.events.events import Round
+from vidspec.registry import schedules
+
+
+@schedules.register("sequential")
+def sequential(sequence: Sequence) -> Steps[None]:
+    """Emit one round per verification.
+
+    A round without a draft is a plain decoding step; the drafter reads its token before it drafts again. The window
+    shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped,
+    ends the text even in the middle of an accepted window.
+    """
+    drafter = sequence.drafter
+    trace, limits, window = sequence.trace, sequence.limits, sequence.window
+    if drafter is None or sequence.acceptance is None:
+        raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
+    observes = drafter.learns or bool(drafter.tapped)  # needs every pass
+    rests = window.rest if window is not None and not observes else drafter.rest
+    begun = trace.now()
+    over = sequence.emit_first()
+    drafter.begin(sequence.token_ids[0])
+    unread = 0  # emitted tokens that the drafter has not read
+    while not over:
+        if rests():
+            over = yield from plain_round(sequence, begun)
+            unread += 1
+            drafter.declined += 1
+            continue
+        if unread:
+            drafter.catch_up(sequence.token_ids[-unread:])
+            unread = 0
+        left = limits.max_new_tokens - len(sequence.token_ids) - 1
+        gamma = min(window.gamma if window else sequence.gamma, left)
+        drafter.declined += left > 0 and not gamma
+        trace.begin()
+        draft = yield from drafter.propose(gamma)
+        draft_s = trace.lap("draft", "draft")
+        verdict, passed = yield from verify(sequence, draft)
+        if drafter.learns:
+            drafter.observe(verdict.path, verdict.token, passed)
+            draft_s += trace.lap("draft", "draft")
+        if passed.tapped is not None:
+            drafter.observe_states(passed.tapped)
+        drafter.commit(verdict.path, verdict.token)
+        trace.lap("rollback")
+        if window is not None:
+            window.update(len(draft.tokens), len(verdict.path))
+        tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
+        emitted = len(tokens)
+        texts, rejected = sequence.add_text(tokens, verdict.rejected)
+        sequence.emit(
+            Round(
+                tokens,
+                verdict.origins[:emitted],
+                drafted=len(draft.tokens),
+                accepted=min(len(verdict.path), emitted),
+                elapsed=trace.elapsed() - begun,
+                draft_s=draft_s,
+                verify_s=verdict.seconds,
+                texts=texts,
+                weights=draft.weights,
+                gamma=gamma if window is not None else 0,
+                loosened=verdict.loosened and tuple([loose for loose in verdict.loosened if loose.at < emitted]),
+                rejected=rejected,
+                probabilities=verdict.probabilities[:emitted],
+            )
+        )

@@ -1,0 +1,1 @@
+"""Drafters, one per file, named after it."""

@@ -1,0 +1,1 @@
+"""Model families, one per file, named after the ``model_type`` of its checkpoints."""

@@ -1,0 +1,29 @@
+"""Qwen3.5 (also 3.6 and 3.8): Qwen3-VL's prompts and tower without deepstack; three of four blocks are recurrent.
+
+The blocks are those of ``transformers``; :mod:`vidspec.engine.recurrent` rolls their states back. Pruned tokens are
+never fed to recurrent blocks; positions keep their gaps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vidspec.models.families.qwen3_vl import Qwen3VL
+from vidspec.registry import families
+
+__all__ = ["Qwen35"]
+
+
+@families.register("qwen3_5")
+class Qwen35(Qwen3VL):
+    """A ``Qwen3_5ForConditionalGeneration``, with thinking disabled in the template."""
+
+    family = "qwen3_5"
+
+    @property
+    def _mergers(self) -> list[nn.Module]:
+        return [self.tower.merger]
+
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        return [self.model.get_video_features(values, grid).pooler_output[0]]

@@ -1,0 +1,15 @@
+"""Qwen3-VL MoE: prompts of the dense model; the stock modules route the experts."""
+
+from __future__ import annotations
+
+from vidspec.models.families.qwen3_vl import Qwen3VL
+from vidspec.registry import families
+
+__all__ = ["Qwen3VLMoE"]
+
+
+@families.register("qwen3_vl_moe")
+class Qwen3VLMoE(Qwen3VL):
+    """A ``Qwen3VLMoeForConditionalGeneration``."""
+
+    family = "qwen3_vl_moe"

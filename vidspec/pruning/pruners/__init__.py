@@ -1,0 +1,1 @@
+"""Pruners of the draft's visual tokens, one per file, named after it."""

@@ -1,0 +1,1 @@
+"""Methods that prune the target, one per file, named after it."""

@@ -444,8 +444,7 @@ class Captioner:
         if clip is not None:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo))
-        sequence.job = self._with_defaults(request)
-        sequence.steps = decode(sequence, self.setup, self._can_estimate)
+        sequence.steps = decode(sequence, self.setup, self._with_defaults, self._can_estimate)
         return sequence
 
     def _can_estimate(self, sequence: Sequence) -> bool:

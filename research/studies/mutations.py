@@ -30,8 +30,8 @@ class Mutation(NamedTuple):
 # fmt: off
 MUTATIONS = (
     Mutation("a rejected token is accepted", "vidspec/acceptance/rules/exact.py",
-             "return Verdict.chain(accepted, passed.chosen[accepted])",
-             "return Verdict.chain(min(accepted + 1, len(draft.tokens)), passed.chosen[accepted])",
+             "return Verdict(tuple(range(accepted)), passed.chosen[accepted])",
+             "return Verdict(tuple(range(min(accepted + 1, len(draft.tokens)))), passed.chosen[accepted])",
              "tests/acceptance/test_exact.py"),
     Mutation("the bonus token comes from the row before", "vidspec/acceptance/rules/exact.py",
              "passed.chosen[accepted])",

@@ -18,11 +18,17 @@ from vidspec.decoding.workers.run import run_parallel
 from vidspec.engine.requests import Steps
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished, Restarted
+from vidspec.models.request import CaptionRequest
 
 __all__ = ["decode"]
 
 
-def decode(sequence: Sequence, setup: DecodingSetup, can_estimate: Callable[[Sequence], bool]) -> Steps[None]:
+def decode(
+    sequence: Sequence,
+    setup: DecodingSetup,
+    with_defaults: Callable[[CaptionRequest], CaptionRequest],
+    can_estimate: Callable[[Sequence], bool],
+) -> Steps[None]:
     """Read both prompts and write the text.
 
     Emits ``Prefilled``, a round per target pass, of which the first is the prefill's own token, and ``Finished``.
@@ -30,8 +36,10 @@ def decode(sequence: Sequence, setup: DecodingSetup, can_estimate: Callable[[Seq
     Args:
         sequence: the clip.
         setup: models and parts.
+        with_defaults: completes the clip's request.
         can_estimate: True for a finished clip whose speed-up may be estimated.
     """
+    sequence.job = with_defaults(sequence.job)
     parallel = setup.slot is not None
     for attempt in (1, 2):
         try:

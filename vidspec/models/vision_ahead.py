@@ -27,7 +27,8 @@ class VisionAhead:
     """
 
     def __init__(self, models: Sequence[VideoLanguageModel]) -> None:
-        self.models, self.has_feed = models, False
+        self.models: Sequence[VideoLanguageModel] = models
+        self.has_feed = False
         self.worker: VisionWorker | None = None
         self._ready: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
             WeakKeyDictionary()
@@ -58,9 +59,11 @@ class VisionAhead:
         return self._ready.pop(clip, {})
 
     def close(self) -> None:
-        """End the vision worker."""
+        """End the vision worker, and release the models."""
         if self.worker is not None:
             self.worker.close()
+        self.models = ()
+        self._ready.clear()
 
 
 def _bytes_of(vision: Pixels | VisionOutput) -> int:

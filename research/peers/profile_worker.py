@@ -26,9 +26,9 @@ from vidspec.dataset.feed import reader_count
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
-from vidspec.dataset.outputs import SingleFileOutput
 from vidspec.dataset.reader import ClipReader
 from vidspec.dataset.records import SettingsDigest
+from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver

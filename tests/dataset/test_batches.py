@@ -19,8 +19,8 @@ from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
-from vidspec.dataset.outputs import StreamOutput
 from vidspec.dataset.run import caption_jobs
+from vidspec.dataset.writers import StreamOutput
 from vidspec.errors import VideoError
 from vidspec.events.observer import RunObserver
 

@@ -36,11 +36,11 @@ def test_records_are_found_again(tmp_path, recorded, settings):
     path = tmp_path / "out.jsonl"
     fill(path, [recorded("a.mp4"), recorded("b.mp4", error="broken")])
     journal = Journal(path)
-    parts = journal.parts(clip_id(Job("b.mp4")), settings.of(Job("b.mp4")))
+    parts = journal.index.parts(clip_id(Job("b.mp4")), settings.of(Job("b.mp4")))
     assert parts[None].failed and parts[None].content == FileContent(1, 2)
     assert parts[None].record()["error"]["message"] == "b.mp4: broken"
-    assert journal.parts(clip_id(Job("b.mp4")), "0" * 12) == {}
-    assert journal.other_settings_count(["0" * 12]) == 2
+    assert journal.index.parts(clip_id(Job("b.mp4")), "0" * 12) == {}
+    assert journal.index.other_settings_count(["0" * 12]) == 2
     journal.close()
 
 
@@ -159,11 +159,11 @@ def test_segments_of_another_content_or_division_are_void(tmp_path, recorded, se
     key = clip_id(Job("a.mp4")), settings.of(Job("a.mp4"))
     for number in range(2):
         journal.append(recorded("a.mp4", segment=number, segments=2))
-    assert set(journal.parts(*key)) == {0, 1}
+    assert set(journal.index.parts(*key)) == {0, 1}
     journal.append(recorded("a.mp4", segment=0, segments=2, content=FileContent(9, 9)))
-    assert set(journal.parts(*key)) == {0}
+    assert set(journal.index.parts(*key)) == {0}
     journal.append(recorded("a.mp4", segment=1, segments=3, content=FileContent(9, 9)))
-    assert set(journal.parts(*key)) == {1}
+    assert set(journal.index.parts(*key)) == {1}
     journal.compact([key[0]])
     journal.close()
     assert len(names(path)) == 1

@@ -10,9 +10,10 @@ from vidspec.dataset.bulk import plan_run, remaining_parts
 from vidspec.dataset.clip_files import SidecarOutput
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.outputs import SingleFileOutput, hidden_journal
+from vidspec.dataset.outputs import hidden_journal
 from vidspec.dataset.records import FileContent, SettingsDigest, content_of
 from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
+from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.errors import UsageError
 
 
@@ -133,7 +134,7 @@ def test_segments_left(tmp_path, recorded, settings, made, done):
     journal = Journal(tmp_path / "out.jsonl")
     for part in made:
         journal.append(recorded(**part))
-    parts = journal.parts(clip_id(Job("a.mp4")), settings.of(Job("a.mp4")))
+    parts = journal.index.parts(clip_id(Job("a.mp4")), settings.of(Job("a.mp4")))
     assert remaining_parts(parts, SAME, segmented=True, retry=False) == done
     assert remaining_parts(parts, FileContent(9, 9), segmented=True, retry=False) == set()
     if made and "error" in made[-1]:
@@ -176,7 +177,7 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
-        patch.setattr("vidspec.dataset.outputs.write_whole", lambda *_: os._exit(9))
+        patch.setattr("vidspec.dataset.single_file.write_whole", lambda *_: os._exit(9))
         killed(lambda: note(SingleFileOutput(path, make_format("csv", several=True), fresh=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
     output = SingleFileOutput(path, make_format("csv", several=True))

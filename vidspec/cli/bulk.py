@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,34 +14,32 @@ from vidspec.cli.destinations import check_files_distinct, open_output, plan_des
 from vidspec.cli.interrupts import ending_of
 from vidspec.cli.options import CaptionArguments
 from vidspec.cli.printed import print_note
-from vidspec.cli.report import left_out, loaded_summary, totals
+from vidspec.cli.report import left_out, totals
 from vidspec.cli.request import (
     check_arguments,
     clip_range,
     input_sources,
     job_config,
-    logged_arguments,
     output_formats,
     profile_overrides,
 )
 from vidspec.errors import UsageError, VideoError
-from vidspec.events.observer import CombinedObserver, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.dataset.allowance import FetchLimits
-    from vidspec.dataset.bulk import Executor, Remaining
+    from vidspec.dataset.bulk import Remaining
     from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputListing
-    from vidspec.dataset.job import Job, JobConfig, JobResult
+    from vidspec.dataset.job import Job, JobConfig
     from vidspec.dataset.outputs import Output
     from vidspec.dataset.records import SettingsDigest
     from vidspec.display.heatmap_files import HeatmapFiles
     from vidspec.display.pages.report import ReportFile
 
-__all__ = ["caption_all"]
+__all__ = ["BulkRun", "caption_all"]
 
 
 @dataclass
@@ -193,6 +189,7 @@ def _check_questions(how: JobConfig, forms: Sequence[OutputFormat], entries: Seq
 
 
 def _run(run: BulkRun) -> int:
+    from vidspec.cli.engines import start_engine
     from vidspec.dataset.bulk import plan_run, plan_shards, run_plan
     from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.run import exit_code
@@ -214,7 +211,7 @@ def _run(run: BulkRun) -> int:
                 tally.kept = planned.kept
             _report_earlier(run, planned, tally)
             if planned.left or planned.unkept:
-                engine, observer = _start_engine(stack, run, planned, tally)
+                engine, observer = start_engine(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
                 code = run_plan(planned, engine, run.output, run.settings, tally, observer, max_failures=limit)
         except KeyboardInterrupt as stop:
@@ -260,159 +257,3 @@ def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
         return
     failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
     print_note(f"{done} of {tally.total} clips were done before{failed}")
-
-
-def _start_engine(stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally) -> tuple[Executor, RunObserver]:
-    """Return the engine that captions, and the observer of the run."""
-    from vidspec.cli.listeners import OutcomeLines, ProgressNotes, TraceCollector
-
-    request = run.request
-    observers: list[RunObserver] = []
-    if request.log_file is not None:
-        from vidspec.dataset.log_file import LogFile
-
-        log = LogFile(request.log_file, print_note)
-        stack.callback(log.close)
-        log.start(tally, run.profile.name, logged_arguments(request))
-        observers.append(log)
-    elsewhere = request.engine == "ray" or request.replicas is not None
-    if planned.left:
-        command = f"caption {shlex.quote(run.entries[0].path)}"
-        for line in () if request.quiet else start.demo_notes(run.profile, run.prompts, command):
-            print_note(line)
-        if request.baseline and run.several and not request.quiet:
-            print_note("note: --baseline times each clip alone (--batch 1)")
-        fetches = False if request.quiet else start.announce(run.profile, here=not elsewhere)
-        if request.verbose:
-            models, video = run.profile.models, run.profile.video
-            print_note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
-    engine: Executor
-    drawn = False
-    if not planned.left:  # no clip can be captioned
-        engine = lambda jobs: iter(())  # noqa: E731
-    elif elsewhere:
-        engine = _remote_engine(run)
-        shown, drawn = _observer(stack, run, tally)
-        observers.append(shown)
-    else:
-        from vidspec.dataset.local import caption_locally, readers_for
-
-        readers = readers_for(run.how, None if planned.undrawn else len(planned.jobs))
-        for reader in readers:  # reader processes start while models load
-            stack.callback(reader.close)
-            reader.start()
-
-        began = time.monotonic()
-        # Download bars replace the status line.
-        with (
-            start.uncollected(),
-            start.stage_status("loading weights", on=not (request.quiet or request.no_live or fetches)),
-        ):
-            from vidspec.captioner import Captioner
-
-            captioner = stack.enter_context(Captioner.from_profile(run.profile))
-            captioner.return_probs = request.report is not None
-            captioner.estimates_speedup = not (run.several or run.how.baseline or request.quiet)
-        for line in loaded_summary(captioner, time.monotonic() - began) if request.verbose else ():
-            print_note(line)
-        for line in () if request.quiet else captioner.notes:
-            print_note(f"note: {line}")
-        observers += _page_writers(stack, run)  # before the panel, which is closed when a page is written
-        shown, drawn = _observer(stack, run, tally)
-        observers += [*_text_stream(run, shown), shown]
-
-        def engine(jobs: Iterable[Job]) -> Iterator[JobResult]:
-            return caption_locally(captioner, jobs, run.how, observer, readers)
-
-    if request.trace is not None:
-        traces = TraceCollector(request.trace)
-        stack.callback(traces.write)
-        observers.append(traces)
-    observers.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
-    observers.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
-    observer = CombinedObserver(observers)
-    return engine, observer
-
-
-def _page_writers(stack: ExitStack, run: BulkRun) -> Iterator[RunObserver]:
-    """Yield the observers that draw heatmaps and report pages."""
-    request = run.request
-    if request.heatmap is not None:
-        from vidspec.display.heatmap_files import HeatmapFiles
-
-        run.pictures = HeatmapFiles(request.heatmap, run.profile)
-        yield run.pictures
-    if request.report is not None:
-        from vidspec.display.pages.report import ReportFile
-
-        run.page = ReportFile(request.report, run.profile)
-        stack.callback(run.page.write)
-        yield run.page
-
-
-def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
-    """Yield the observer that streams the caption of a single clip as text.
-
-    None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
-    """
-    from vidspec.cli.listeners import RestartNotes, StreamedText
-    from vidspec.dataset.outputs import StreamOutput
-    from vidspec.dataset.writers import StdoutLines
-
-    output, parts = run.output, run.how.segment is not None or run.how.questions_of(run.entries[0]) is not None
-    if run.several or parts or run.how.verify or not isinstance(output, StreamOutput) or not output.form.is_prose:
-        return
-    panel = not (run.request.quiet or isinstance(shown, RestartNotes))
-    if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):
-        yield StreamedText(output.lines, run.profile.generate.stop, run.how)
-
-
-def _remote_engine(run: BulkRun) -> Executor:
-    """Return an engine of several captioners, each in its own process, here or on a Ray cluster."""
-    from vidspec.dataset.devices import device_groups
-    from vidspec.dataset.pool import CaptionerFactory
-
-    request = run.request
-    groups = device_groups(request.replicas, run.profile, ray=request.engine == "ray", address=request.address)
-    factory = CaptionerFactory(run.profile.model_dump())
-    if request.engine == "ray":
-        from vidspec.dataset.ray_engine import ray_outcomes
-
-        return lambda jobs: ray_outcomes(factory, jobs, run.how, groups, address=request.address)
-    from vidspec.dataset.replicas import replica_outcomes
-
-    return lambda jobs: replica_outcomes(factory, jobs, run.how, groups)
-
-
-def _observer(stack: ExitStack, run: BulkRun, tally: Tally) -> tuple[RunObserver, bool]:
-    """Return the observer of clips in flight, and True if it shows the progress of the whole run."""
-    from vidspec.cli.listeners import RestartNotes
-    from vidspec.dataset.outputs import StreamOutput
-
-    request = run.request
-    if request.quiet:
-        return RunObserver(), False
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if request.no_live or not sys.stderr.isatty() or console.is_dumb_terminal:
-        restarts = RestartNotes()
-        stack.enter_context(start.report_stage(restarts.stage))
-        return restarts, False
-    # If stdout is the same terminal, the finished caption is printed there only.
-    shown = isinstance(run.output, StreamOutput) and sys.__stdout__ is not None and sys.__stdout__.isatty()
-    if run.several:
-        from vidspec.display.overall import RunPanel
-
-        bar = RunPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
-        return stack.enter_context(bar), not shown
-    from vidspec.display.panel import LivePanel
-
-    panel = LivePanel(
-        console,
-        path=run.entries[0].path,
-        profile=run.profile.name,
-        keep_caption=not shown,
-        verbose=request.verbose,
-    )
-    return stack.enter_context(panel), False

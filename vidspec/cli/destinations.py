@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
-    from vidspec.dataset.outputs import JournaledOutput, Output
+    from vidspec.dataset.outputs import FileOutput, Output
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import SidecarNames
 
@@ -37,18 +37,18 @@ class Destination:
     names: tuple[SidecarNames, ...] = ()
     parts: str | None = None
 
-    def open_journal(self, request: CaptionArguments, label: str) -> JournaledOutput | None:
+    def open_journal(self, request: CaptionArguments, label: str) -> FileOutput | None:
         """Open the journaled output read-only; None if the destination has no journal.
 
         Raises:
             UsageError: as in a run.
         """
-        from vidspec.dataset.clip_files import ClipFiles
-        from vidspec.dataset.outputs import SingleFileOutput
+        from vidspec.dataset.clip_files import SidecarOutput
+        from vidspec.dataset.single_file import SingleFileOutput
 
         fresh, path = request.overwrite, self.path
         if self.names:
-            return ClipFiles(self.names, label=label, fresh=fresh, look=True)
+            return SidecarOutput(self.names, (), label=label, fresh=fresh, look=True)
         if path is None or (path.exists() and not path.is_file()):
             return None
         return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
@@ -166,7 +166,7 @@ def check_files_distinct(
         UsageError: naming both options.
     """
     from vidspec.config.files import named_file
-    from vidspec.dataset.outputs import journal_of
+    from vidspec.dataset.single_file import journal_of
     from vidspec.dataset.stores import is_url
 
     profile = named_file(request.profile) if request.profile else None
@@ -212,9 +212,10 @@ def open_output(
         UsageError: a file cannot be written, or another run is writing it.
     """
     from vidspec.dataset.clip_files import SidecarOutput
-    from vidspec.dataset.outputs import CombinedOutput, SingleFileOutput, StreamOutput
+    from vidspec.dataset.outputs import CombinedOutput
     from vidspec.dataset.parts import PartOutput
-    from vidspec.dataset.writers import FileLines, StdoutLines
+    from vidspec.dataset.single_file import SingleFileOutput
+    from vidspec.dataset.writers import FileLines, StdoutLines, StreamOutput
 
     order = entries if request.ordered else None
 

@@ -47,7 +47,7 @@ def run_dry(
     from vidspec.dataset.writers import StdoutLines
 
     journals = [output for place in destinations if (output := place.open_journal(request, label)) is not None]
-    looked = CombinedOutput(journals)
+    looked = CombinedOutput(journals, look=True)
     planned = plan_run(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
     out = StdoutLines()

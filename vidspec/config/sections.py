@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from vidspec.config import values
 from vidspec.config.bounds import FASTEST, MANY, SEED, STALL, THREADS
+from vidspec.config.json_schema import fields_schema, json_grammar
 from vidspec.registry import OptionConflict, key
 
 if TYPE_CHECKING:
@@ -257,6 +258,18 @@ class GenerateSection(Section):
         int, key("Never repeat N tokens in a row; 0: no limit", ge=0, le=MANY), Flag(metavar="N")
     ] = 0
     seed: Annotated[int, key("Seed for sampling", ge=0, le=SEED), Flag()] = 0
+    json_schema: Annotated[
+        str | None,
+        key("Answer with JSON that follows this JSON Schema: a file, or the schema itself"),
+        BeforeValidator(values.json_schema),
+        Flag(metavar="FILE"),
+    ] = None
+    fields: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        key("Answer with a JSON object of these text fields, as in 'subject, action'"),
+        BeforeValidator(values.words),
+        Flag(metavar="NAMES"),
+    ] = ()
     prompt: Annotated[str, key("Question or instruction about the video", min_length=1)] = (
         "Describe this video in detail."
     )
@@ -273,7 +286,30 @@ class GenerateSection(Section):
         keys = {"repetition_penalty", "presence_penalty", "no_repeat_ngram"}
         return self.model_dump(include=keys, exclude_defaults=True)
 
+    @property
+    def grammar_schema(self) -> str | None:
+        """JSON Schema of the text, as JSON; None if it is free."""
+        return fields_schema(self.fields) if self.fields else self.json_schema
+
+    def _check_grammar(self, profile: Profile) -> Iterator[OptionConflict]:
+        where = "generate.fields" if self.fields else "generate.json_schema"
+        if self.fields and self.json_schema is not None:
+            yield OptionConflict(where, "excludes generate.json_schema", "one of the two")
+        if self.stop:
+            yield OptionConflict("generate.stop", f"excludes {where}, which ends the text", "generate.stop: [] alone")
+        if profile.draft.kind != "none" and not profile.rule.lossless:
+            reason = f"{profile.accept.rule} emits tokens that the grammar of {where} may forbid"
+            yield OptionConflict("accept.rule", reason, "accept.rule: exact")
+        try:
+            json_grammar(self.grammar_schema or "{}")
+        except ModuleNotFoundError:
+            yield OptionConflict(where, "needs llguidance, which is not installed", "pip install 'vidspec[json]'")
+        except ValueError as error:
+            yield OptionConflict(where, f"is no schema of JSON texts: {error}", "the schema of an object")
+
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
+        if self.grammar_schema is not None:
+            yield from self._check_grammar(profile)
         if self.temperature > 0 and not profile.rule.draws:
             reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} draws tokens"
             yield OptionConflict("generate.temperature", reason, "generate.temperature: 0, or accept.rule: exact")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
 from vidspec.config.bounds import COLDEST, HOTTEST, WIDEST
 from vidspec.config.tree import parse_tree
 
-__all__ = ["device", "gamma", "packed", "shares", "strings", "temperature", "tree", "words"]
+__all__ = ["device", "gamma", "json_schema", "packed", "shares", "strings", "temperature", "tree", "words"]
 
 
 def tree(text: str) -> str:
@@ -54,7 +56,10 @@ def device(name: str) -> str:
 
 
 def words(value: object) -> object:
-    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+    lines = [value] if isinstance(value, str) else value
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        return value
+    return [word.strip() for line in lines for word in line.split(",") if word.strip()]
 
 
 def strings(value: object) -> object:
@@ -65,3 +70,20 @@ def shares(value: object) -> object:
     if isinstance(value, str):
         return [share.strip() for share in value.strip("[] ").split(",")]
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def json_schema(value: object) -> object:
+    """Return a schema as JSON text; ``value`` may be a file's path."""
+    text = value
+    if isinstance(text, str):
+        try:
+            value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+        except OSError as error:
+            raise PydanticCustomError("json_schema", "{text}", {"text": f"{text}: {error.strerror}"}) from error
+        except ValueError as error:
+            raise PydanticCustomError("json_schema", "{text}", {"text": f"must be JSON ({error})"}) from error
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("json_schema", "must be a JSON Schema: an object, or a file with one")
+    return json.dumps(value, ensure_ascii=False)

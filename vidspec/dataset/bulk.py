@@ -243,7 +243,7 @@ def run_plan(
                 with uninterrupted():  # a written record is also counted
                     outcome = _write_record(outcome, plan, output, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
-                    tally.unkept += not _is_kept(outcome, output)
+                    tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(error.exit_code)
@@ -259,13 +259,6 @@ def run_plan(
             close()
         observer.ended(tally)
     return max(codes, default=0)
-
-
-def _is_kept(outcome: JobResult, output: Output) -> bool:
-    """Return True if a result has a record: not after a failed write, nor for a shard without a part."""
-    return not (
-        isinstance(outcome.error, OutputError) or (isinstance(output, PartOutput) and outcome.job.shard is None)
-    )
 
 
 def _write_record(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:

@@ -1,4 +1,4 @@
-"""One file per clip and format. Files written or edited by others are neither replaced nor removed."""
+"""One file per clip and format, rendered from journals. Files edited or written by others are kept."""
 
 from __future__ import annotations
 
@@ -7,102 +7,81 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from vidspec.dataset.file_marks import marked_folders
 from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, unwritable_error
-from vidspec.dataset.outputs import ONE_CLIP, JournaledOutput, in_order, make_folder
+from vidspec.dataset.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
 from vidspec.dataset.records import clip_id
-from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
+from vidspec.dataset.sidecars import JournalFinder, SidecarNames
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, write_whole
 
-__all__ = ["ClipFiles", "FileState", "JournalFinder", "SidecarOutput"]
-
-#: Missing or empty; as a run wrote it; edited since; written by no run.
-FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
+__all__ = ["SidecarOutput"]
 
 
-class JournalFinder:
-    """Finds the journal of a clip's file: one per folder, however the clips are named.
-
-    It is the nearest journal in the file's folder or above that marks files of that folder, else the one in the folder
-    that the user named. With an output folder it is always the one in that folder.
-
-    Args:
-        names: names of the files.
-        label: label of the shard.
-    """
-
-    def __init__(self, names: SidecarNames, label: str = "") -> None:
-        self.names, self._file = names, f".vidspec{label}.jsonl"
-        self._marked: dict[Path, set[str]] = {}  # folders by journal
-        self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
-
-    def __call__(self, job: Job) -> Path:
-        if self.names.folder is not None:
-            return Path(self.names.folder, self._file)
-        here = self.names.path(job).parent
-        key = str(here), job.root
-        if key not in self._journal_paths:
-            real = Path(os.path.realpath(here))
-            named = Path(job.root, self._file)
-            above = (folder / self._file for folder in (real, *real.parents))
-            nearest = next((one for one in above if str(real) in self._folders(one)), named)
-            self._journal_paths[key] = named if os.path.realpath(named) == str(nearest) else nearest
-        return self._journal_paths[key]
-
-    def _folders(self, journal: Path) -> set[str]:
-        if journal not in self._marked:
-            self._marked[journal] = marked_folders(journal)
-        return self._marked[journal]
-
-
-class ClipFiles(JournaledOutput):
-    """State of clips' files, and which of them may be replaced; writes nothing.
+class SidecarOutput(FileOutput):
+    """One file per clip and format, written when all parts of the clip are captioned.
 
     Args:
         names: names of each clip's files, which share a folder.
+        jobs: the clips.
         label: label of the shard.
         fresh: start over: edited and foreign files are replaced too, with a backup as ``NAME~``.
         look: read only.
+
+    Raises:
+        UsageError: no journal can be written.
     """
 
     def __init__(
-        self, names: Sequence[SidecarNames], *, fresh: bool = False, label: str = "", look: bool = False
+        self,
+        names: Sequence[SidecarNames],
+        jobs: Sequence[Job],
+        *,
+        fresh: bool = False,
+        label: str = "",
+        look: bool = False,
     ) -> None:
-        super().__init__(JournalFinder(names[0], label), fresh=fresh, look=look)
+        super().__init__(fresh=fresh, look=look)
         self.names = tuple(names)
+        self._find_journal = JournalFinder(names[0], label)
         self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
         self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
+        self._backups: list[Path] = []
+        self._folders = 0  # with a journal
+        if not look:
+            self._open_journals(jobs)
+
+    def journal_path(self, job: Job) -> Path:
+        return self._find_journal(job)
+
+    def _open_journals(self, jobs: Sequence[Job]) -> None:
+        journals = {self.journal_path(job): job for job in jobs}
+        self._folders = len(journals)
+        for journal, job in sorted(journals.items()):
+            with contextlib.suppress(OutputError), self.losing_journal(job):  # it fails its own clips only
+                make_folder(journal.parent)
+                self.journal(job)
+        if len(self._lost) == self._folders > 0:
+            first = next(iter(self._lost.values()))
+            raise UsageError(first.message, hint=first.hint)
+
+    def journal_error(self, error: OutputError) -> OutputError:
+        """Return a journal's error as one of a single clip while other journals work."""
+        if len(self._lost) == self._folders:
+            return error
+        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
     def state(self, job: Job, names: SidecarNames) -> FileState:
-        """Return the state of one of a clip's files; one without a mark (version 0.2.0) must match its records."""
-        path = names.path(job)
-        if not os.path.isfile(path):
-            return "foreign" if os.path.islink(path) else "free"
-        try:
-            content = path.read_bytes()
-        except OSError:
-            return "foreign"
-        if not content:
-            return "free"
-        marked = False
-        for journal in self._with_other_shards(job):
-            if any(mark.size == len(content) for mark in journal.marks_of(path, content)):
-                return "written"
-            marked |= journal.latest_mark(path) is not None
-        if marked:
-            return "edited"
-        return "written" if content in self._documents(job, names.form) else "foreign"
+        """Return the state of one of a clip's files."""
+        return self.file_state(names.path(job), self._journals_of(job), self._documents(job, names.form))
 
-    def _with_other_shards(self, job: Job) -> Iterator[Journal]:
+    def _journals_of(self, job: Job) -> Iterator[Journal]:
         """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
         yield self.journal(job)
-        own = self._journal_for(job)
+        own = self.journal_path(job)
         if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
             self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
@@ -111,8 +90,8 @@ class ClipFiles(JournaledOutput):
     def _documents(self, job: Job, form: OutputFormat) -> Iterator[bytes]:
         """Yield the possible contents of a clip's file, one per settings with records."""
         clip, journal = clip_id(job), self.journal(job)
-        for settings in journal.settings_of(clip):
-            text = form.document([one.record() for one in in_order(journal.parts(clip, settings))])
+        for settings in journal.index.settings_of(clip):
+            text = form.document([one.record() for one in in_order(journal.index.parts(clip, settings))])
             if text is not None:
                 yield encode_line(text)
 
@@ -144,26 +123,6 @@ class ClipFiles(JournaledOutput):
             if of_others or not os.path.exists(path):
                 yield names
 
-
-class SidecarOutput(ClipFiles):
-    """One file per clip and format, written when all parts of the clip are captioned."""
-
-    def __init__(
-        self, names: Sequence[SidecarNames], jobs: Sequence[Job], *, fresh: bool = False, label: str = ""
-    ) -> None:
-        super().__init__(names, fresh=fresh, label=label)
-        check_sidecar_names(names, jobs)
-        journals = {self._journal_for(job): job for job in jobs}
-        self._folders = len(journals)
-        for journal, job in sorted(journals.items()):
-            with contextlib.suppress(OutputError), self._losing_journal(job):  # it fails its own clips only
-                make_folder(journal.parent)
-                self.journal(job)
-        if len(self._lost) == self._folders > 0:
-            first = next(iter(self._lost.values()))
-            raise UsageError(first.message, hint=first.hint)
-        self._backups: list[Path] = []
-
     def check(self, job: Job) -> None:
         self.journal(job)
         for path in (names.path(job) for names in self.names):
@@ -182,7 +141,8 @@ class SidecarOutput(ClipFiles):
             # The earlier file is removed before the record is added: a file must never show other than its record.
             for names in self.names:
                 self._clear(job, names)
-        super().add(job, record)
+        with self.losing_journal(job):
+            self.journal(job).append(record)
         self._write(job, record["job"]["settings"], self.names)
 
     def restore(self, job: Job, settings: str) -> None:
@@ -190,12 +150,6 @@ class SidecarOutput(ClipFiles):
         for names in outdated:
             self._clear(job, names)
         self._write(job, settings, outdated)
-
-    def _journal_error(self, error: OutputError) -> OutputError:
-        """Return a journal's error as one of a single clip while other journals work."""
-        if len(self._lost) == self._folders:
-            return error
-        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
     def _clear(self, job: Job, names: SidecarNames) -> None:
         """Remove a file as a run wrote it. Any other file stays, or is renamed if the run starts over."""
@@ -222,7 +176,7 @@ class SidecarOutput(ClipFiles):
             if content is None:
                 continue
             data = encode_line(content)
-            with self._losing_journal(job):
+            with self.losing_journal(job):
                 self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
             try:
                 make_folder(path.parent)
@@ -231,7 +185,7 @@ class SidecarOutput(ClipFiles):
                 hint = "give the same command again when it can be: nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
-    def _render(self, *, complete: bool) -> list[str]:
+    def render_all(self, *, complete: bool) -> list[str]:
         notes = []
         for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
             if left := [path for path, file_state in self._unreplaced.items() if file_state == state]:

@@ -15,13 +15,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from vidspec.dataset.file_marks import FileMark, mark_line, parsed_mark
-from vidspec.dataset.records import FileContent
+from vidspec.dataset.journal_index import JournalEntry, JournalIndex, is_in_place
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
@@ -30,33 +28,8 @@ from vidspec.files import FileLock, back_up, backup_of, encode_line, write_whole
 __all__ = ["Journal", "JournalEntry", "is_same_file", "missing_file_error", "parse_record", "unwritable_error"]
 
 
-class JournalEntry(NamedTuple):
-    """Index entry of a record in a journal: its place in the file (bytes) and its identity.
-
-    ``segment`` and ``segments`` are None for a whole clip; ``failed`` is True for an error record.
-    """
-
-    journal: Journal
-    offset: int
-    length: int
-    clip: str = ""
-    settings: str = ""
-    segment: int | None = None
-    segments: int | None = None
-    content: FileContent = FileContent(None, None)
-    failed: bool = True
-
-    def record(self) -> RecordDict:
-        """Read the record.
-
-        Raises:
-            OutputError: it cannot be read any more.
-        """
-        return next(self.journal.read([self]))
-
-
 class Journal:
-    """Journal of records, indexed by clip and settings.
+    """Journal of records.
 
     Args:
         path: the file; created with the first record, so that a run that fails early leaves nothing.
@@ -65,6 +38,7 @@ class Journal:
         look: read only, also while another run writes: no lock, no repair, no new records.
 
     Attributes:
+        index: the lines that count.
         foreign: True if the file holds anything other than records.
         replaced: backup path of an earlier file, or None.
         repaired: bytes of a torn last line that were cut off on opening.
@@ -83,8 +57,8 @@ class Journal:
         self.repaired = 0
         self.damaged = 0
         self.gone: OutputError | None = None
+        self.index, self._size = JournalIndex(), 0
         self._file: int | None = None
-        self._reset()
         shown = visible or path
         self._user_visible = visible == path
         self._lock = None if look else _lock_file(Path(os.path.realpath(shown)), shown)
@@ -95,28 +69,11 @@ class Journal:
             raise self._failure(error) from None
         self._needs_backup = self.foreign or fresh
         if self._needs_backup:
-            self._reset(self._marks)
-
-    def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
-        """Return the records of a clip under these settings, by segment (None for the whole clip)."""
-        return self._index.get(clip, {}).get(settings, {})
-
-    def settings_of(self, clip: str) -> Collection[str]:
-        """Return the settings with records of a clip."""
-        return self._index.get(clip, {}).keys()
-
-    def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
-        """Return a caption of the same content and settings under any file name."""
-        return self._by_hash.get((sha256, settings))
-
-    def other_settings_count(self, settings: Collection[str]) -> int:
-        """Return the number of records made under other settings than these."""
-        named = (item for by_settings in self._index.values() for item in by_settings.items())
-        return sum(len(parts) for other, parts in named if other not in settings)
+            self.index, self._size = JournalIndex(self.index.marks), 0
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
-        return self.read([entry for entry in self._order if self._is_current(entry)])
+        return self.read([*self.index.current()])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
         """Yield the records of these entries.
@@ -136,7 +93,7 @@ class Journal:
 
     def records_after(self, mark: FileMark) -> Iterator[RecordDict]:
         """Return the records added after a mark, including superseded ones."""
-        return self.read([entry for entry in self._order if entry.offset > mark.offset and entry.clip])
+        return self.read([entry for entry in self.index.entries if entry.offset > mark.offset and entry.clip])
 
     def append(self, record: RecordDict) -> None:
         """Append a record with its ``job``; it is on the disk on return.
@@ -149,7 +106,7 @@ class Journal:
             return
         line = encode_line(json_text(record) + "\n")
         self._write(line, sync=True)
-        self._add(self._size, line, record)
+        self._index_record(line, record)
         self._check()
 
     def mark(self, path: Path, size: int, sha256: str, settings: str | None = None, form: str | None = None) -> None:
@@ -163,19 +120,19 @@ class Journal:
             return
         line = mark_line(new)
         self._write(line, sync=False)
-        self._add_mark(self._size, line)
+        self._index_mark(line, new)
         self._check()
 
     def latest_mark(self, path: Path) -> FileMark | None:
         """Return the last mark of a file, whatever its current content."""
-        return next(reversed(self._marks.get(self._relative_name(path), ())), None)
+        return next(reversed(self.index.marks.get(self._relative_name(path), ())), None)
 
     def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
         """Return the marks that match the beginning of a file's content; empty if no run wrote it so.
 
         Both the last mark and the one before count: a run may have been killed between mark and write.
         """
-        marks = [mark for mark in self._marks.get(self._relative_name(path), ()) if mark.size <= len(content)]
+        marks = [mark for mark in self.index.marks.get(self._relative_name(path), ()) if mark.size <= len(content)]
         return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
 
     def _relative_name(self, path: Path) -> str:
@@ -221,16 +178,8 @@ class Journal:
         if self.gone is not None:
             return
         self._check()
-        rank = {clip: place for place, clip in enumerate(clips)}
-        kept = [entry for entry in self._order if self._is_current(entry)]
-        lines: list[JournalEntry | FileMark] = [
-            *sorted(
-                kept, key=lambda item: (rank.get(item.clip, -1), -1 if item.clip not in rank else item.segment or 0)
-            ),
-            *sorted(mark for marks in self._marks.values() for mark in marks),
-        ]
-        in_place = all(item.offset < following.offset for item, following in pairwise(lines))
-        if in_place and sum(item.length for item in lines) == self._size:
+        lines = self.index.in_order(clips)
+        if is_in_place(lines, self._size):
             return
         part = self.path.with_name(self.path.name + ".part")
         try:
@@ -247,7 +196,6 @@ class Journal:
                 shutil.copy2(self.path, backup)
                 self.replaced = self._backup_as_named(backup)
             part.replace(self.path)
-            self._reset()
             self._load()
         except OSError as error:
             raise self._failure(error) from None
@@ -260,8 +208,7 @@ class Journal:
         """Return True if compaction drops a caption from a file that users see."""
         if not self._user_visible:
             return False
-        void = [entry for entry in self._order if entry.clip and not self._is_current(entry)]
-        return any(record.get("caption") is not None for record in self.read(void))
+        return any(record.get("caption") is not None for record in self.read([*self.index.void()]))
 
     def close(self, *, complete: bool = False) -> None:
         """Close the file and release the lock. A ``complete`` run without records leaves an empty file."""
@@ -276,79 +223,59 @@ class Journal:
 
     def _load(self) -> bool:
         """Read and repair the file; False if it holds anything other than records."""
+        self.index, self._size = JournalIndex(), 0
         if not self.path.is_file():  # a device has no records and may have no end
             return True
         bad: list[bytes] = []
-        offset = 0
         with self.path.open("rb") as file:
             for line in file:
                 ended = line.endswith(b"\n")
-                if ended and self._add_mark(offset, line):
-                    offset += len(line)
+                if ended and (mark := parsed_mark(line)) is not None:
+                    self._index_mark(line, mark)
                     continue
                 record = parse_record(line)
-                if record is None and not offset and (ended or not line.startswith(b"{")):
+                if record is None and not self._size and (ended or not line.startswith(b"{")):
                     return False
                 if record is None and not ended:  # torn by a crash
                     self.repaired = len(line)
                     if not self.look:
-                        os.truncate(self.path, offset)
+                        os.truncate(self.path, self._size)
                     break
                 if not ended:  # only the newline is missing
                     line += b"\n"
                     if not self.look:
                         with self.path.open("ab") as end:
                             end.write(b"\n")
-                if record is None:
-                    bad.append(line)
-                    self._order.append(JournalEntry(self, offset, len(line)))
+                if record is not None:
+                    self._index_record(line, record)
                 else:
-                    self._add(offset, line, record)
-                offset += len(line)
-        self._size = offset
+                    bad.append(line)
+                    self.index.entries.append(JournalEntry(self, self._size, len(line)))
+                    self._size += len(line)
         if bad and not self.look:  # disk damage, not a crash: keep the bytes
             with self.path.with_name(self.path.name + ".damaged").open("ab") as damaged_file:
                 damaged_file.writelines(bad)
             self.damaged = len(bad)
         return True
 
-    def _add(self, offset: int, line: bytes, record: RecordDict) -> None:
-        job = record["job"]
-        content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
-        part = job.get("segment"), job.get("segments")
-        failed = record.get("error") is not None
-        entry = JournalEntry(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
-        parts = self._index.setdefault(entry.clip, {}).setdefault(entry.settings, {})
-        for key in [key for key, old in parts.items() if not _coexist(old, entry)]:
-            del parts[key]
-        parts[entry.segment] = entry
-        if content.sha256 is not None and not failed and entry.segment is None:
-            self._by_hash[content.sha256, entry.settings] = entry
-        self._order.append(entry)
-        self._size = offset + len(line)
+    def _index_record(self, line: bytes, record: RecordDict) -> None:
+        """Index the record in the line at the end of the file."""
+        self.index.add(self, self._size, len(line), record)
+        self._size += len(line)
 
-    def _add_mark(self, offset: int, line: bytes) -> bool:
-        """Add a line to the index if it is a file mark; True if it is."""
-        parsed = parsed_mark(line)
-        if parsed is None:
-            return False
-        mark = parsed._replace(offset=offset, length=len(line))
-        self._marks[mark.file] = [*self._marks.get(mark.file, ())[-1:], mark]
-        self._size = offset + len(line)
-        return True
-
-    def _is_current(self, entry: JournalEntry) -> bool:
-        return self.parts(entry.clip, entry.settings).get(entry.segment) is entry
+    def _index_mark(self, line: bytes, mark: FileMark) -> None:
+        """Index the mark in the line at the end of the file."""
+        self.index.add_mark(mark._replace(offset=self._size, length=len(line)))
+        self._size += len(line)
 
     def _open_file(self) -> int:
         if self._file is None:
             if self._needs_backup:
                 self.replaced = self._backup_as_named(back_up(self.path))
                 self._needs_backup = False
-                if self._marks:  # needed if this run is interrupted and resumed
-                    marks = [mark for several in self._marks.values() for mark in several]
+                if self.index.marks:  # needed if this run is interrupted and resumed
+                    marks = [mark for several in self.index.marks.values() for mark in several]
                     write_whole(self.path, b"".join(map(mark_line, marks)))
-                    self._reset()
                     self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
@@ -361,14 +288,6 @@ class Journal:
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
-
-    def _reset(self, marks: dict[str, list[FileMark]] | None = None) -> None:
-        """Reset to no records and to these marks."""
-        self._index: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}  # by clip, settings, segment
-        self._by_hash: dict[tuple[str, str], JournalEntry] = {}
-        self._order: list[JournalEntry] = []
-        self._marks = marks or {}  # the last two by file
-        self._size = 0
 
     def _failure(self, error: OSError) -> OutputError:
         if self.look:
@@ -409,15 +328,6 @@ def parse_record(line: bytes) -> RecordDict | None:
     job = value.get("job")
     identified = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
     return value if identified else None
-
-
-def _coexist(old: JournalEntry, new: JournalEntry) -> bool:
-    """Return True if ``new`` does not supersede ``old``: another segment of the same content and division."""
-    return (
-        old.segment is not None
-        and new.segment is not None
-        and (old.segments == new.segments and old.content.same(new.content) and old.segment != new.segment)
-    )
 
 
 def _lock_file(path: Path, shown: Path) -> FileLock:

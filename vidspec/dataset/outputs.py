@@ -1,49 +1,52 @@
-"""Destinations of records: standard output, one file, one file per clip, or several of these; files can be resumed.
+"""Records of a run go to outputs: journals with the files rendered from them, and standard output.
 
-A journal (``vidspec.dataset.journal``) makes a run resumable. One file of ``jsonl`` or ``json`` is its own journal;
-every other file is rendered from a hidden journal next to it.
+A journal (``vidspec.dataset.journal``) makes a run resumable; it alone decides what is done. Every file that users see
+is rendered from one (``vidspec.dataset.formats``), unless its format is a journal itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
 
-from vidspec.dataset.formats.base import OutputFormat, format_names, make_format
+from vidspec.dataset.file_marks import FileMark
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, JournalEntry, is_same_file, missing_file_error, unwritable_error
+from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.records import clip_id
-from vidspec.dataset.writers import Lines
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, encode_line, write_whole
 
 __all__ = [
     "ONE_CLIP",
     "CombinedOutput",
-    "JournaledOutput",
+    "FileOutput",
+    "FileState",
     "Output",
-    "SingleFileOutput",
-    "StreamOutput",
     "hidden_journal",
     "in_order",
-    "journal_of",
     "make_folder",
 ]
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
+#: Missing or empty; as a run wrote it; edited since; written by no run.
+FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
 
 
 class Output:
     """Destination of records, with access to those of earlier runs; the base class keeps none.
 
     Each record comes with its clip, as the planned job.
+
+    Attributes:
+        has_journal: True if it has the records of earlier runs.
     """
+
+    has_journal: ClassVar[bool] = False
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment."""
@@ -75,6 +78,10 @@ class Output:
             OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
         """
 
+    def keeps(self, job: Job) -> bool:
+        """Return True if records of this job are kept at all."""
+        return True
+
     def restore(self, job: Job, settings: str) -> None:
         """Write the missing file of a clip that needs no captioning."""
 
@@ -83,109 +90,95 @@ class Output:
         return []
 
 
-class StreamOutput(Output):
-    """Lines on standard output or into a pipe, without memory of earlier runs.
+class FileOutput(Output, ABC):
+    """Output of files that are rendered from journals.
 
     Args:
-        lines: destination of the lines.
-        form: format of the lines.
-        order: clips in output order: each record is written as soon as those before it are; None for arrival order.
-    """
-
-    def __init__(
-        self,
-        lines: Lines,
-        form: OutputFormat,
-        *,
-        order: Sequence[Job] | None = None,
-    ) -> None:
-        self.lines, self.form = lines, form
-        self._header_written = False
-        self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
-        self._waiting: dict[str, list[RecordDict]] = {}  # by clip
-
-    def add(self, job: Job, record: RecordDict) -> None:
-        clip = clip_id(job)
-        self._waiting.setdefault(clip, []).append(record)
-        if self._clip_order is None:
-            self._flush(clip)
-            return
-        while self._clip_order and self._clip_order[0] in self._waiting:
-            if not self._flush(self._clip_order[0]):
-                return
-            self._clip_order.popleft()
-
-    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        for clip in self._clip_order or ():  # those after a missing one, as when interrupted
-            if clip in self._waiting:
-                self._flush(clip)
-        self.lines.close()
-        return []
-
-    def _flush(self, clip: str) -> bool:
-        """Write the records of a clip so far, a document only with its last part; True if that has arrived."""
-        about = self._waiting[clip][-1]["job"]
-        last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
-        texts = self.form.stream_text(self._waiting[clip], last=last)
-        if texts is not None:
-            del self._waiting[clip]
-            if self.form.header is not None and not self._header_written:
-                self.lines.write(self.form.header)
-            self._header_written = True
-            for text in texts:
-                self.lines.write(text)
-        return last
-
-
-class JournaledOutput(Output):
-    """Base of all outputs that can be resumed; by itself it writes only journals.
-
-    Args:
-        journal_for: returns the path of a clip's journal; each journal is opened once.
-        fresh: start over.
-        visible: the file that users see, if it is not its own journal.
+        fresh: start over; earlier files are kept as ``NAME~``.
         look: read only, without lock or repair.
     """
 
-    def __init__(
-        self,
-        journal_for: Callable[[Job], Path],
-        *,
-        fresh: bool = False,
-        visible: Path | None = None,
-        look: bool = False,
-    ) -> None:
-        self._journal_for, self._fresh, self._visible, self._look = journal_for, fresh, visible, look
+    has_journal = True
+
+    def __init__(self, *, fresh: bool = False, look: bool = False) -> None:
+        self._fresh, self._look = fresh, look
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
 
+    @abstractmethod
+    def journal_path(self, job: Job) -> Path:
+        """Return the path of a clip's journal."""
+
+    def visible_file(self) -> Path | None:
+        """Return the file that users see, if there is one for all clips."""
+        return None
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        """Return the effect of a run on existing files, for a clip that it would caption or, if not, finds done."""
+        return {}
+
+    def render_all(self, *, complete: bool) -> list[str]:
+        """Write the files that are rendered once, from the compacted journals; return notes."""
+        return []
+
     def journal(self, job: Job) -> Journal:
-        """Return the journal of a clip.
+        """Return the journal of a clip, opened on first use.
 
         Raises:
             OutputError: it cannot be written any more.
         """
-        path = self._journal_for(job)
+        path = self.journal_path(job)
         if path in self._lost:
-            raise self._journal_error(self._lost[path])
+            raise self.journal_error(self._lost[path])
         if path not in self._journals:
-            self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible, look=self._look)
+            visible = self.visible_file()
+            self._journals[path] = Journal(path, fresh=self._fresh, visible=visible, look=self._look)
         return self._journals[path]
 
     @contextlib.contextmanager
-    def _losing_journal(self, job: Job) -> Iterator[None]:
+    def losing_journal(self, job: Job) -> Iterator[None]:
         """Mark the journal of ``job`` as lost after an OutputError in the block."""
         try:
             yield
         except OutputError as error:
-            raise self._journal_error(self._lost.setdefault(self._journal_for(job), error)) from None
+            raise self.journal_error(self._lost.setdefault(self.journal_path(job), error)) from None
 
-    def _journal_error(self, error: OutputError) -> OutputError:
+    def journal_error(self, error: OutputError) -> OutputError:
         """Return the error to raise for an error of a journal."""
         return error
 
+    def file_state(self, path: Path, journals: Iterable[Journal], documents: Iterable[bytes]) -> FileState:
+        """Return the state of a file.
+
+        Args:
+            path: the file.
+            journals: journals that may have marks of it.
+            documents: contents it may have without a mark: version 0.2.0 made none.
+        """
+        if not os.path.isfile(path):
+            return "foreign" if os.path.islink(path) else "free"
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return "foreign"
+        if not content:
+            return "free"
+        marked = False
+        for journal in journals:
+            for mark in journal.marks_of(path, content):
+                if self.lines_after(journal, mark).startswith(content[mark.size :]):
+                    return "written"
+            marked |= journal.latest_mark(path) is not None
+        if marked:
+            return "edited"
+        return "written" if content in documents else "foreign"
+
+    def lines_after(self, journal: Journal, mark: FileMark) -> bytes:
+        """Return what was appended to a file after its mark, according to its journal."""
+        return b""
+
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        return self.journal(job).parts(clip_id(job), settings)
+        return self.journal(job).index.parts(clip_id(job), settings)
 
     def records(self) -> Iterator[RecordDict]:
         """Yield the records of all opened journals."""
@@ -193,181 +186,27 @@ class JournaledOutput(Output):
             yield from journal.records()
 
     def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
-        return self.journal(job).by_hash(sha256, settings)
-
-    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
-        """Return the effect of a run on existing files, for a clip that it would caption or, if not, finds done."""
-        return {}
+        return self.journal(job).index.by_hash(sha256, settings)
 
     def others(self, settings: Collection[str]) -> int:
-        return sum(journal.other_settings_count(settings) for journal in self._journals.values())
-
-    def add(self, job: Job, record: RecordDict) -> None:
-        with self._losing_journal(job):
-            self.journal(job).append(record)
+        return sum(journal.index.other_settings_count(settings) for journal in self._journals.values())
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
         notes = []
         try:
             for path, journal in self._journals.items():
                 if path not in self._lost:
-                    journal.compact([clip_id(job) for job in jobs if self._journal_for(job) == path])
+                    journal.compact([clip_id(job) for job in jobs if self.journal_path(job) == path])
                 if journal.repaired:
                     notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")
                 if journal.damaged:
                     notes.append(f"{journal.shown}: {journal.damaged} damaged lines are now in {journal.shown}.damaged")
-            notes += self._render(complete=complete)
+            notes += self.render_all(complete=complete)
         finally:
             for path, journal in self._journals.items():
                 journal.close(complete=complete and path not in self._lost)
         replaced = [one for one in self._journals.values() if one.replaced]
         return notes + [f"{one.shown}: the earlier file is now {one.replaced}" for one in replaced]
-
-    def _render(self, *, complete: bool) -> list[str]:
-        """Write the files that are rendered once, from the compacted journals; return notes."""
-        return []
-
-
-class SingleFileOutput(JournaledOutput):
-    """One file for all clips.
-
-    Raises:
-        UsageError: the file is not as a run wrote it and ``fresh`` is not set, or another run is writing it.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        form: OutputFormat,
-        *,
-        fresh: bool = False,
-        look: bool = False,
-    ) -> None:
-        own = form.is_journal
-        super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path, look=look)
-        self.path, self.form, self._is_journal = path, form, own
-        self._last_status: os.stat_result | None = None  # the file as this run last left it
-        self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
-        journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
-        self._ours = own or (not fresh and self._is_ours(journal))
-        self._backup: Path | None = None
-        try:
-            if not fresh:
-                self._reject_foreign(journal)
-        except UsageError:
-            journal.close()
-            raise
-
-    def _reject_foreign(self, journal: Journal) -> None:
-        """Reject a file that this run may neither continue nor replace."""
-        keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
-        if not self._ours and journal.latest_mark(self.path) is not None:
-            hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
-            raise UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
-        if not self._ours or (self._is_journal and journal.foreign):
-            hint = f"{keeping}; or name another file"
-            raise UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
-        first = next(journal.records(), None)
-        if self._is_journal and first is not None and ("timings" in first) != self.form.measured:
-            others = map(make_format, format_names())
-            other = next(one.name for one in others if one.is_journal and one.measured != self.form.measured)
-            raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
-
-    def _is_ours(self, journal: Journal) -> bool:
-        """Return True if the file is as an earlier run, even a killed one, left it, or is missing or empty."""
-        if not self.path.is_file():
-            return True
-        content = self.path.read_bytes()
-        if journal.latest_mark(self.path) is None:  # none, or one of version 0.2.0, which made no marks
-            return self._content().startswith(content)
-        # After the marked bytes come lines of later records; the last may be torn.
-        return not content or any(
-            b"".join(map(self._line, journal.records_after(mark))).startswith(content[mark.size :])
-            for mark in journal.marks_of(self.path, content)
-        )
-
-    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
-        if not (captioned and self._fresh and self.path.is_file() and self.path.stat().st_size):
-            return {}
-        return {self.path: f"replaced, kept as {backup_of(self.path)}"}
-
-    def add(self, job: Job, record: RecordDict) -> None:
-        if self._look:
-            return
-        with self._losing_journal(job):
-            if not self._is_journal:
-                self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
-            super().add(job, self.form.stored(record))
-            if not self._is_journal:
-                self._append(record)
-
-    def _append(self, record: RecordDict) -> None:
-        if self.form.update == "end":
-            return
-        if self._last_status is None or self.form.update == "rewrite":
-            self._rewrite()
-            return
-        if text := self._line(record):
-            self._check()
-            try:
-                with open(self.path, "ab") as file:
-                    file.write(text)
-            except OSError as error:
-                raise unwritable_error(self.path, error) from None
-            self._digest.update(text)
-            self._size += len(text)
-
-    def _line(self, record: RecordDict) -> bytes:
-        """Return a record as appended to the file; empty for formats that are written whole."""
-        text = self.form.line(record)
-        return b"" if text is None else encode_line(text + "\n")
-
-    def _check(self) -> None:
-        """Check that the file is still the one that this run began."""
-        if self._last_status is not None and not is_same_file(self.path, self._last_status):
-            raise missing_file_error(self.path)
-
-    def _back_up_foreign(self) -> None:
-        """Back up a foreign file before it is replaced."""
-        if not self._ours:
-            try:
-                self._backup = back_up(self.path)
-            except OSError as error:
-                raise unwritable_error(self.path, error) from None
-        self._ours = True
-
-    def _rewrite(self) -> None:
-        """Rewrite the file from its journal."""
-        self._check()
-        content = self._content()
-        self._digest, self._size = hashlib.sha256(content), len(content)
-        self._mark()
-        write_whole(self.path, content)
-        self._last_status = self.path.stat()
-
-    def _content(self) -> bytes:
-        """Return the content of the file according to its journal."""
-        return self.form.content(self.records())
-
-    def _mark(self) -> None:
-        self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())
-
-    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        if self._last_status is not None and not self._lost:
-            with contextlib.suppress(OutputError):  # a lost journal is reported below
-                self._mark()  # for the appended lines, before their records are reordered
-        return super().close(jobs, complete=complete)
-
-    def _render(self, *, complete: bool) -> list[str]:
-        if self._is_journal or self._lost or not (complete or self._last_status):
-            return []
-        if self._last_status is not None:
-            self._check()
-            if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
-                self._ours, self._last_status = False, None
-        self._back_up_foreign()
-        self._rewrite()
-        return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
 
 
 class CombinedOutput(Output):
@@ -376,12 +215,14 @@ class CombinedOutput(Output):
     Args:
         outputs: at most one stream, combined with an output of complete records; sidecar files last, as a write to
             them may fail for a single clip.
+        look: read only.
     """
 
-    def __init__(self, outputs: Sequence[Output]) -> None:
+    def __init__(self, outputs: Sequence[Output], *, look: bool = False) -> None:
         self.outputs = outputs
-        self._journaled = [one for one in outputs if not isinstance(one, StreamOutput)]
-        self._streams = [one for one in outputs if isinstance(one, StreamOutput)]
+        self._written = () if look else outputs
+        self._journaled = [one for one in outputs if one.has_journal]
+        self._streams = [one for one in outputs if not one.has_journal]
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         first, *others = [one.parts(job, settings) for one in self._journaled] or [{}]
@@ -399,19 +240,19 @@ class CombinedOutput(Output):
         return max(one.others(settings) for one in self._journaled)
 
     def check(self, job: Job) -> None:
-        for one in self.outputs:
+        for one in self._written:
             one.check(job)
 
     def leaves(self, job: Job) -> bool:
         return bool(self.outputs) and all([one.leaves(job) for one in self.outputs])
 
     def add(self, job: Job, record: RecordDict) -> None:
-        for one in self.outputs:
+        for one in self._written:
             one.add(job, record)
 
     def restore(self, job: Job, settings: str) -> None:
-        stored = in_order(self.parts(job, settings))
-        for one in self._journaled:
+        stored = in_order(self.parts(job, settings)) if self._streams else []
+        for one in self._written:
             one.restore(job, settings)
         for stream in self._streams:
             for part in stored:
@@ -435,12 +276,8 @@ def hidden_journal(path: Path) -> Path:
     return path.with_name(f".{path.name}.vidspec.jsonl")
 
 
-def journal_of(path: Path, form: OutputFormat) -> Path:
-    """Return the path of the journal of one file for all clips: the file itself if it holds complete records."""
-    return path if form.is_journal else hidden_journal(path)
-
-
 def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:
+    """Return a clip's records in the order of its segments."""
     return sorted(parts.values(), key=lambda one: one.segment or 0)
 
 

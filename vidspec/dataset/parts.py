@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vidspec.dataset.formats.parquet import PartSummary, parquet_bytes, read_part_summary, records_of
+from vidspec.dataset.formats.parquet import ParquetFormat, PartSummary, parquet_bytes, read_part_summary, records_of
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
@@ -71,7 +71,7 @@ class PartOutput(Output):
 
     def name(self, shard: str) -> str:
         """Return the path or URL of a shard's part."""
-        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
+        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}{ParquetFormat.suffix}")
 
     def begin(self, shard: str) -> None:
         """Open the journal of a shard and copy the captions of an earlier part to it.
@@ -87,7 +87,9 @@ class PartOutput(Output):
         name, edited = self.name(shard), False
         captioned = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
         jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in captioned]
-        stored_parts = {job: dict(journal.parts(*job)) for job in jobs}  # of all parts of a clip, before any is added
+        stored_parts = {
+            job: dict(journal.index.parts(*job)) for job in jobs
+        }  # of all parts of a clip, before any is added
         for record, job in zip(captioned, jobs, strict=True):
             if not stored_parts[job]:
                 journal.append(record)
@@ -108,16 +110,19 @@ class PartOutput(Output):
                 self._finish(shard, settings)
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        return self._journals[job.shard or ""].parts(clip_id(job), settings)
+        return self._journals[job.shard or ""].index.parts(clip_id(job), settings)
+
+    def keeps(self, job: Job) -> bool:
+        return job.shard is not None  # a shard that cannot be read is tried again by the next run
 
     def add(self, job: Job, record: RecordDict) -> None:
-        if job.shard is None:  # a shard that cannot be read is tried again by the next run
+        if job.shard is None:
             return
         with self._lock:
             journal, unfinished = self._journals[job.shard], self._clips_left[job.shard]
             journal.append(lean_record(record))
             about, clip = record["job"], clip_id(job)
-            if len(journal.parts(clip, about["settings"])) >= about.get("segments", 1):
+            if len(journal.index.parts(clip, about["settings"])) >= about.get("segments", 1):
                 unfinished.discard(clip)
             if not unfinished:
                 self._finish(job.shard, about["settings"])

@@ -1,4 +1,4 @@
-"""Paths of the file per clip: next to the clip or below another folder, named by a template."""
+"""Paths of the file per clip, next to the clip or below another folder and named by a template, and of its journal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from vidspec.dataset.file_marks import marked_folders
 from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.job import Job
 from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError
 
-__all__ = ["FIELDS", "SidecarNames", "check_sidecar_names"]
+__all__ = ["FIELDS", "JournalFinder", "SidecarNames", "check_sidecar_names"]
 
 #: Fields of a template.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
@@ -66,6 +67,41 @@ class SidecarNames:
             "clip": clip_id(job),
         }
         return folder / self.template.format_map(values)
+
+
+class JournalFinder:
+    """Finds the journal of a clip's file: one per folder, however the clips are named.
+
+    It is the nearest journal in the file's folder or above that marks files of that folder, else the one in the folder
+    that the user named. With an output folder it is always the one in that folder.
+
+    Args:
+        names: names of the files.
+        label: label of the shard.
+    """
+
+    def __init__(self, names: SidecarNames, label: str = "") -> None:
+        self.names, self._file = names, f".vidspec{label}.jsonl"
+        self._marked: dict[Path, set[str]] = {}  # folders by journal
+        self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
+
+    def __call__(self, job: Job) -> Path:
+        if self.names.folder is not None:
+            return Path(self.names.folder, self._file)
+        here = self.names.path(job).parent
+        key = str(here), job.root
+        if key not in self._journal_paths:
+            real = Path(os.path.realpath(here))
+            named = Path(job.root, self._file)
+            above = (folder / self._file for folder in (real, *real.parents))
+            nearest = next((one for one in above if str(real) in self._folders(one)), named)
+            self._journal_paths[key] = named if os.path.realpath(named) == str(nearest) else nearest
+        return self._journal_paths[key]
+
+    def _folders(self, journal: Path) -> set[str]:
+        if journal not in self._marked:
+            self._marked[journal] = marked_folders(journal)
+        return self._marked[journal]
 
 
 def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> None:

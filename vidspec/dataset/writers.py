@@ -1,18 +1,25 @@
-"""Line writers for standard output and files; each line is flushed at once. Content is up to the caller."""
+"""Records on standard output or into a pipe, as lines; each line is flushed at once."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from vidspec.dataset.formats.base import OutputFormat
+from vidspec.dataset.job import Job
 from vidspec.dataset.journal import unwritable_error
+from vidspec.dataset.outputs import Output
+from vidspec.dataset.records import clip_id
 from vidspec.errors import OutputError
+from vidspec.events.record import RecordDict
 from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import encode_line
 
-__all__ = ["FileLines", "Lines", "StdoutLines"]
+__all__ = ["FileLines", "Lines", "StdoutLines", "StreamOutput"]
 
 
 class StdoutLines:
@@ -70,7 +77,7 @@ class StdoutLines:
 
 
 class FileLines:
-    """Writes lines to a device or a pipe, opened with the first line; ``vidspec.dataset.outputs`` has regular files."""
+    """Writes lines to a device or a pipe, opened with the first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,3 +102,57 @@ class FileLines:
 
 
 Lines: TypeAlias = StdoutLines | FileLines
+
+
+class StreamOutput(Output):
+    """Lines on standard output or into a pipe, without memory of earlier runs.
+
+    Args:
+        lines: destination of the lines.
+        form: format of the lines.
+        order: clips in output order: each record is written as soon as those before it are; None for arrival order.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        form: OutputFormat,
+        *,
+        order: Sequence[Job] | None = None,
+    ) -> None:
+        self.lines, self.form = lines, form
+        self._header_written = False
+        self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
+        self._waiting: dict[str, list[RecordDict]] = {}  # by clip
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        clip = clip_id(job)
+        self._waiting.setdefault(clip, []).append(record)
+        if self._clip_order is None:
+            self._flush(clip)
+            return
+        while self._clip_order and self._clip_order[0] in self._waiting:
+            if not self._flush(self._clip_order[0]):
+                return
+            self._clip_order.popleft()
+
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+        for clip in self._clip_order or ():  # those after a missing one, as when interrupted
+            if clip in self._waiting:
+                self._flush(clip)
+        self.lines.close()
+        return []
+
+    def _flush(self, clip: str) -> bool:
+        """Write the records of a clip so far, a document only with its last part; True if that has arrived."""
+        about = self._waiting[clip][-1]["job"]
+        last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
+        texts = self.form.stream_text(self._waiting[clip], last=last)
+        if texts is not None:
+            del self._waiting[clip]
+            if self.form.header is not None and not self._header_written:
+                self.lines.write(self.form.header)
+            self._header_written = True
+            for text in texts:
+                self.lines.write(text)
+        return last

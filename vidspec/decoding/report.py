@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vidspec.embedded import ships
+from vidspec.errors import GenerationError
 from vidspec.events.compare import estimate_speedup
 from vidspec.events.counters import count_rounds, lengths, weights_by_context
 from vidspec.events.events import Prefilled, Round
@@ -42,12 +44,14 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
     if read is None or sequence.text is None:
         raise AssertionError("a text begins with Prefilled")
     counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
-    decode = rounds[-1].elapsed
+    decode, caption = rounds[-1].elapsed, sequence.text.finish()
+    ended = sequence.limits.end_reason(token_ids)
     return Caption(
         path=sequence.job.path,
-        caption=sequence.text.finish(),
+        caption=caption,
         token_ids=token_ids,
-        ended=sequence.limits.end_reason(token_ids),
+        ended=ended,
+        data=_parse_json(sequence.job.path, caption, ended) if setup.profile.generate.grammar_schema else None,
         lossless=setup.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
@@ -173,3 +177,19 @@ def _ensemble(setup: DecodingSetup, read: Prefilled, rounds: Iterable[Round]) ->
         "caption": read.caption,
         "captioner": setup.describe.name if setup.describe else None,
     }
+
+
+def _parse_json(path: str, caption: str, ended: str) -> Any:
+    """Return the value of a text that follows a JSON Schema.
+
+    Raises:
+        GenerationError: it was cut before its end.
+    """
+    if ended != "eos":
+        why = {"length": "the token limit", "loop": "a repetition"}[ended]
+        raise GenerationError(
+            f"{path}: the JSON answer was cut by {why}: {caption[-40:]!r}",
+            hint="a higher --max-new-tokens, or a smaller schema",
+            kind="json",
+        )
+    return json.loads(caption)

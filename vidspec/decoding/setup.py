@@ -12,10 +12,11 @@ from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
+from vidspec.decoding.text_history import make_history
 from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import PenaltyHistory, make_history
+from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
@@ -146,9 +147,9 @@ class DecodingSetup:
         """True if a draft that reads during the target's prefill prunes its cache afterwards."""
         return prunes_late(self.profile, self.pruner, self.target.model)
 
-    def history(self, prefix: EmbeddedPrompt) -> PenaltyHistory | None:
-        """Return the history of a clip after its prompt, for penalties; None if the profile has none."""
-        return make_history(self.profile.generate.penalties, prefix.token_ids)
+    def history(self, prefix: EmbeddedPrompt) -> TextHistory | None:
+        """Return the history of a clip after its prompt, for penalties and a grammar; None if the profile has none."""
+        return make_history(self.profile.generate, self.target.model, prefix.token_ids)
 
     def read(self, request: CaptionRequest, trace: Trace) -> Steps[EmbeddedPrompt]:
         """Build and check the target's prompt.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vidspec.decoding.sequence import Sequence
     from vidspec.engine.forward import Engine
-    from vidspec.engine.penalties import PenaltyHistory
+    from vidspec.engine.history import TextHistory
     from vidspec.engine.sampling import Sampling
 
 __all__ = ["Target", "verify"]
@@ -51,7 +51,7 @@ class Target:
         tapped: tuple[int, ...] = (),
         *,
         return_probs: bool = False,
-        history: PenaltyHistory | None = None,
+        history: TextHistory | None = None,
     ) -> None:
         self.engine, self.prefill, self.sampling, self.tapped = engine, prefill, sampling, tapped
         self._uniforms = UniformNumbers(rng)

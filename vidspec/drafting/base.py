@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vidspec.draft_length.pace import WindowController
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
-    from vidspec.engine.penalties import PenaltyHistory
+    from vidspec.engine.history import TextHistory
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import PassResult
     from vidspec.engine.slab import KVSpan
@@ -111,7 +111,7 @@ class Drafter(ABC):
     paces: bool = False
     learns: bool = False
     tapped: tuple[int, ...] = ()
-    history: PenaltyHistory | None = None
+    history: TextHistory | None = None
 
     @abstractmethod
     def begin(self, token: int) -> None:

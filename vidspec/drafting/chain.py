@@ -15,7 +15,7 @@ from vidspec.engine.sampling import DrawRule, Sampling
 from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
-    from vidspec.engine.penalties import PenaltyHistory
+    from vidspec.engine.history import TextHistory
 
 __all__ = ["ChainDrafter", "ChainWindows", "chain_by_passes", "greedy_chain"]
 
@@ -25,7 +25,7 @@ def greedy_chain(
     span: KVSpan,
     unread: Sequence[int],
     gamma: int,
-    history: PenaltyHistory | None = None,
+    history: TextHistory | None = None,
     path: Sequence[int] = (),
 ) -> Steps[list[int]]:
     """Continue a sequence by ``gamma`` tokens, at least one, in as many passes.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.engine.history import TextHistory
+
 if TYPE_CHECKING:
     from vidspec.engine.rows import Processor
 
-__all__ = ["Penalties", "PenaltyHistory", "make_history"]
+__all__ = ["Penalties", "PenaltyHistory"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Penalties:
     no_repeat_ngram: int = 0
 
 
-class PenaltyHistory:
+class PenaltyHistory(TextHistory):
     """Token ids of one clip so far, and the penalties on the next ones.
 
     Args:
@@ -50,7 +52,6 @@ class PenaltyHistory:
         self._prompt = len(prompt)
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Append emitted tokens."""
         start, size = len(self._ids), self.penalties.no_repeat_ngram
         self._ids += token_ids
         self._known.update(token_ids)
@@ -59,16 +60,9 @@ class PenaltyHistory:
             self._following.setdefault(tuple(before), set()).add(token)
 
     def changes_for_paths(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
-        """Return the processor of the last ``len(paths)`` rows of a pass.
-
-        Args:
-            paths: for each of these rows the drafted tokens between the emitted text and the token it chooses.
-            tokens: (V,) the token id of each logit, if it is not its index.
-        """
         return partial(self._apply, paths, tokens)
 
     def changes_for_unread(self, unread: Sequence[int]) -> Processor:
-        """Return the processor of rows of ``unread``, the last emitted tokens, each with the text up to its token."""
         if len(unread) == 1:
             return self.changes_for_paths([()])
         ids = self._ids[: len(self._ids) - len(unread)]
@@ -97,11 +91,6 @@ class PenaltyHistory:
         last = near[len(near) - before :] if len(near) >= before else None
         inside = {near[at + before] for at in range(len(near) - before) if near[at : at + before] == last}
         return inside | self._following.get(tuple(last), set()) if last is not None else ()
-
-
-def make_history(penalties: Mapping[str, float], prompt: torch.Tensor) -> PenaltyHistory | None:
-    """Return the history of a clip after its prompt's ids (L,); None without penalties."""
-    return PenaltyHistory(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
 
 
 def _token_mask(

@@ -16,7 +16,7 @@ from vidspec.engine.rows import PassResult, Rows
 
 if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
-    from vidspec.engine.penalties import PenaltyHistory
+    from vidspec.engine.history import TextHistory
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
@@ -120,7 +120,7 @@ class Chain(Forward):
         gamma: int,
         lane: ModelLane = "draft",
         *,
-        history: PenaltyHistory | None = None,
+        history: TextHistory | None = None,
         path: Sequence[int] = (),
     ) -> None:
         super().__init__(engine, (), lane)

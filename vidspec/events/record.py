@@ -241,6 +241,7 @@ class Caption:
         verified: True if ``--verify`` found the tokens of plain decoding, near-ties apart; None without it.
         near_tie: in half precision, the first position at which ``--verify`` found another token than plain decoding's,
             with almost equal logits of the target; otherwise None.
+        data: the parsed value of a caption that follows a JSON Schema; otherwise None.
         text: the model's own text if ``caption`` differs from it; otherwise None.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
@@ -268,6 +269,7 @@ class Caption:
     question: QuestionRecord | None = None
     verified: bool | None = None
     near_tie: int | None = None
+    data: Any = None
     text: str | None = None
     error: dict[str, str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)

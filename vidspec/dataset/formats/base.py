@@ -26,7 +26,7 @@ __all__ = [
     "LineFormat",
     "OutputFormat",
     "RequiredPackage",
-    "TableFormat",
+    "RunFormat",
     "clock",
     "flat_record",
     "format_names",
@@ -59,7 +59,7 @@ class RequiredPackage(NamedTuple):
 
 
 class OutputFormat(ABC):
-    """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`TableFormat`.
+    """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`.
 
     The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, and ``raw_csv``.
 
@@ -159,7 +159,7 @@ class ClipFormat(OutputFormat):
         return self.render(captioned) if captioned else None
 
 
-class TableFormat(OutputFormat):
+class RunFormat(OutputFormat):
     """One file for all clips, written as a whole at the end of the run. Subclasses define :meth:`content`."""
 
     clip_files = "never"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vidspec.dataset.formats.base import TableFormat, marked_caption, output_formats
+from vidspec.dataset.formats.base import RunFormat, marked_caption, output_formats
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import encode_line
@@ -13,7 +13,7 @@ __all__ = ["KohyaFormat"]
 
 
 @output_formats.register("kohya")
-class KohyaFormat(TableFormat):
+class KohyaFormat(RunFormat):
     """The trainer takes a caption's lines for alternatives, so only several answers about a clip are several lines."""
 
     suffix = ".json"

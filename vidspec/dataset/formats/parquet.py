@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from vidspec.dataset.formats.base import RequiredPackage, TableFormat, output_formats
+from vidspec.dataset.formats.base import RequiredPackage, RunFormat, output_formats
 from vidspec.dataset.records import INPUT_KEYS, LEAN_KEYS, lean_record
 from vidspec.dataset.schema import record_schema
 from vidspec.dataset.stores import open_url, retry
@@ -25,7 +25,7 @@ _METADATA_KEY = b"vidspec"
 
 
 @output_formats.register("parquet")
-class ParquetFormat(TableFormat):
+class ParquetFormat(RunFormat):
     """One row per record. Its footer depends on all rows."""
 
     suffix = ".parquet"

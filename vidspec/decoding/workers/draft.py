@@ -25,6 +25,7 @@ from vidspec.decoding.protocol import (
     WorkerFailed,
     WorkerResult,
 )
+from vidspec.decoding.text_history import make_history
 from vidspec.decoding.workers.messages import (
     ClipAnswer,
     ClipOrder,
@@ -40,7 +41,6 @@ from vidspec.drafting.base import drafter_of
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import make_history
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
@@ -141,7 +141,7 @@ class DraftClip(LoopClient):
                 self.context.kept = torch.tensor(order.kept, dtype=torch.long)
             prefix = yield from self._kind.prefix(self.context)
             read = yield from self.context.read(self.engine, prefix)
-            history = make_history(self.context.profile.generate.penalties, prefix.token_ids)
+            history = make_history(self.context.profile.generate, self.engine.model, prefix.token_ids)
             self._text, self._eos, self._prefix = DraftText(self.engine, read, history), order.eos, prefix.outline()
             self.context.release()
             del prefix

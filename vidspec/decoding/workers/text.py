@@ -8,7 +8,7 @@ import torch
 
 from vidspec.drafting.chain import greedy_chain
 from vidspec.engine.forward import Engine
-from vidspec.engine.penalties import PenaltyHistory
+from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.rows import PrefillResult
 
@@ -24,7 +24,7 @@ class DraftText:
         history: history of the prompt only, for penalties; None without penalties.
     """
 
-    def __init__(self, engine: Engine, prefill: PrefillResult, history: PenaltyHistory | None = None) -> None:
+    def __init__(self, engine: Engine, prefill: PrefillResult, history: TextHistory | None = None) -> None:
         self.engine, self.prefill, self.span, self.history = engine, prefill, prefill.span, history
         self.tokens: list[int] = []
         self.forwards = 0

@@ -1,0 +1,140 @@
+"""Masks of a grammar, against partial matches of an equivalent regular expression."""
+
+import json
+import random
+
+import pytest
+import regex
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from vidspec.engine.history import CombinedHistory
+from vidspec.engine.penalties import Penalties, PenaltyHistory
+
+llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
+
+from vidspec.config.json_schema import json_grammar  # noqa: E402
+from vidspec.engine.grammar import GrammarHistory  # noqa: E402
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"shape": {"enum": ["disc", "square"]}, "count": {"type": "integer"}},
+    "required": ["shape", "count"],
+    "additionalProperties": False,
+}
+SPACE = r" ?"
+LIKE = regex.compile(r'\{~"shape"~:~(?:"disc"|"square")~,~"count"~:~-?(?:0|[1-9][0-9]*)~\}'.replace("~", SPACE))
+#: Letters, since ``llguidance`` allows only the tokenizer's own pieces of what must follow, and two longer pieces.
+PIECES = [*sorted(set('{"shape": "discsquarecount120", x}\n')), "12", "  "]
+END = len(PIECES)
+#: More logits than the tokenizer has tokens, as padded heads have.
+WIDTH = END + 9
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {piece.replace(" ", "\u0120").replace("\n", "\u010a"): index for index, piece in enumerate(PIECES)}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return llguidance.LLTokenizer(made.to_str(), eos_token=END)
+
+
+@pytest.fixture
+def history(tokenizer):
+    return GrammarHistory(tokenizer, json_grammar(json.dumps(SCHEMA)))
+
+
+def allowed(text):
+    """Return the tokens that may follow ``text``, by the regular expression."""
+    found = {index for index, piece in enumerate(PIECES) if LIKE.fullmatch(text + piece, partial=True)}
+    return found | ({END} if LIKE.fullmatch(text) else set())
+
+
+def kept(rows):
+    return [set(row.isfinite().nonzero().flatten().tolist()) for row in rows]
+
+
+def walk(seed):
+    """Return the tokens of a random text of the grammar, its end token last."""
+    draw, tokens = random.Random(seed), []
+    while not tokens or tokens[-1] != END:
+        after = sorted(allowed("".join(PIECES[token] for token in tokens)))
+        ended = END in after and draw.random() < 0.5
+        tokens.append(END if ended else draw.choice([token for token in after if token != END] or after))
+        if len(tokens) > 80:  # mostly white space: short cuts to the end
+            return walk(seed + 1000)
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_of_every_window(history, seed):
+    """Chains and trees: each row may choose what may follow its own path, whatever the others' are."""
+    text = walk(seed)
+    draw = random.Random(seed)
+    at = 0
+    while at < len(text) - 1:
+        size = draw.randint(1, 6)
+        window = text[at : at + size]
+        if END in window:
+            window = window[: window.index(END)]
+        paths = [(), *(tuple(window[: row + 1]) for row in range(len(window)))]
+        branch = (*window[:1], draw.randrange(END))
+        paths.append(branch)
+        before = "".join(PIECES[token] for token in text[:at])
+        logits = torch.randn(len(paths) + 1, WIDTH)
+        changed = history.changes_for_paths(paths)(logits)
+        assert torch.equal(changed[0], logits[0]), "rows before the paths' stay"
+        for path, row, untouched in zip(paths, changed[1:], logits[1:], strict=True):
+            whole = before + "".join(PIECES[token] for token in path)
+            expected = allowed(whole) if LIKE.fullmatch(whole, partial=True) else set(range(WIDTH))
+            assert kept([row]) == [expected]
+            assert torch.equal(row[sorted(expected)], untouched[sorted(expected)])
+        accepted = text[at : at + draw.randint(1, size)]
+        history.add(accepted)
+        at += len(accepted)
+    history.add(text[at:])
+    assert history.is_complete
+
+
+def test_unread_tokens_have_the_text_before_each(history):
+    text = walk(3)
+    history.add(text[:5])
+    rows = history.changes_for_unread(text[2:5])(torch.zeros(3, WIDTH))
+    assert kept(rows) == [allowed("".join(PIECES[token] for token in text[: at + 1])) for at in (2, 3, 4)]
+    assert kept(history.changes_for_paths([()])(torch.zeros(1, WIDTH))) == kept(rows[2:]), "the history is as before"
+
+
+def test_complete_only_at_the_end(history):
+    text = walk(1)
+    for token in text[:-1]:
+        assert not history.is_complete
+        history.add([token])
+    assert history.is_complete and END in kept(history.changes_for_paths([()])(torch.zeros(1, WIDTH)))[0]
+
+
+def test_a_smaller_vocabulary(history):
+    """Of a draft: logit i is token ``ids[i]``; rows without any allowed token are left, since the target rejects."""
+    ids = torch.tensor([PIECES.index("x"), PIECES.index("{"), END, PIECES.index("a"), WIDTH + 5])
+    rows = history.changes_for_paths([(), (PIECES.index("{"),)], ids)(torch.zeros(2, 5))
+    assert kept(rows) == [{1}, {0, 1, 2, 3, 4}]
+
+
+def test_penalties_come_first(tokenizer, history):
+    penalties = PenaltyHistory(Penalties(presence_penalty=2.0), [])
+    both = CombinedHistory([penalties, history])
+    text = walk(5)
+    both.add(text[:6])
+    logits = torch.randn(1, WIDTH)
+    (row,) = both.changes_for_paths([()])(logits)
+    (penalised,) = penalties.changes_for_paths([()])(logits)
+    inside = sorted(allowed("".join(PIECES[token] for token in text[:6])))
+    assert kept([row]) == [set(inside)] and torch.equal(row[inside], penalised[inside])
+    rows = both.changes_for_unread(text[4:6])(torch.zeros(2, WIDTH))
+    assert kept(rows) == [allowed("".join(PIECES[token] for token in text[:end])) for end in (5, 6)]
+
+
+@pytest.mark.parametrize("schema", ['{"type": "obj"}', "[1]", '{"type": "string", "pattern": "("}'])
+def test_what_is_no_schema(schema):
+    with pytest.raises(ValueError):
+        json_grammar(schema)

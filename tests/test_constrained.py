@@ -1,0 +1,178 @@
+"""Answers that follow a JSON Schema under speculation: texts are those of ``generate`` with the library's own mask."""
+
+import json
+from functools import cache
+
+import jsonschema
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
+
+from tests.decoding.workers.pairs import CLIP, CLIPS, named_requests
+from tests.model_pairs import Pair, save_pair
+from tests.ready_clips import serve_captions
+from tests.tiers import full_but
+from vidspec.config import profiles
+from vidspec.config.json_schema import json_grammar
+from vidspec.errors import GenerationError, ProfileError
+
+llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
+
+from vidspec.decoding.text_history import wrap_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("forked_drafts")
+
+TOKENS = 120
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "shape": {"enum": ["disc", "square", "triangle"]},
+        "places": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 4},
+        "note": {"type": "string", "maxLength": 12},
+    },
+    "required": ["shape", "places", "note"],
+    "additionalProperties": False,
+}
+SETTINGS = {"generate.json_schema": json.dumps(SCHEMA)}
+PENALTIES = {"free": 1.0, "penalised": 1.3}
+PROFILES = [
+    *("ar", "vanilla-sd", "vanilla-sd-auto", "sd-tree", "sd-adaptive-tree", "specvlm", "self-sd", "self-int8", "std"),
+    *("onsd", "suffix", "hybrid", "token-recycling", "tabed-mt", "tabed-mtcp-star", "parallelvlm", "hippo"),
+]
+#: Draft few or no tokens here, as a random model's text has little to look up.
+SELDOM = {"ar", "vanilla-sd-auto", "sd-adaptive-tree", "suffix", "hybrid", "token-recycling"}
+
+
+class OwnMask(LogitsProcessor):
+    """The library's mask, row by row, of a parser that reads each text from its beginning."""
+
+    def __init__(self, tokenizer, prompt):
+        self.tokenizer, self.prompt = tokenizer, prompt
+
+    def __call__(self, input_ids, scores):
+        for row, ids in zip(scores, input_ids, strict=True):
+            matcher = llguidance.LLMatcher(self.tokenizer, json_grammar(json.dumps(SCHEMA)))
+            matcher.consume_tokens(ids[self.prompt :].tolist())
+            bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
+            allowed = (bits[:, None] >> torch.arange(8)).bitwise_and(1).flatten()[: len(row)].bool()
+            row.masked_fill_(~torch.nn.functional.pad(allowed, (0, len(row) - len(allowed))), -torch.inf)
+        return scores
+
+
+class Constrained(Pair):
+    def __init__(self, folder):
+        target, draft = save_pair("llava_onevision", folder)
+        super().__init__(target, draft, TOKENS, **{"video.frames": 4})
+        self.stock = AutoModelForImageTextToText.from_pretrained(target, dtype=torch.float32).eval()
+        self.generated = cache(self._generated)
+
+    @torch.inference_mode()
+    def _generated(self, clip, penalty):
+        captioner = self.captioner("ar")
+        pixels = self.target.preprocess(captioner.read(CLIPS[clip]))
+        prefix = self.target.prefix(self.target.encode(pixels), captioner.profile.generate.prompt)
+        mask = OwnMask(wrap_tokenizer(self.target.tokenizer, self.target.eos), prefix.length)
+        ids = self.stock.generate(
+            **self.target.stock_inputs(pixels, prefix),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            repetition_penalty=penalty,
+            logits_processor=LogitsProcessorList([mask]),
+            eos_token_id=sorted(self.target.eos),
+        )
+        return ids[0, prefix.length :].tolist()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    made = Constrained(tmp_path_factory.mktemp("constrained"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("profile", "penalty", "batch"),
+    full_but(
+        [("ar", "free", 4), ("vanilla-sd", "penalised", 1), ("sd-tree", "free", 4), ("parallelvlm", "free", 1)],
+        [(profile, penalty, batch) for profile in PROFILES for penalty in PENALTIES for batch in (1, 4)],
+    ),
+)
+def test_texts_are_those_of_generate(pair, profile, penalty, batch):
+    penalty = PENALTIES[penalty]
+    captioner = pair.captioner(profile, {**SETTINGS, "generate.repetition_penalty": penalty})
+    captions = serve_captions(captioner, named_requests(captioner, CLIPS), batch)
+    for clip, caption in captions.items():
+        assert caption.token_ids == pair.generated(clip, penalty)
+        jsonschema.validate(caption.data, SCHEMA)
+        assert json.loads(caption.caption) == caption.data and caption.ended == "eos"
+    if profile not in SELDOM:
+        assert sum(caption.counters["accepted"] for caption in captions.values()) > 0
+
+
+def test_another_text_without(pair):
+    assert pair.captioner("ar").caption(CLIP).data is None
+
+
+@pytest.mark.parametrize("seed", full_but([0], range(8)))
+@pytest.mark.parametrize("profile", full_but(["vanilla-sd"], ["vanilla-sd", "sd-tree", "specvlm"]))
+def test_drawn_texts_follow_it_too(pair, profile, seed):
+    drawn = {**SETTINGS, "generate.temperature": 1.5, "generate.seed": seed}
+    try:
+        caption = pair.captioner(profile, drawn).caption(CLIP)
+    except GenerationError as error:
+        assert error.kind == "json"
+    else:
+        jsonschema.validate(caption.data, SCHEMA)
+
+
+def test_an_answer_that_is_cut_is_an_error_of_its_clip(pair):
+    captioner = pair.captioner("vanilla-sd", {**SETTINGS, "generate.max_new_tokens": 6})
+    with pytest.raises(GenerationError, match=r"one-object.*was cut by the token limit") as caught:
+        captioner.caption(CLIP)
+    assert caught.value.kind == "json" and "--max-new-tokens" in caught.value.hint
+
+
+def test_fields(pair):
+    caption = pair.captioner("vanilla-sd", {"generate.fields": "a, b", "generate.max_new_tokens": 400})
+    try:
+        data = caption.caption(CLIP).data
+    except GenerationError as error:
+        assert error.kind == "json"
+    else:
+        assert list(data) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generate.json_schema": "nowhere.json"}, "generate.json_schema: nowhere.json: No such file"),
+        ({"generate.json_schema": "{1"}, "generate.json_schema: must be JSON"),
+        ({"generate.json_schema": [1]}, "generate.json_schema: must be a JSON Schema"),
+        ({"generate.json_schema": '{"type": "obj"}'}, "generate.json_schema: is no schema of JSON texts: Invalid type"),
+        ({**SETTINGS, "generate.fields": "a"}, "generate.fields: excludes generate.json_schema"),
+        ({**SETTINGS, "generate.stop": "."}, "generate.stop: excludes generate.json_schema"),
+    ],
+)
+def test_what_is_refused(settings, message):
+    with pytest.raises(ProfileError, match=message.replace("(", r"\(")):
+        profiles.load("vanilla-sd", settings, env={})
+
+
+def test_loose_rules_are_refused():
+    with pytest.raises(ProfileError, match=r"accept.rule: .* emits tokens that the grammar of generate.json_schema"):
+        profiles.load("lvspec", SETTINGS, env={})
+
+
+def test_a_file_and_a_mapping_are_one_schema(tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA, indent=2))
+    loaded = [profiles.load("ar", {"generate.json_schema": one}, env={}).generate for one in (str(path), SCHEMA)]
+    assert loaded[0].json_schema == loaded[1].json_schema and json.loads(loaded[0].json_schema) == SCHEMA
+
+
+def test_without_the_library(monkeypatch):
+    json_grammar.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(ProfileError, match=r"needs llguidance, which is not installed.*vidspec\[json\]"):
+        profiles.load("ar", SETTINGS, env={})
+    json_grammar.cache_clear()

@@ -1,0 +1,35 @@
+"""JSON Schemas as grammars of ``llguidance``. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+
+__all__ = ["fields_schema", "json_grammar"]
+
+#: White space between the parts of a JSON text: at most a space, so that every answer is one short line.
+WHITESPACE = r"\x20?"
+
+
+def fields_schema(names: Sequence[str]) -> str:
+    """Return the schema, as JSON, of an object of text fields with these names, in this order."""
+    properties = {name: {"type": "string", "minLength": 1} for name in names}
+    schema = {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+@lru_cache(maxsize=16)
+def json_grammar(schema: str) -> str:
+    """Return the grammar of the JSON texts that a schema (JSON itself) describes.
+
+    Raises:
+        ValueError: the schema is no JSON Schema, or uses what ``llguidance`` does not support.
+        ModuleNotFoundError: ``llguidance`` is not installed.
+    """
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
+    if problem := LLMatcher.validate_grammar(grammar):
+        raise ValueError(problem.splitlines()[0])
+    return grammar

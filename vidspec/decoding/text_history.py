@@ -1,0 +1,43 @@
+"""The histories of a clip's text that a profile's penalties and grammar need."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from vidspec.config.json_schema import json_grammar
+from vidspec.engine.history import CombinedHistory, TextHistory
+from vidspec.engine.penalties import Penalties, PenaltyHistory
+
+if TYPE_CHECKING:
+    import torch
+    from llguidance import LLTokenizer
+
+    from vidspec.config.sections import GenerateSection
+    from vidspec.models.base import StockTokenizer, VideoLanguageModel
+
+__all__ = ["make_history", "wrap_tokenizer"]
+
+
+def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: torch.Tensor) -> TextHistory | None:
+    """Return the history of a clip's text after its prompt's ids (L,); None without penalties and grammar.
+
+    Penalties change the logits first, then the grammar masks them.
+    """
+    histories: list[TextHistory] = []
+    if generate.penalties:
+        histories.append(PenaltyHistory(Penalties(**generate.penalties), prompt.tolist()))  # type: ignore[arg-type]
+    if generate.grammar_schema is not None:
+        from vidspec.engine.grammar import GrammarHistory
+
+        tokenizer = wrap_tokenizer(model.tokenizer, model.eos)
+        histories.append(GrammarHistory(tokenizer, json_grammar(generate.grammar_schema)))
+    return CombinedHistory(histories) if len(histories) > 1 else next(iter(histories), None)
+
+
+@lru_cache(maxsize=4)
+def wrap_tokenizer(tokenizer: StockTokenizer, eos: frozenset[int]) -> LLTokenizer:
+    """Return a fast tokenizer of ``transformers`` as ``llguidance`` reads it, with these end tokens."""
+    from llguidance.hf import from_tokenizer
+
+    return from_tokenizer(tokenizer, eos_token=sorted(eos))

@@ -21,6 +21,7 @@ from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.feed import Feed, reader_count
 from vidspec.dataset.job import Job, JobConfig, JobQuestions
 from vidspec.dataset.local import caption_locally
+from vidspec.dataset.outputs import Output
 from vidspec.dataset.reader import ClipReader, MemoryBudget
 from vidspec.dataset.records import FileContent
 from vidspec.dataset.segments import fixed_segments, parse_segment
@@ -512,8 +513,8 @@ def test_frames_are_let_go_clip_by_clip(settings):
             alive.append(weakref.ref(clip.frames))
             return clip
 
-    class Kept:
-        def add(self, entry, record):
+    class Kept(Output):
+        def add(self, job, record):
             gc.collect()
             assert sum(one() is not None for one in alive) <= 3
 

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vidspec.engine.block_kernels import load_block_kernels
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.layouts import WeightFormat, build_matrix
-from vidspec.engine.matrix import LARGE, Matrix, choose_packing
-from vidspec.engine.quantised import Int4Matrix, Int8Matrix, Precision, quantise_weight
+from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
+from vidspec.engine.quantised import quantise_weight
 from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 
@@ -166,6 +167,7 @@ class FusedDecoder:
         rope = getattr(config, "rope_parameters", None)
         self._positions = RotaryPositions(language.rotary_emb, rope, weight, interleaved=interleaved)
         self.axes = self._positions.axes
+        self._kernels = load_block_kernels(weight.device)
         self.eager = eager_reason(self) if self.embedding.device.type == "cuda" else None
         self.graphs = make_graphs(self)
 
@@ -190,7 +192,7 @@ class FusedDecoder:
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
-            if isinstance(matrix, Int8Matrix if precision == "int8" else Int4Matrix):
+            if matrix.precision == precision:
                 return matrix
             return quantise_weight(matrix.dense(like.dtype, like.device), matrix.bias, precision)
 
@@ -219,11 +221,19 @@ class FusedDecoder:
         if block.head_norms is not None:
             queries, keys = block.head_norms
             turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
-        rotate(turning, rotation, out=into)
+        if self._kernels is None:
+            rotate(turning, rotation, out=into)
+        else:
+            self._kernels.rotate(turning, rotation[0], rotation[1], into)
         entries = states[:, self.heads :].view(count, 2, kv, self.width)
-        rows = block.out.add(rows, attention(index, states[:, : self.heads], entries))
-        gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
-        return block.down.add(rows, F.silu(gate).mul_(up))
+        attended = attention(index, states[:, : self.heads], entries)
+        if self._kernels is None:
+            rows = block.out.add(rows, attended)
+            gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
+            return block.down.add(rows, F.silu(gate).mul_(up))
+        norm = block.before_mlp
+        rows, normed = self._kernels.add_norm(rows, block.out(attended), norm.weight, norm.eps)
+        return block.down.add_(rows, self._kernels.silu_product(block.gate_up(normed)))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

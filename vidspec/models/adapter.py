@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import torch
@@ -28,7 +27,7 @@ from vidspec.models.base import (
     VisionOutput,
     VisualTokens,
 )
-from vidspec.models.chat_template import render_template
+from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.vision import BUDGET, split_pixels, token_bytes
 
@@ -94,6 +93,7 @@ class Adapter:
         self.vision_lock = threading.Lock()
         self._init_parts()
         self.template = template or self.default_template()
+        self.renderer = TemplateRenderer(tokenizer.apply_chat_template)
         self._rendered: tuple[list[ChatMessage], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
@@ -330,15 +330,14 @@ class Adapter:
         """Render ``messages`` up to the start of the answer; the last result is cached."""
         known, text = self._rendered
         if known != messages:
-            apply = partial(
-                self.tokenizer.apply_chat_template,
+            text = self.renderer(
+                self.name,
                 messages,
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=False,  # read by templates of reasoning models
             )
-            text = render_template(self.name, apply)
             self._rendered = messages, text
         return text
 

@@ -10,7 +10,6 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
 from vidspec.errors import ModelError, VidspecError
-from vidspec.models.chat_template import render_template
+from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.loading import any_config, load_error, load_weights, weight_source
 from vidspec.models.placement import Placement
@@ -127,6 +126,7 @@ class HubCaptioner(ImageCaptioner):
     def __init__(self, name: str, model: StockModel, processor: StockModel) -> None:
         super().__init__(beside=True)
         self._name, self.model, self.processor = name, model.eval(), processor
+        self._prompt: str | None = None
 
     @property
     def name(self) -> str:
@@ -148,9 +148,10 @@ class HubCaptioner(ImageCaptioner):
         if getattr(self.processor, "chat_template", None):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
             messages = [{"role": "user", "content": content}]
-            apply = partial(self.processor.apply_chat_template, messages, add_generation_prompt=True)
-            text = render_template(self.name, apply)
-            return self.processor(images=frame, text=text, return_tensors="pt")
+            if self._prompt is None:
+                renderer = TemplateRenderer(self.processor.apply_chat_template)
+                self._prompt = renderer(self.name, messages, add_generation_prompt=True)
+            return self.processor(images=frame, text=self._prompt, return_tensors="pt")
         return self.processor(images=frame, return_tensors="pt")
 
 

@@ -209,13 +209,15 @@ def prepare_decoder(adapter: Adapter, where: Placement) -> None:
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
     alternatives = (
-        "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
+        ["models.packed: false", "--dtype bfloat16"] if where.device.type == "cpu" else ["models.device_map: auto"]
     )
-    alternatives += "models.decoder: stock, " if where.decoder != "stock" else ""
+    if where.weights != "int4":
+        alternatives.append("models.weights: int4")
+    if where.decoder != "stock":
+        alternatives.append("models.decoder: stock")
+    hint = ", ".join([*alternatives, "or a smaller model"])
     try:
-        with memory_for(
-            f"{adapter.name}: laying out its weights on {where.device}", f"{alternatives}or a smaller model"
-        ):
+        with memory_for(f"{adapter.name}: laying out its weights on {where.device}", hint):
             adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
         option, alternative = (

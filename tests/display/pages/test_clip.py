@@ -4,6 +4,7 @@ from html import unescape
 import pytest
 
 from tests.display.pages.clips_of_reports import ROUNDS, SEEN, SPANS, clip, told
+from vidspec.display.pages import words
 from vidspec.display.pages.clip import ClipPage, VerifiedWindow
 from vidspec.display.pages.page import render_page
 
@@ -91,7 +92,8 @@ def test_every_counter_has_a_definition():
     rows = clip().counters
     names = {name.replace(" ", "_") for name, _, _ in rows}
     of = told()
-    assert names == (of["counters"].keys() - {"accepted_lengths"}) | of["lengths"].keys()
+    lengths = {words.LENGTH_NAMES[name].replace(" ", "_") for name in of["lengths"]}
+    assert names == (of["counters"].keys() - {"accepted_lengths"}) | lengths
     assert all(meaning for _, _, meaning in rows)
 
 

@@ -259,7 +259,8 @@ class ClipPage:
         for name, meaning in words.LENGTHS.items():
             value = lengths.get(name)
             if name in lengths:
-                rows.append((name, words.share(value) if name == "acceptance_rate" else words.number(value), meaning))
+                shown = words.share(value) if name == "acceptance_rate" else words.number(value)
+                rows.append((words.LENGTH_NAMES[name], shown, meaning))
         return [(name.replace("_", " "), value, meaning) for name, value, meaning in rows]
 
     @property
@@ -270,7 +271,7 @@ class ClipPage:
         names = (
             ("time_to_first_token", "time to first token", "from the start of work on the clip to the first token"),
             ("decode", "decoding", "from the first token to the last"),
-            ("end_to_end", "end to end", f"from the start of work on the clip to the last token{equal}"),
+            ("end_to_end", "end to end", f"{words.END_TO_END}{equal}"),
         )
         return [
             SpeedFigure(name, meaning, timings[key], plain.get(key), baseline.get(key))

@@ -151,8 +151,8 @@ _SPREADS: Mapping[str, tuple[Callable[[RecordMapping], float | None], Callable[[
     "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
     "tokens/s while decoding": (_record_getter("speed", "tokens_per_s"), words.number),
     "time end to end": (_record_getter("timings", "end_to_end"), words.time),
-    "tau": (_record_getter("lengths", "tau"), words.number),
-    "tokens per target pass": (_record_getter("lengths", "tokens_per_target_pass"), words.number),
+    words.LENGTH_NAMES["tau"]: (_record_getter("lengths", "tau"), words.number),
+    words.LENGTH_NAMES["tokens_per_target_pass"]: (_record_getter("lengths", "tokens_per_target_pass"), words.number),
 }
 
 

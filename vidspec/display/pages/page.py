@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +15,9 @@ from vidspec.files import FileKind, check_output
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
-__all__ = ["RecordMapping", "check_page", "render_page"]
+__all__ = ["RecordMapping", "breakable_path", "check_page", "render_page"]
 
 #: A clip's record as ``--format json`` writes it; from ``--format jsonl``, without measurements.
 RecordMapping: TypeAlias = Mapping[str, Any]
@@ -42,6 +44,13 @@ def render_page(template: str, **content: object) -> str:
     return _environment().get_template(template).render(version=__version__, words=words, **content)
 
 
+def breakable_path(text: str) -> Markup:
+    """Return escaped text whose lines may break after slashes and underscores, rather than within a word."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([/\\_])(?=.)", r"\1<wbr>", str(escape(text))))
+
+
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -54,6 +63,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["path"] = breakable_path
     for name in ("page.css", "page.js"):
         environment.globals[name.replace(".", "_")] = Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
     return environment

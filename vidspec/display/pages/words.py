@@ -8,8 +8,10 @@ from vidspec.events.tally import format_duration
 
 __all__ = [
     "COUNTERS",
+    "END_TO_END",
     "KINDS",
     "LENGTHS",
+    "LENGTH_NAMES",
     "MEASURED",
     "ORIGINS",
     "demo",
@@ -22,10 +24,7 @@ __all__ = [
 ]
 
 #: Note on figures measured with the built-in models.
-MEASURED = (
-    "Measured with vidspec's built-in models, which are tiny and know drawn shapes only: the figures compare methods "
-    "on these models, and say nothing about real models or real video."
-)
+MEASURED = "Measured with the built-in models, which know drawn shapes only: the figures say nothing about real models."
 
 #: Meaning of each token origin.
 ORIGINS: Mapping[str, str] = {
@@ -52,11 +51,21 @@ COUNTERS: Mapping[str, str] = {
 }
 
 LENGTHS: Mapping[str, str] = {
-    "tau": "accepted tokens per verification; corrections and bonus tokens are not counted",
+    "tau": "draft tokens accepted per pass that verifies a window (tau); corrections and bonus tokens are not counted",
     "tokens_per_target_pass": "tokens after the first per pass of the target; 1 is plain decoding",
     "run_length": "accepted tokens from one correction to the next, across rounds",
     "acceptance_rate": "accepted tokens as a share of the drafted ones",
 }
+
+#: Names of the lengths that pages show, the same for one clip, for many and for a benchmark.
+LENGTH_NAMES: Mapping[str, str] = {
+    "tau": "accepted tokens per pass",
+    "tokens_per_target_pass": "tokens per target pass",
+    "run_length": "run length",
+    "acceptance_rate": "accepted share",
+}
+
+END_TO_END = "from the start of work on the clip to the last token"
 
 #: Kinds of work in a trace: colour group and meaning.
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -84,10 +93,7 @@ def demo(of: int, captions: int) -> str:
     whose = (
         "This caption is" if captions == 1 else "These captions are" if of == captions else f"{of} of {captions} are"
     )
-    return (
-        f"{whose} by vidspec's built-in models, which know drawn shapes only. What they write shows how the method "
-        "works; it says nothing about real video, nor about how well or how fast real models caption it."
-    )
+    return f"{whose} by the built-in models, which know drawn shapes only; captions of real video are wrong."
 
 
 def signal(name: str) -> str:

@@ -357,6 +357,7 @@ def draw(clips: Path) -> None:
     clip = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
     panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.ogv"}
     commands = [["panel", str(source), str(docs / "pictures" / file)] for file, source in panels.items()]
+    commands[-1].append("--still")
     for name, *arguments in [*commands, ["how"]]:
         command = [sys.executable, "-m", f"research.pages.{name}", *arguments]
         if subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode:

@@ -1,20 +1,21 @@
-"""Draw the README's terminal pictures from real runs: ``python -m research.pages.panel CLIP|FOLDER OUT.svg``.
+"""Draw the README's terminal pictures from real runs: ``python -m research.pages.panel CLIP|FOLDER OUT.svg [--still]``.
 
-The panel is the one ``vidspec caption`` shows on a terminal: of a clip in the moment its caption is complete, of a
-folder in the first moment after half of its clips in which as many as ever are in flight and all of them are decoding.
+The panel is the one ``vidspec caption`` shows on a terminal: of a clip from its frames to its caption, slowed down, or
+with ``--still`` when it is complete; of a folder in the first moment after half of its clips in which as many as ever
+are in flight and all of them are decoding.
 Clips and folders are shown by their last name, so that no path of this machine is in a picture.
 """
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from collections import deque
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.text import Text
 
+from research.pages.terminal_svg import Screen, draw_terminal, screen_of
 from vidspec import Captioner
 from vidspec.display.overall import RECENT, render_run
 from vidspec.display.panel import render_clip
@@ -23,19 +24,27 @@ from vidspec.events.events import Finished, LoopLoad, Opened
 from vidspec.events.tally import Tally
 from vidspec.models.request import CaptionRequest
 
-WIDTH, HEIGHT = 100, 34
+WIDTH, HEIGHT = 80, 24
+FOLDER_WIDTH, FOLDER_HEIGHT = 100, 34
 BATCH = 8
+#: Screens of an animation while a text grows; seconds of each of them, and of the last.
+STEPS, STEP_S, LAST_S = 10, 0.5, 4.0
 
 
-def one(captioner: Captioner, clip: str) -> RenderableType:
+def one(captioner: Captioner, clip: str, command: Text) -> list[Screen]:
     state = PanelState(path=Path(clip).name, profile=captioner.profile.name)
     captioner.estimates_speedup = True
+    found = []
     for event in captioner.stream(clip):
         state.apply(event)
-    return render_clip(state, width=WIDTH)
+        last = isinstance(event, Finished)
+        drawn = render_clip(state, width=WIDTH, height=HEIGHT - 1)
+        found.append(screen_of(WIDTH, command, drawn, seconds=LAST_S if last else STEP_S))
+    step = max(1, len(found) // STEPS)
+    return [*found[:2], *found[2:-1:step], found[-1]]
 
 
-def many(captioner: Captioner, folder: str) -> RenderableType:
+def many(captioner: Captioner, folder: str, command: Text) -> list[Screen]:
     paths = sorted(Path(folder).glob("*.mp4"))
     tally, states, loads = Tally(total=len(paths)), dict[int, PanelState](), deque[LoopLoad](maxlen=RECENT)
     for key, said in captioner.serve(Read(captioner, paths), batch=BATCH):
@@ -54,9 +63,16 @@ def many(captioner: Captioner, folder: str) -> RenderableType:
         decoding = len(states) == BATCH and all(len(state.rounds) > 1 for state in states.values())
         if decoding and 2 * tally.done >= tally.total:
             shown = list(states.values())
-            return render_run(
-                tally, shown, loads, now=time.monotonic(), width=WIDTH, height=HEIGHT, max_in_flight=BATCH
+            drawn = render_run(
+                tally,
+                shown,
+                loads,
+                now=time.monotonic(),
+                width=FOLDER_WIDTH,
+                height=FOLDER_HEIGHT,
+                max_in_flight=BATCH,
             )
+            return [screen_of(FOLDER_WIDTH, command, drawn)]
     raise SystemExit(f"{folder}: too few clips for {BATCH} at once")
 
 
@@ -83,16 +99,17 @@ def shown_name(source: str) -> str:
     return f"{path.name}/" if path.is_dir() else path.name
 
 
-def main(source: str, out: str) -> None:
+def main(source: str, out: str, *options: str) -> None:
     folder = Path(source).is_dir()
+    asked = " --format jsonl -o captions.jsonl" if folder else ""
+    command = Text(f"$ vidspec caption {shown_name(source)}{asked} --profile sd-attention-chain")
     with Captioner.from_profile("sd-attention-chain") as captioner:
         captioner.warm_up()
-        drawn = (many if folder else one)(captioner, source)
-    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    asked = " --format jsonl -o captions.jsonl" if folder else ""
-    console.print(f"$ vidspec caption {shown_name(source)}{asked} --profile sd-attention-chain", highlight=False)
-    console.print(drawn)
-    console.save_svg(out, title="vidspec")
+        screens = (many if folder else one)(captioner, source, command)
+    shown = screens[-1:] if "--still" in options else screens
+    width = FOLDER_WIDTH if folder else WIDTH
+    title = f"The live panel of vidspec over {shown_name(source)}"
+    Path(out).write_text(draw_terminal(shown, width, title), encoding="utf-8")
 
 
 if __name__ == "__main__":

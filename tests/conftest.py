@@ -18,6 +18,8 @@ import pytest
 import typer.main
 from hypothesis import settings
 
+from tests import checkpoints
+
 settings.register_profile("vidspec", deadline=None)
 settings.load_profile("vidspec")
 
@@ -47,6 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now stays: tests that collect garbage need not look through it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Small checkpoints lie in one folder for all processes of pytest-xdist."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    checkpoints.Cache.folder = root / "checkpoints"
+    checkpoints.Cache.folder.mkdir(exist_ok=True)
 
 
 #: What a draft process spends its first seconds on.

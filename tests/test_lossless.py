@@ -12,7 +12,7 @@ from PIL import Image
 
 from research.world.samples import draw
 from tests.decoding.workers.pairs import named_requests
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
@@ -86,7 +86,7 @@ def clips_are_read_once():
 
 
 @pytest.fixture(scope="module")
-def random_pairs(tmp_path_factory):
+def random_pairs():
     """Pairs of small random models, by family."""
     pairs = {}
 
@@ -94,7 +94,7 @@ def random_pairs(tmp_path_factory):
         if family not in pairs:
             # A frame of the LLaVA families is hundreds of tokens.
             few = {"video.frames": 6} if family in ("llava", "llava_next") else {}
-            pairs[family] = Pair(*save_pair(family, tmp_path_factory.mktemp(family)), tokens=48, **few)
+            pairs[family] = Pair(*pair_checkpoints(family), tokens=48, **few)
         return pairs[family]
 
     yield pair

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from research.world.samples import draw
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.ready_clips import ReadyClips, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -25,11 +25,10 @@ CLIPS = 6
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
+def loaded():
     settings = {
-        "models.target": str(checkpoints.save(folder / "target")),
-        "models.draft": str(checkpoints.save(folder / "draft", noise=0.05)),
+        "models.target": str(checkpoint("readable")),
+        "models.draft": str(checkpoint("readable", noise=0.05)),
         "models.device": "cpu",
         "models.dtype": "float32",
         "video.frames": 4,

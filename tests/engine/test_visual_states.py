@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models.checkpoints import TIED, adapter, pixels, stock
+from tests.checkpoints.llava_onevision import TIED, adapter, pixels, stock
 from vidspec.engine.forward import Engine
 
 FRAMES = 2

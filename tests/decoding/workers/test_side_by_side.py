@@ -26,8 +26,8 @@ from vidspec.events.trace import to_chrome
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    pairs = Pairs(tmp_path_factory.mktemp("pair"))
+def pairs():
+    pairs = Pairs()
     yield pairs
     pairs.close()
 

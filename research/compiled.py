@@ -1,9 +1,9 @@
-"""Compile the attention kernels for GPUs that are not present: registers, spills and shared memory by Triton.
+"""Compile the Triton kernels for GPUs that are not present: registers, spills and shared memory by Triton.
 
 ``python -m research.compiled`` writes the table that a test compares with (``tests/engine/compiled.json``); with
 ``--show`` it prints the figures of one capability and writes nothing. Needs Triton, whose wheel has ptxas and
-cuobjdump, and no GPU. Every launch of ``split_attention`` is recorded with its arguments, on meta tensors, and compiled
-as Triton would compile it for them.
+cuobjdump, and no GPU. Every launch of attention and of products with quantised weights is recorded with its arguments,
+on meta tensors, and compiled as Triton would compile it for them.
 """
 
 from __future__ import annotations
@@ -14,29 +14,41 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Annotated, Protocol
+from types import ModuleType
+from typing import Annotated, Any, Protocol
 
 import torch
 import typer
 
 from research.commands import run
+from vidspec.bench import tables
 
-__all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main"]
+__all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main", "summary", "tensor_core_instructions"]
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "engine" / "compiled.json"
 #: Bytes of shared memory per block by compute capability (CUDA programming guide, table of limits).
-LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+LIMITS = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 #: Registers per thread, on all of them.
 REGISTERS = 255
 WIDTHS, GROUPS, ROWS = (64, 128, 256), (1, 2, 3, 4, 5, 6, 7, 8), (1, 8)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _KV_HEADS, _ENTRIES = 4, 4096
-_NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+#: Shapes (out, in) of weights whose inputs are split over programs, and are not.
+_WEIGHTS = {"split": (3584, 3584), "whole": (37888, 3584)}
+_NAMES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int8: "*i8",
+}
 
 
 class Kernel(Protocol):
@@ -61,12 +73,10 @@ class Launch:
 Compiled = tuple[int, int, int]
 
 
-def launches(query: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> list[Launch]:
-    """Return the launches of one call of ``split_attention``."""
-    from vidspec.engine import kernel
-
+def launches(module: ModuleType, call: Callable[[], object]) -> list[Launch]:
+    """Return the launches of a module's kernels by a call on meta tensors."""
     found: list[Launch] = []
-    jitted = {name: one for name, one in vars(kernel).items() if hasattr(one, "arg_names")}
+    jitted = {name: one for name, one in vars(module).items() if hasattr(one, "arg_names")}
 
     class Recorder:
         def __init__(self, of: Kernel) -> None:
@@ -77,11 +87,11 @@ def launches(query: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> l
 
     try:
         for name, one in jitted.items():
-            setattr(kernel, name, Recorder(one))
-        kernel.split_attention(query, keys, keys, places, 0.125)
+            setattr(module, name, Recorder(one))
+        call()
     finally:
         for name, one in jitted.items():
-            setattr(kernel, name, one)
+            setattr(module, name, one)
     return found
 
 
@@ -109,46 +119,130 @@ def _launch(kernel: Kernel, args: Sequence[object], named: dict[str, object]) ->
     return Launch(kernel, signature, constants, tuple(divisible), options)
 
 
-def shapes() -> Iterator[tuple[int, int, str, int]]:
-    """Yield head width, heads per group, dtype, rows: all groups in bfloat16, some in float16 and for one row."""
+def attention_launches() -> Iterator[tuple[str, Launch]]:
+    """Yield attention's launches by name: all groups in bfloat16, some in other dtypes and for one row."""
+    from vidspec.engine import kernel
+
     for width, group, dtype, rows in product(WIDTHS, GROUPS, DTYPES, ROWS):
-        if (dtype == "bf16" and rows > 1) or (rows > 1 and group in (1, 4, 8)) or (dtype == "bf16" and group in (1, 7)):
-            yield width, group, dtype, rows
+        few = group in (1, 7) if dtype == "bf16" else dtype == "fp32" and group == 1
+        if (rows == 1 and not few) or (rows > 1 and dtype != "bf16" and group not in (1, 4, 8)):
+            continue
+        query = torch.empty(rows, group * _KV_HEADS, width, dtype=DTYPES[dtype], device="meta")
+        keys = torch.empty(_KV_HEADS, _ENTRIES, width, dtype=DTYPES[dtype], device="meta")
+        places = torch.empty(8, rows, dtype=torch.int64, device="meta")
+        call = partial(kernel.split_attention, query, keys, keys, places, 0.125)
+        for one in launches(kernel, call):
+            if "GROUP" not in one.kernel.arg_names and (group, rows) not in ((1, ROWS[-1]), (8, ROWS[-1])):
+                continue  # it works on one head
+            yield f"{one.kernel.__name__} d{width} group{group} {dtype} rows{rows}", one
+
+
+def product_launches() -> Iterator[tuple[str, Launch]]:
+    """Yield the launches of products with quantised weights by name, of one block of rows each."""
+    from vidspec.engine import kernel_quantised
+
+    for group, dtype, rows, (kind, (out, inner)) in product((0, 32, 64, 128), DTYPES, (1, 16, 32), _WEIGHTS.items()):
+        if dtype == "fp32" or ((dtype == "fp16" or group == 32) and rows < 32):
+            continue
+        place = partial(torch.empty, device="meta")
+        given = place(rows, inner, dtype=DTYPES[dtype])
+        added = (
+            (place(out, dtype=given.dtype), place(rows, out, dtype=given.dtype)) if kind == "split" else (None, None)
+        )
+        if group:
+            of = place(inner // group, out, dtype=torch.bfloat16), place(inner // group, out, dtype=torch.int8)
+        call = partial(
+            kernel_quantised.few_row_product,
+            given,
+            place(out, inner // (8 if group else 4), dtype=torch.int32),
+            *(of if group else (place(out), None)),
+            *added,
+        )
+        for one in launches(kernel_quantised, call):
+            yield f"{one.kernel.__name__} {kind} group{group} {dtype} rows{rows}", one
+
+
+def elementwise_launches() -> Iterator[tuple[str, Launch]]:
+    """Yield the launches of a block's elementwise kernels by name, of hidden sizes from 896 to 8192."""
+    from vidspec.engine import kernel_elementwise as kernels
+
+    for dtype, hidden in product(DTYPES, (896, 3584, 8192)):
+        rows = torch.empty(8, hidden, dtype=DTYPES[dtype], device="meta")
+        states, tables = (torch.empty(8, heads, 128, dtype=rows.dtype, device="meta") for heads in (32, 1))
+        calls = (
+            partial(kernels.add_norm, rows, rows, rows[0], 1e-6),
+            partial(kernels.rotate, states, tables, tables, states),
+            partial(kernels.silu_product, rows),
+        )
+        for call in calls:
+            for one in launches(kernels, call):
+                yield f"{one.kernel.__name__} hidden{hidden} {dtype}", one
 
 
 def compiled(capability: int) -> dict[str, Compiled]:
     """Return the compiler's figures by kernel and shape."""
     found: dict[str, Compiled] = {}
     made: dict[str, Compiled] = {}  # of launches that differ in nothing the compiler sees
-    for width, group, dtype, rows in shapes():
-        query = torch.empty(rows, group * _KV_HEADS, width, dtype=DTYPES[dtype], device="meta")
-        keys = torch.empty(_KV_HEADS, _ENTRIES, width, dtype=DTYPES[dtype], device="meta")
-        for one in launches(query, keys, torch.empty(8, rows, dtype=torch.int64, device="meta")):
-            if "GROUP" not in one.kernel.arg_names and (group, rows) not in ((1, ROWS[-1]), (8, ROWS[-1])):
-                continue  # it works on one head
-            same = repr(one)
-            made[same] = made.get(same) or _resources(one, capability)
-            found[f"{one.kernel.__name__} d{width} group{group} {dtype} rows{rows}"] = made[same]
+    for name, one in chain(attention_launches(), product_launches(), elementwise_launches()):
+        same = repr(one)
+        made[same] = made.get(same) or _resources(one, capability)
+        found[name] = made[same]
     return found
 
 
-def _resources(launch: Launch, capability: int) -> Compiled:
+def tensor_core_instructions(launch: Launch, capability: int) -> set[str]:
+    """Return the tensor cores' instructions in the PTX of a launch."""
+    return set(
+        re.findall(r"mma\.sync\.aligned\.m\d+n\d+k\d+|wgmma|tcgen05\.mma", _compile(launch, capability).asm["ptx"])
+    )
+
+
+def _compile(launch: Launch, capability: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     attributes = {(at,): [["tt.divisibility", 16]] for at in launch.divisible}
     source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        ran = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True)
-    said = re.search(r"REG:(\d+) STACK:(\d+)", ran.stdout)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def _resources(launch: Launch, capability: int) -> Compiled:
+    made = _compile(launch, capability)
+    ran = _run_tool("cuobjdump", made.asm["cubin"], "-res-usage")
+    said = re.search(r"REG:(\d+) STACK:(\d+)", ran)
     if said is None:
-        raise ValueError(f"cuobjdump said nothing of registers: {ran.stdout[:200]}")
+        raise ValueError(f"cuobjdump said nothing of registers: {ran[:200]}")
     return int(said[1]), int(said[2]), int(made.metadata.shared)
+
+
+def _run_tool(name: str, cubin: bytes, *options: str) -> str:
+    """Return the output of one of the tools in Triton's wheel for a compiled kernel."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def instructions_per_weight(launch: Launch, capability: int) -> float:
+    """Return the instructions of a product's loop for each weight of a thread, which bound its rate."""
+    from vidspec.engine.few_rows import STEP
+
+    labels, count, longest = dict[str, int](), 0, 0
+    for line in _run_tool("nvdisasm", _compile(launch, capability).asm["cubin"], "-c").splitlines():
+        if (label := re.match(r"(\.L_x_\d+):", line.strip())) is not None:
+            labels[label[1]] = count
+        elif re.match(r"\s*/\*[0-9a-f]+\*/", line):
+            count += 1
+            if (jump := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) is not None and jump[1] in labels:
+                longest = max(longest, count - labels[jump[1]])
+    tile = launch.constants[(launch.kernel.arg_names.index("TILE"),)]
+    assert isinstance(tile, int) and isinstance(launch.options["num_warps"], int)
+    return longest * 32 * launch.options["num_warps"] / (tile * STEP)
 
 
 def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, Compiled]) -> list[str]:
@@ -169,13 +263,37 @@ def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, C
     return sorted(worse)
 
 
+def summary(table: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
+    """Return a Markdown table by capability: compiled shapes, those that spill, most registers and shared memory."""
+    kinds = {"attention": ("_part", "_merge"), "products": ("_product",), "elementwise": ("_add", "_rotate", "_silu")}
+    lines = []
+    for capability in map(str, LIMITS):
+        figures, row = table[capability], [f"{int(capability) // 10}.{int(capability) % 10}"]
+        for starts in kinds.values():
+            spilled = [spill for name, (_, spill, _) in figures.items() if name.startswith(starts)]
+            more = f", {sum(map(bool, spilled))} spill up to {max(spilled)} B" if any(spilled) else ""
+            row.append(f"{len(spilled)} shapes{more}")
+        row.append(str(max(registers for registers, _, _ in figures.values())))
+        row.append(f"{max(shared for _, _, shared in figures.values()) / 1024:.0f} KiB")
+        lines.append(row)
+    return tables.table(["capability", *kinds, "most registers", "most shared memory"], lines)
+
+
 def command(
     show: Annotated[
         int | None, typer.Option("--show", metavar="CAPABILITY", help="Print as JSON, such as 90; write nothing.")
     ] = None,
+    instructions: Annotated[
+        int | None,
+        typer.Option("--instructions", metavar="CAPABILITY", help="Print the instructions of products for a weight."),
+    ] = None,
 ) -> None:
-    """Compile the attention kernels for GPUs of compute capability 8.0 to 12.0 and write what they take."""
+    """Compile the kernels for GPUs of compute capability 8.0 to 12.0 and write what they take."""
     os.environ.pop("TRITON_INTERPRET", None)
+    if instructions is not None:
+        for name, launch in product_launches():
+            print(f"{instructions_per_weight(launch, instructions):.1f} {name}")
+        return
     if show is not None:
         print(json.dumps(compiled(show)))
         return
@@ -184,6 +302,7 @@ def command(
     for capability, rows in found.items():
         inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         lines.append(f' "{capability}": {{\n{inner}\n }}')
+    print(summary(found))
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

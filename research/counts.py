@@ -1,18 +1,21 @@
 """Counts of one decoding pass at published sizes: launches, read-backs, bytes allocated and read. Needs no weights.
 
-``python -m research.counts`` prints them for the stock modules and for the fused decoder as a GPU replays it. The
-models are on the meta device: every operation is seen with its shapes, nothing is computed. An operation counts as one
-kernel, attention of the engine as its two, and a product that is added to a matrix as two: CUDA copies the matrix
-first. Operations that torch splits further are not seen, so the counts are lower bounds. In addition the host waits for
-the token of each pass when decoding token by token; it waits once for a chain of replayed passes.
+``python -m research.counts`` prints them for the stock modules and for the fused decoder as a GPU replays it, with
+weights as loaded and quantised. The models are on the meta device: every operation is seen with its shapes, nothing is
+computed. An operation counts as one kernel, attention of the engine as its two, one of our other kernels as its one,
+and a product that is added to a matrix as two: CUDA copies the matrix first. Operations that torch splits further are
+not seen, so the counts are lower bounds. In addition the host waits for the token of each pass when decoding token by
+token; it waits once for a chain of replayed passes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,14 +25,17 @@ from torch.utils._pytree import tree_leaves
 from research.random_decoder import engine_of, language
 from research.sizes import DEVICES, SIZES, Size
 from vidspec.bench import tables
+from vidspec.engine import few_rows, fused, quantised
+from vidspec.engine.block_kernels import BlockKernels
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.matrix import Precision
 from vidspec.engine.rows import Rows
 
 __all__ = ["Counts", "counted", "shared", "table"]
 
 _META = torch.device("meta")
-_PRODUCTS = ("mm", "addmm", "bmm", "linear", "matmul")
+_PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "linear", "matmul", "few_row_product")
 _NOTHING = ("empty", "new_empty", "empty_like", "empty_strided", "detach_")
 
 
@@ -114,19 +120,34 @@ def _storage(tensor: torch.Tensor) -> int:
 
 @torch.inference_mode()
 def counted(
-    size: Size, kind: Literal["fused", "stock"], entries: int, *, clips: int = 1, replayed: bool = True
+    size: Size,
+    kind: Literal["fused", "stock"],
+    entries: int,
+    *,
+    clips: int = 1,
+    replayed: bool = True,
+    weights: Precision | None = None,
 ) -> Counts:
     """Count a pass of one row per sequence, with ``entries`` cached entries each, including its token.
 
-    ``replayed``: as a graph, if fused; with the kernel by kernel attention of each sequence otherwise.
+    Args:
+        size: of the model.
+        kind: its decoder.
+        entries: see above.
+        clips: number of sequences.
+        replayed: as a graph, if fused; with the kernel by kernel attention of each sequence otherwise.
+        weights: precision of quantised weights, for our kernels.
     """
-    model = language(size, _META, kind=kind)
+    found = Counts()
+    with _our_kernels(found):
+        model = language(size, _META, kind=kind, wanted=weights)
     slab = model.decoder.slab
     spans = [slab.open(entries + 1) for _ in range(clips)]
     for span in spans:
         span.length = entries
     replayed = replayed and kind == "fused"
-    found = Counts(replayed=replayed, weights=model.weight_bytes, cache=clips * (entries + 1) * slab.entry_bytes)
+    found.replayed, found.weights = replayed, model.weight_bytes
+    found.cache = clips * (entries + 1) * slab.entry_bytes
     if replayed and isinstance(model.decoder, FusedDecoder):
         _, replay = ReplayedPasses(model.decoder, _attention(found)).step(clips, size.vocabulary, chained=True)
         with _Counting(found):
@@ -141,8 +162,10 @@ def counted(
 @torch.inference_mode()
 def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
     """Count a replayed pass over windows of ``rows`` per clip, with its table and the read-back of its tokens."""
-    model = language(size, _META)
-    found = Counts(weights=model.weight_bytes, cache=clips * (entries + rows) * model.decoder.slab.entry_bytes)
+    found = Counts()
+    with _our_kernels(found):
+        model = language(size, _META)
+    found.weights, found.cache = model.weight_bytes, clips * (entries + rows) * model.decoder.slab.entry_bytes
     assert isinstance(model.decoder, FusedDecoder)
     model.decoder.graphs = ReplayedPasses(model.decoder, _attention(found))
     spans = [model.decoder.slab.open(entries + 2 * rows) for _ in range(clips)]
@@ -154,6 +177,35 @@ def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
         with _Counting(counting), _Unread(counting):
             engine_of(model).run([Rows(span, [0] * rows) for span in spans])
     return found
+
+
+@contextmanager
+def _our_kernels(found: Counts) -> Iterator[None]:
+    """Make models on the meta device take the kernels of a GPU, whose launches are counted into ``found``."""
+
+    def product(
+        rows: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, *added: torch.Tensor | None
+    ) -> torch.Tensor:
+        found.kernels["few_row_product"] += 1
+        return rows.new_empty(len(rows), len(words))
+
+    def add_norm(residual: torch.Tensor, rows: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        found.kernels["add_norm"] += 1
+        return torch.empty_like(rows), torch.empty_like(rows)
+
+    def rotate(*_: object) -> None:
+        found.kernels["rotate"] += 1
+
+    def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
+        found.kernels["silu_product"] += 1
+        return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
+    with (
+        patch.object(fused, "load_block_kernels", lambda _: BlockKernels(add_norm, rotate, silu_product)),
+        patch.object(quantised, "kernel_on", lambda *_: "triton"),
+        patch.object(few_rows, "load_product", lambda: product),
+    ):
+        yield
 
 
 def _attention(found: Counts) -> Callable[..., torch.Tensor]:
@@ -171,16 +223,21 @@ def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) ->
     header = ["model", "decoder", "kernels", "of them products", "host reads", "allocated per pass", "weights"]
     header += [f"KV of {entries:,}", *(f"limit {device.name}" for device in DEVICES.values())]
     lines = []
-    kinds: tuple[Literal["stock", "fused"], ...] = ("stock", "fused")
+    kinds: tuple[tuple[Literal["stock", "fused"], Precision | None], ...] = (
+        ("stock", None),
+        ("fused", None),
+        ("fused", "int8"),
+        ("fused", "int4"),
+    )
     for name in names:
-        for kind in kinds:
-            one = counted(SIZES[name], kind, entries)
+        for kind, weights in kinds:
+            one = counted(SIZES[name], kind, entries, weights=weights)
             once = f" ({one.allocated / 2**20:.1f} MiB once)" if one.replayed else ""
             read = one.weights + one.cache
             lines.append(
                 (
                     name,
-                    kind,
+                    kind if weights is None else f"{kind}, {weights}",
                     *map(str, (one.launches, one.products, one.reads)),
                     f"{one.per_pass / 2**20:.1f} MiB{once}",
                     f"{one.weights / 1e9:.1f} GB",

@@ -45,6 +45,7 @@ from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
+from vidspec.models.checkpoint_config import read_config
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
@@ -193,7 +194,7 @@ class Captioner:
             )
         else:
             names = (wanted.target or "", wanted.draft or "")
-            loading.read_config(names[0])  # its errors are reported before the draft is loaded
+            read_config(names[0])  # its errors are reported before the draft is loaded
         with ExitStack() as undo:
             # The target last: its device map depends on the memory that is left.
             describe_where = replace(draft_where, weights=None)
@@ -278,22 +279,23 @@ class Captioner:
         """
         generate, model, sound = self.profile.generate, self.target.model, request.frames.sound
         frames, height, width, _ = request.frames.frames.shape
+        size = frames, height, width
         text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
-        visual = model.visual_tokens(frames, height, width)
+        visual = model.visual_tokens(*size)
         visual += 0 if sound is None else model.audio_tokens(len(sound))
         tokens = visual + model.text_tokens(*text)
-        entries, read = tokens + self.setup.room, model.reading_bytes(visual, tokens)
-        claims = [MemoryClaim(model, entries, *read)]
+        own = model.clip_memory(size, visual, tokens, self.setup.room)
+        claims = [MemoryClaim(model, own.entries, own.prompt, own.tower)]
         if self.draft is not None and self.profile.shows_the_video:
-            claims.append(MemoryClaim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
+            needed = self.draft.model.clip_memory(size, visual, tokens, self.setup.room)
+            claims.append(MemoryClaim(self.draft.model, needed.entries, needed.prompt, needed.tower))
         if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
-            claims.append(MemoryClaim(model, 0, *read, other_slab=entries * model.decoder.slab.entry_bytes))
+            claims.append(MemoryClaim(model, 0, own.prompt, own.tower, other_slab=own.kv))
         if self.setup.head is not None:  # its prompt consists of states of several blocks of the target
-            claims.append(
-                MemoryClaim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0)
-            )
+            prompt = own.prompt * (1 + len(self.setup.head.model.blocks))
+            claims.append(MemoryClaim(self.setup.head.model, own.entries, prompt))
         if self.profile.drafts_with_the_target and not self.profile.concurrent:  # after a prompt of its own
-            claims.append(MemoryClaim(model, entries, 0, 0))
+            claims.append(MemoryClaim(model, own.entries))
         return claims
 
     @property

@@ -69,7 +69,11 @@ class SharedBlock(mmap.mmap):
 
 
 class Channel:
-    """One end of the pipe between a parent and a child. Arrays and tensors are not copied by the receiver."""
+    """One end of the pipe between a parent and a child.
+
+    Large arrays and tensors are copied once, those in a :class:`SharedBlock` not at all: both ends then see what one
+    writes to them.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection, self._sending = connection, threading.Lock()
@@ -116,7 +120,7 @@ class Channel:
 
         Raises:
             EOFError, OSError: the other end is gone.
-            TimeoutError: it came not in time.
+            TimeoutError: no message came in time.
         """
         data = b""
         while not data:  # heartbeats are empty
@@ -187,7 +191,12 @@ def _memory_file() -> int | None:
 
 def _copied(view: memoryview) -> int | None:
     """Return the descriptor of new shared memory with a copy of ``view``; None if the system has none."""
-    if (descriptor := _memory_file()) is not None:
+    if (descriptor := _memory_file()) is None:
+        return None
+    try:
         while view:
             view = view[os.write(descriptor, view) :]
+    except OSError:
+        os.close(descriptor)
+        return None
     return descriptor

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection as pipes
@@ -60,6 +61,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes] | _ForkedProcess, channel: Channel) -> None:
         self.process, self.channel = process, channel
+        weakref.finalize(self, _collect, process, os.getpid())
         self._ticks, self._last_active = 0, time.monotonic()
 
     @property
@@ -130,6 +132,13 @@ class Child:
         self.process.kill()
         code = self.process.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _collect(process: subprocess.Popen[bytes] | _ForkedProcess, parent: int) -> None:
+    """Kill and collect a process that was forgotten, or left when its parent ends; not in forks of the parent."""
+    if os.getpid() == parent and process.poll() is None:
+        process.kill()
+        process.wait()
 
 
 def wait(children: Sequence[Child]) -> list[Child]:
@@ -222,8 +231,7 @@ def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int 
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, theirs.fileno())
-        os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        _close_inherited(theirs.fileno())
         code = _run(Channel(theirs), (function, args, threads))
     finally:
         os._exit(code)  # skip the parent's cleanup handlers
@@ -258,6 +266,14 @@ def _exit_with_parent(channel: Channel) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _close_inherited(kept: int) -> None:
+    """Close all files but the three standard ones and ``kept``."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with suppress(OSError):  # the listing's own
+                os.close(int(name))
 
 
 class _ForkedProcess:

@@ -30,8 +30,8 @@ class Mutation(NamedTuple):
 # fmt: off
 MUTATIONS = (
     Mutation("a rejected token is accepted", "vidspec/acceptance/rules/exact.py",
-             "return Verdict.chain(accepted, passed.chosen[accepted])",
-             "return Verdict.chain(min(accepted + 1, len(draft.tokens)), passed.chosen[accepted])",
+             "return Verdict(tuple(range(accepted)), passed.chosen[accepted])",
+             "return Verdict(tuple(range(min(accepted + 1, len(draft.tokens)))), passed.chosen[accepted])",
              "tests/acceptance/test_exact.py"),
     Mutation("the bonus token comes from the row before", "vidspec/acceptance/rules/exact.py",
              "passed.chosen[accepted])",
@@ -62,8 +62,8 @@ MUTATIONS = (
              "place for place",
              "tests/models/test_llava.py"),
     Mutation("the last record is not resumed", "vidspec/dataset/journal.py",
-             "        self._size = offset\n        if bad",
-             "        self._size = offset\n        self._index and self._index.popitem()\n        if bad",
+             "        if bad and not self.look:",
+             "        self.index.entries and self.index.entries.pop()\n        if bad and not self.look:",
              "tests/dataset/test_journal.py tests/dataset/test_resume.py"),
     Mutation("UV-Prune, Eq. 3: the shallow similarity is added", "vidspec/pruning/scores.py",
              "return after - text_similarity",

@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 
 from tests.fake_captioner import TEXT, FakeCaptioner, events, record
-from vidspec.cli.interrupts import Terminated
 from vidspec.cli.session import DialogueSession
 from vidspec.config.profiles import load
 from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Round
+from vidspec.signals import Terminated
 
 SAID = " ".join(TEXT.split())
 TURNS = ("What is there?", "What moves?")

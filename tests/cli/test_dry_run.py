@@ -76,6 +76,14 @@ def test_segments_and_parts(vidspec, clips, length):
     assert late.code == 1 and states(late) == ["unreadable"] and "has no frame at 3600 s" in late.err
 
 
+def test_a_missing_file_of_a_clip_is_not_written(vidspec, clips):
+    assert vidspec("caption", clips, "--format", "txt").code in (0, 1)
+    (file, *_) = sorted(Path(clips).rglob("*.txt"))
+    file.unlink()
+    assert vidspec("caption", clips, "--format", "txt", "--dry-run").code in (0, 1) and not file.exists()
+    assert vidspec("caption", clips, "--format", "txt").code in (0, 1) and file.exists()
+
+
 def test_failures_before_are_told_apart(vidspec, clips):
     Path("clips/missing.mp4").write_bytes(Path("clips/a.mp4").read_bytes())
     args = ("caption", "clips/a.mp4", "clips/missing.mp4", "--format", "jsonl", "-o", "out.jsonl")

@@ -16,9 +16,9 @@ import pytest
 import vidspec
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.tiers import full_but
-from vidspec.cli.interrupts import SIGNALS, Terminated, raise_on_signals
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.single_file import SingleFileOutput
+from vidspec.signals import SIGNALS, Terminated, raise_on_signals
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
 

@@ -7,11 +7,11 @@ import pytest
 
 from tests.fake_captioner import record
 from vidspec.dataset.bulk import Remaining, run_plan
-from vidspec.dataset.interruption import uninterrupted
 from vidspec.dataset.job import Job, JobResult
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.errors import OutputError
 from vidspec.events.tally import Tally
+from vidspec.signals import defer_signals
 
 
 class Interrupting(Output):
@@ -38,7 +38,7 @@ def test_what_is_kept_is_counted(settings, name):
 
 def test_a_second_signal_does_not_wait():
     reached = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), defer_signals():
         signal.raise_signal(signal.SIGINT)
         reached.append(1)
         signal.raise_signal(signal.SIGINT)
@@ -48,7 +48,7 @@ def test_a_second_signal_does_not_wait():
 
 def test_other_threads_get_no_signals():
     def work():
-        with uninterrupted():
+        with defer_signals():
             pass
 
     thread = threading.Thread(target=work)

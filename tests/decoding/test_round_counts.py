@@ -23,7 +23,8 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.graphs import GraphStep, ReplayedPasses
+from vidspec.engine.graph_step import GraphStep
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan

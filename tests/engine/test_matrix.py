@@ -199,15 +199,12 @@ def test_numbers_as_large_as_codes_go_are_summed_exactly(cpu_kernel):
 
 def test_the_kernel_that_computes_a_product():
     shape = (256, 128)
-    assert choose_kernel(8, shape, "cuda", (9, 0)) == choose_kernel(8, shape, "cuda", (7, 5)) == "int_mm"
-    assert (
-        choose_kernel(8, shape, "cuda", (7, 0))
-        == choose_kernel(8, (100, 128), "cuda", (9, 0))
-        == choose_kernel(8, shape, "mps")
-        == "dense"
-    )
-    assert choose_kernel(4, shape, "cuda", (8, 0), 64) == choose_kernel(4, shape, "cpu", group=32) == "int4"
-    assert choose_kernel(4, shape, "cuda", (7, 5), 64) == choose_kernel(4, shape, "mps", group=64) == "dense"
+    assert choose_kernel(8, shape, "cuda", (9, 0)) == choose_kernel(8, (100, 128), "cuda", (8, 0)) == "triton"
+    assert choose_kernel(8, (128, 100), "cuda", (9, 0)) == choose_kernel(8, shape, "cuda", (7, 5)) == "dense"
+    assert choose_kernel(8, shape, "mps") == choose_kernel(4, shape, "mps", group=64) == "dense"
+    for group, kernel in ((32, "triton"), (64, "triton"), (128, "triton"), (48, "dense"), (256, "dense"), (0, "dense")):
+        assert choose_kernel(4, shape, "cuda", (8, 0), group) == kernel
+    assert choose_kernel(4, shape, "cuda", (7, 5), 64) == "dense" and choose_kernel(4, shape, "cpu", group=32) == "int4"
     assert choose_kernel(4, (8, 128), "cpu", group=64) == choose_kernel(4, shape, "cpu", group=16) == "dense"
 
 
@@ -268,7 +265,7 @@ def test_codes_are_made_in_blocks_of_rows(monkeypatch, precision):
     """Nothing of more than a byte a weight is made of all rows at once, and blocks change no number."""
     weight, rows = torch.randn(1088, 512), torch.randn(3, 512)
     whole = quantise_weight(weight, None, precision)
-    monkeypatch.setattr(quantised_module, "_BLOCK", 64 * 512)
+    monkeypatch.setattr(quantised_module, "BLOCK", 64 * 512)
     with Largest() as largest:
         parts = quantise_weight(weight, None, precision)
     assert torch.equal(parts(rows), whole(rows)) and parts.nbytes == whole.nbytes

@@ -15,7 +15,7 @@ from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.llava_onevision import TIED, pixels
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
-from vidspec.models.chat_template import render_template
+from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
@@ -184,15 +184,15 @@ def test_templates_that_wait(monkeypatch):
     """A process that computes nothing is ended too."""
     monkeypatch.setattr(chat_template, "WALL_S", 0.3)
     with pytest.raises(ModelError, match="takes too long"):
-        render_template("model", lambda: time.sleep(30) or "")
+        TemplateRenderer(lambda messages: time.sleep(30) or "")("model", [])
 
 
 def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(checkpoints, monkeypatch):
     model = load_model(str(checkpoints["tied"]), CPU)
     asked = []
+    render = model.renderer
     monkeypatch.setattr(
-        "vidspec.models.adapter.render_template",
-        lambda name, render: asked.append(name) or render_template(name, render),
+        model, "renderer", lambda name, *args, **more: asked.append(name) or render(name, *args, **more)
     )
 
     def message(text):

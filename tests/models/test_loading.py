@@ -310,12 +310,19 @@ def full(*_args, **_kwargs):
     raise torch.OutOfMemoryError("no room")
 
 
-@pytest.mark.parametrize("weights", [None, "int8"])
-def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weights):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
+def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weights, error):
+    """While they are fused, or rounded: the hint names the formats and decoders that are left."""
+
+    def full(*_):
+        raise error
+
     monkeypatch.setattr("vidspec.engine.fused._Block.__init__", full)
     with pytest.raises(DeviceError, match="laying out its weights on cpu: memory does not suffice") as caught:
         load_model(str(checkpoints["tied"]), Placement(torch.device("cpu"), torch.float32, weights=weights))
     assert caught.value.kind == "memory" and "models.decoder: stock" in caught.value.hint
+    assert ("models.weights: int4" in caught.value.hint) == (weights != "int4") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: no memory")])

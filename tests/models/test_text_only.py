@@ -1,12 +1,8 @@
 """A language model without vision as the draft of a video model of its vocabulary."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 import transformers
-from vidspec.decoding.workers.frames import release_frames, share_frames
 
 from tests.checkpoints import checkpoint, readable
 from tests.engine.passing import forward
@@ -115,12 +111,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
         expected = captioner.target.model.text_ids("\n", "What moves?")
     (order,) = [one for one in sent if isinstance(one, OpenClip)]
     assert order.texts == {"\n": expected}
-    block = share_frames(np.zeros(order.shape, np.uint8), None)
-    try:
-        engine = Engine(loading.load_model(folders["draft"], WHERE, text=True))
-        clip = DraftClip(replace(order, memory=block.name), engine, lambda result: None)
-    finally:
-        release_frames(block)
+    clip = DraftClip(order, Engine(loading.load_model(folders["draft"], WHERE, text=True)), lambda result: None)
     assert clip.context.text("\n").token_ids.tolist() == expected
 
 

@@ -1,4 +1,4 @@
-"""What the attention kernels take on GPUs that are not here, against a table; Triton compiles without a GPU."""
+"""What our kernels take on GPUs that are not here, against a table; Triton compiles without a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from research.compiled import LIMITS, TABLE, compare
+from research.compiled import LIMITS, TABLE, compare, summary
 
 KNOWN = {"_part d128": [100, 0, 40_000], "_merge d128": [32, 0, 1024]}
 
@@ -38,6 +38,18 @@ def test_limits_of_a_device():
     ]
 
 
+def test_the_page_has_the_tables_figures():
+    page = TABLE.parents[2].joinpath("docs", "internals", "engine.md").read_text(encoding="utf-8")
+    assert summary({key: rows for key, rows in json.loads(TABLE.read_text()).items() if key != "triton"}) in page
+
+
+def test_kernels_of_float32_spill_nothing():
+    table = json.loads(TABLE.read_text())
+    for capability in LIMITS:
+        spilled = [figures[1] for name, figures in table[str(capability)].items() if "fp32" in name]
+        assert len(spilled) == 27 and not any(spilled)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("capability", LIMITS)
 def test_kernels_take_what_they_took(capability, tmp_path):
@@ -50,3 +62,20 @@ def test_kernels_take_what_they_took(capability, tmp_path):
     command = [sys.executable, "-m", "research.compiled", "--show", str(capability)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert compare(capability, table[str(capability)], json.loads(ran.stdout)) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+def test_products_of_all_row_counts_take_the_same_instruction(capability, tmp_path):
+    """Or a row's result would depend on the number of rows in its pass."""
+    pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
+    program = f"""
+from research.compiled import product_launches, tensor_core_instructions
+for name, launch in product_launches():
+    if "bf16" in name and "group32" not in name and "split" in name:
+        print(*tensor_core_instructions(launch, {capability}))
+"""
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    env.pop("TRITON_INTERPRET", None)
+    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert set(ran.stdout.splitlines()) == {"mma.sync.aligned.m16n8k16"} and len(ran.stdout.splitlines()) == 9

@@ -27,11 +27,11 @@ from vidspec.cli import (
     report_page,
     sample,
 )
-from vidspec.cli.interrupts import ending_of, raise_on_signals
 from vidspec.cli.options import CaptionHelp
 from vidspec.cli.printed import print_error
 from vidspec.errors import VidspecError
 from vidspec.escaping import escape_text
+from vidspec.signals import ending_of, raise_on_signals
 
 __all__ = ["app", "run", "run_app", "version"]
 

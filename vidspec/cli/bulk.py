@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli import start
 from vidspec.cli.destinations import check_files_distinct, open_output, plan_destinations, writes_parts
-from vidspec.cli.interrupts import ending_of
 from vidspec.cli.options import CaptionArguments
 from vidspec.cli.printed import print_note
 from vidspec.cli.report import left_out, totals
@@ -26,6 +25,7 @@ from vidspec.cli.request import (
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
+from vidspec.signals import ending_of
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-from vidspec.cli.interrupts import Terminated, defer_interrupt
 from vidspec.cli.options import AnswerFormat
 from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import print_failure, summary
@@ -21,6 +21,7 @@ from vidspec.events.record import Caption, failed_caption
 from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import check_output, write_whole
 from vidspec.registry import nearest
+from vidspec.signals import Terminated, defer_signals
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
@@ -166,7 +167,7 @@ class DialogueSession:
         """Stream an answer. Ctrl-C stops it between two rounds, a second one ends the session."""
         begun, caption, events = False, None, self._turn_events(answer)
         wrap, mark = WordWrap(terminal_columns(self.out)), ""
-        with defer_interrupt() as stopped, ExitStack() as waiting:
+        with defer_signals(signal.SIGINT) as interrupts, ExitStack() as waiting:
             waiting.enter_context(
                 stage_status("prefill" if self.dialogue.exchanges else "vision and prefill", on=not quiet)
             )
@@ -182,10 +183,11 @@ class DialogueSession:
                 elif isinstance(event, Finished):
                     caption = event.caption
                     self._records[caption.question["index"] if caption.question else 0] = caption
-                if stopped() and caption is None:
+                if interrupts and caption is None:
                     events.close()
                     print(wrap.add(" [stopped]"), end="", file=self.out)
                     break
+            interrupts.clear()
         print(wrap.end(), file=self.out, flush=True)
         if caption is not None and not quiet:
             print_note(summary(caption))

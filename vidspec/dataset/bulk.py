@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from vidspec.dataset.containers import shard_members
-from vidspec.dataset.interruption import uninterrupted
 from vidspec.dataset.job import Job, JobResult
 from vidspec.dataset.journal import JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output
@@ -21,6 +20,7 @@ from vidspec.errors import OutputError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import failed_caption
 from vidspec.events.tally import Tally
+from vidspec.signals import defer_signals
 
 __all__ = ["Executor", "Remaining", "plan_run", "plan_shards", "remaining_parts", "run_plan"]
 
@@ -240,7 +240,7 @@ def run_plan(
     try:
         for outcome in chain(plan.unkept, outcomes):
             try:
-                with uninterrupted():  # a written record is also counted
+                with defer_signals():  # a written record is also counted
                     outcome = _write_record(outcome, plan, output, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
                     tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)

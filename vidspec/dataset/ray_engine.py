@@ -82,7 +82,8 @@ class _Actors:
         actor = self.ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote()
         self._actors.append(actor)
         self._jobs.append(jobs)
-        self._running[actor.work.remote(worker, self.factory, self.config, group, jobs, self._messages)] = worker
+        channel = _QueueChannel(worker, jobs, self._messages)
+        self._running[actor.work.remote(channel, self.factory, self.config, group)] = worker
         return worker
 
     def send(self, worker: int, job: Job) -> None:
@@ -106,19 +107,11 @@ class _Actors:
 
 
 class _Actor:
-    """Ray actor with one captioner."""
+    """Ray actor with one captioner, which does what a replica does."""
 
-    def work(
-        self,
-        worker: int,
-        factory: CaptionerFactory,
-        config: JobConfig,
-        group: DeviceGroup,
-        jobs: Queue,
-        messages: Queue,
-    ) -> None:
+    def work(self, channel: _QueueChannel, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
         """Caption the jobs of a queue until the run ends."""
-        serve_jobs(_QueueChannel(worker, jobs, messages), factory, config, group)
+        serve_jobs(channel, factory, config, group)
 
 
 class _QueueChannel(NamedTuple):

@@ -18,7 +18,7 @@ from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "reserve_memory"]
+__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "needed_bytes", "reserve_memory"]
 
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
@@ -37,13 +37,20 @@ class MemoryClaim(NamedTuple):
 
     model: LanguageModel
     entries: int
-    prompt: int
-    tower: int
+    prompt: int = 0
+    tower: int = 0
     other_slab: int = 0
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:
     """Return True if all of these clips fit in addition to what is allocated now."""
+    needed = needed_bytes(claims)
+    free = {device: free_memory(device) for device in needed}
+    return all(size is None or needed[device] <= SHARE * size for device, size in free.items())
+
+
+def needed_bytes(claims: Sequence[MemoryClaim]) -> Counter[torch.device]:
+    """Return the bytes of clips on each device, beyond the slabs' unused entries."""
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
@@ -52,8 +59,7 @@ def has_room(claims: Sequence[MemoryClaim]) -> bool:
     for slab, entries in _entries_by_slab(claims).items():
         for device, share in slab.shares.items():
             needed[device] += int(share * slab.growth_bytes(entries))
-    free = {device: free_memory(device) for device in needed}
-    return all(size is None or needed[device] + towers[device] <= SHARE * size for device, size in free.items())
+    return needed + towers
 
 
 def reserve_memory(claims: Sequence[MemoryClaim], clips: int) -> None:
@@ -90,21 +96,22 @@ def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int,
     Raises:
         GenerationError: of kind ``context`` or ``memory``.
     """
-    limit, free = _context_length(model), free_memory(model.device)
+    limit = _context_length(model)
     if limit is not None and prompt + tokens > limit:
         raise GenerationError(
             f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
             hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
             kind="context",
         )
-    needed = model.decoder.slab.growth_bytes(prompt + room) + model.decoder.state_bytes
-    if free is not None and needed > free:
-        raise GenerationError(
-            f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
-            f"and {free / 2**30:.1f} are free",
-            hint="fewer --frames, a lower --fps or a smaller --max-pixels",
-            kind="memory",
-        )
+    for device, needed in needed_bytes([MemoryClaim(model, prompt + room)]).items():
+        free = free_memory(device)
+        if free is not None and needed > free:
+            raise GenerationError(
+                f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
+                f"and {free / 2**30:.1f} are free",
+                hint="fewer --frames, a lower --fps or a smaller --max-pixels",
+                kind="memory",
+            )
 
 
 def _context_length(model: VideoLanguageModel) -> int | None:

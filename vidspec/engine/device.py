@@ -32,6 +32,8 @@ __all__ = [
 
 #: Share of free memory for the keys and values of all sequences; a pass needs some too.
 _SHARE = 0.9
+#: Words of errors without a class of their own: torch's allocator of main memory, and CUDA's libraries.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 _THREAD = threading.local()
@@ -142,7 +144,7 @@ def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None
         out: receives the copy, such as a buffer that captured passes read.
     """
     on_cuda = device.type == "cuda"
-    source = host.pin_memory() if on_cuda and host.device.type == "cpu" else host
+    source = host.pin_memory() if on_cuda and host.device.type == "cpu" and host.numel() else host
     if out is not None:
         return out.copy_(source, non_blocking=on_cuda)
     return source.to(device, non_blocking=on_cuda)
@@ -210,7 +212,6 @@ def memory_for(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # Torch's CPU allocator has no exception of its own.
-        if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
+        if type(error) is RuntimeError and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
         raise DeviceError(f"{what}: memory does not suffice", hint=hint, kind="memory") from error

@@ -10,19 +10,21 @@ import copy
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vidspec.engine.block_kernels import load_block_kernels
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.layouts import WeightFormat, build_matrix
-from vidspec.engine.matrix import LARGE, Matrix, choose_packing
-from vidspec.engine.quantised import Int4Matrix, Int8Matrix, Precision, quantise_weight
+from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
+from vidspec.engine.quantised import quantise_weight
 from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
+from vidspec.engine.stock_types import StockModel
 
 __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
 
@@ -30,7 +32,7 @@ __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
 
 
-def unsupported_reason(language: Any, head: Any) -> str | None:
+def unsupported_reason(language: StockModel, head: StockModel) -> str | None:
     """Return why a language model cannot be fused; None if it can."""
     config = language.config
     kind = str(config.model_type)
@@ -56,7 +58,7 @@ def unsupported_reason(language: Any, head: Any) -> str | None:
     return None
 
 
-def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def _linears(block: StockModel) -> tuple[list[StockModel], list[StockModel], list[StockModel], list[StockModel]]:
     """Return the linear layers of a block: query, key and value; output; gate and up; down."""
     attention, mlp = block.self_attn, block.mlp
     return (
@@ -67,7 +69,7 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     )
 
 
-def packed_copy_bytes(language: Any, head: Any) -> int:
+def packed_copy_bytes(language: StockModel, head: StockModel) -> int:
     """Return the bytes of the packed copies of large weights, if weights are packed: of float32 ones."""
     if head.weight.dtype is not torch.float32:
         return 0
@@ -83,7 +85,7 @@ class _Norm:
     and sqrt(n).
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: StockModel) -> None:
         self.weight, self.eps = module.weight, float(module.variance_epsilon)
         self._scaled: torch.Tensor | None = None
         if self.weight.device.type == "cpu" and self.weight.dtype is torch.float32:
@@ -101,7 +103,7 @@ class _Norm:
 class _Block:
     """One block's matrices and norms."""
 
-    def __init__(self, block: Any, packed: bool, wanted: WeightFormat) -> None:
+    def __init__(self, block: StockModel, packed: bool, wanted: WeightFormat) -> None:
         self.qkv, self.out, self.gate_up, self.down = (
             build_matrix(part, wanted, packed=packed) for part in _linears(block)
         )
@@ -143,8 +145,8 @@ class FusedDecoder:
 
     def __init__(
         self,
-        language: Any,
-        head: Any,
+        language: StockModel,
+        head: StockModel,
         packed: bool | Literal["auto"] = "auto",
         budget: int | None = None,
         wanted: WeightFormat = None,
@@ -166,6 +168,7 @@ class FusedDecoder:
         rope = getattr(config, "rope_parameters", None)
         self._positions = RotaryPositions(language.rotary_emb, rope, weight, interleaved=interleaved)
         self.axes = self._positions.axes
+        self._kernels = load_block_kernels(weight.device)
         self.eager = eager_reason(self) if self.embedding.device.type == "cuda" else None
         self.graphs = make_graphs(self)
 
@@ -190,7 +193,7 @@ class FusedDecoder:
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
-            if isinstance(matrix, Int8Matrix if precision == "int8" else Int4Matrix):
+            if matrix.precision == precision:
                 return matrix
             return quantise_weight(matrix.dense(like.dtype, like.device), matrix.bias, precision)
 
@@ -219,11 +222,19 @@ class FusedDecoder:
         if block.head_norms is not None:
             queries, keys = block.head_norms
             turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
-        rotate(turning, rotation, out=into)
+        if self._kernels is None:
+            rotate(turning, rotation, out=into)
+        else:
+            self._kernels.rotate(turning, rotation[0], rotation[1], into)
         entries = states[:, self.heads :].view(count, 2, kv, self.width)
-        rows = block.out.add(rows, attention(index, states[:, : self.heads], entries))
-        gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
-        return block.down.add(rows, F.silu(gate).mul_(up))
+        attended = attention(index, states[:, : self.heads], entries)
+        if self._kernels is None:
+            rows = block.out.add(rows, attended)
+            gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
+            return block.down.add(rows, F.silu(gate).mul_(up))
+        norm = block.before_mlp
+        rows, normed = self._kernels.add_norm(rows, block.out(attended), norm.weight, norm.eps)
+        return block.down.add_(rows, self._kernels.silu_product(block.gate_up(normed)))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -15,8 +15,9 @@ from vidspec.engine.attention import split_count
 
 __all__ = ["split_attention"]
 
-#: Bytes of the queries that share loaded keys, and of the keys loaded at a time; fits into a small GPU's SM too.
-_BYTES = 2**14
+#: Bytes of the queries that share loaded keys, and of the keys loaded at a time; fits into a small GPU's SM too. Those
+#: of float32 are multiplied in registers, which hold a quarter.
+_BYTES, _BYTES_FLOAT32 = 2**14, 2**12
 _LOG2_E = 1.4426950408889634
 
 
@@ -41,7 +42,8 @@ def split_attention(
     rows, heads, width = query.shape
     kv_heads = len(keys)
     group = heads // kv_heads
-    padded, some = triton.next_power_of_2(group), max(16, min(64, _BYTES // (width * query.itemsize)))
+    size = _BYTES_FLOAT32 if query.dtype is torch.float32 else _BYTES
+    padded, some = triton.next_power_of_2(group), max(16, min(64, size // (width * query.itemsize)))
     together = max(1, min(triton.next_power_of_2(rows), some // padded))
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 132
     splits = split_count(kv_heads, -(-rows // together), processors)

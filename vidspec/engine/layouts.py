@@ -18,7 +18,8 @@ from vidspec.engine.matrix import (
     join_weights,
     release_weights,
 )
-from vidspec.engine.quantised import Precision, StoredCodes, has_fast_int8, quantise_weight
+from vidspec.engine.quantised import Precision, has_fast_int8, quantise_weight
+from vidspec.engine.stored_codes import StoredCodes
 
 __all__ = [
     "QuantisedLinear",
@@ -74,7 +75,7 @@ def build_matrix(
     Args:
         layers: plain linear layers with the same input width, dtype and device; all with a bias or none. If the layout
             changes and the weight is not shared, their parameters are emptied. A layer with an empty weight has
-            :class:`~vidspec.engine.quantised.StoredCodes` of a checkpoint as its ``codes``, which stay.
+            :class:`~vidspec.engine.stored_codes.StoredCodes` of a checkpoint as its ``codes``, which stay.
     """
     if (stored := _stored_matrix(layers)) is not None:
         return stored

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -38,11 +38,15 @@ __all__ = [
     "MatrixWithPackedCopy",
     "PackedMatrix",
     "PlainMatrix",
+    "Precision",
     "choose_packing",
     "join_weights",
     "release_weights",
+    "row_blocks",
 ]
 
+#: Precision of quantised weights.
+Precision = Literal["int8", "int4"]
 #: Smallest weight, in numbers, for which a packed copy pays; smaller ones are stored as (in, out).
 LARGE = 2**20
 #: oneDNN takes longer for two or three rows than for this many; they are padded.
@@ -59,12 +63,14 @@ class Matrix(ABC):
         bias: (out,), or None.
         nbytes: bytes held in addition to the layers' parameters.
         second: True if those are a second copy.
+        precision: of quantised weights; None for others.
     """
 
     shape: tuple[int, int]
     bias: torch.Tensor | None
     nbytes: int = 0
     second: bool = False
+    precision: Precision | None = None
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -73,6 +79,10 @@ class Matrix(ABC):
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return ``residual`` (R, out) plus the product."""
         return self(rows).add_(residual)
+
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return :meth:`add`, possibly in the memory of ``residual``."""
+        return self.add(residual, rows)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return the weight (out, in) as numbers: products with unit vectors, a block at a time."""
@@ -121,6 +131,11 @@ class PlainMatrix(Matrix):
             residual = residual + self.bias
         return torch.addmm(residual, rows, self.transposed)
 
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None:
+            residual.add_(self.bias)
+        return residual.addmm_(rows, self.transposed)
+
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.weight.to(device, dtype)
 
@@ -139,6 +154,9 @@ class MatrixWithPackedCopy(PlainMatrix):
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
+
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.add(residual, rows)
 
 
 class PackedMatrix(Matrix):
@@ -165,6 +183,12 @@ def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tenso
         return layers[0].weight.data, None if layers[0].bias is None else layers[0].bias.data
     weight = torch.cat([layer.weight.data for layer in layers])
     return weight, None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
+
+
+def row_blocks(shape: Sequence[int], numbers: int) -> Iterator[slice]:
+    """Return blocks of the rows of a weight (out, in): about so many numbers, a multiple of 64 rows."""
+    rows = max(numbers // shape[1] // 64, 1) * 64
+    return (slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows))
 
 
 def release_weights(layers: Sequence[nn.Linear]) -> None:

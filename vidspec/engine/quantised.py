@@ -1,47 +1,47 @@
-"""Weights as integers of eight or four bits, on torch's own operators.
+"""Weights as integers of eight or four bits: on torch's own operators on a CPU, on our kernels on a GPU.
 
 A weight is ``(code - zero) * scale``, with a scale for each output (:class:`Int8Matrix`) or for each group of inputs
-of each output (:class:`Int4Matrix`). Rows are quantised one by one or not at all, so that a row's result does not
-depend on other clips' rows in the pass. A checkpoint's eight-bit codes (:class:`StoredCodes`) give the float32 product
-on a CPU; four-bit products round rows, scales and zeros to bfloat16.
+of each output (:class:`Int4Matrix`). On a CPU rows are quantised one by one or not at all, so that a row's result does
+not depend on other clips' rows in the pass. A checkpoint's eight-bit codes
+(:class:`~vidspec.engine.stored_codes.StoredCodes`) give the float32 product there; four-bit products round rows, scales
+and zeros to bfloat16. On a GPU (:class:`~vidspec.engine.few_rows.KernelMatrix`) rows are never quantised, and four-bit
+zeros are whole.
 """
 
 from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch.nn import functional as F
 
-from vidspec.engine.matrix import X86, Matrix
+from vidspec.engine.block_kernels import CAPABILITY, runs_triton
+from vidspec.engine.few_rows import STEP, KernelMatrix, blocked_product, pack_words
+from vidspec.engine.matrix import X86, Matrix, Precision, row_blocks
 
 __all__ = [
+    "BLOCK",
     "Int4Matrix",
     "Int8Matrix",
     "Precision",
     "QuantisedKernel",
-    "StoredCodes",
     "choose_kernel",
     "has_fast_int8",
+    "int4_bytes",
+    "kernel_on",
     "quantise_weight",
     "quantised_bytes",
 ]
 
-#: Precision of quantised weights.
-Precision = Literal["int8", "int4"]
-#: Kernel of a product with integer codes: the int8 product of FBGEMM, oneDNN or cuBLAS, torch's product of float32 rows
-#: and int8 codes, its int4 product for this type of device, or a float product with the weight made dense at each call.
-QuantisedKernel = Literal["fbgemm", "onednn", "int_mm", "int8", "int4", "dense"]
+#: Kernel of a product with integer codes: on a CPU FBGEMM's or oneDNN's int8 product, torch's of float32 rows and int8
+#: codes or its int4 product; on a GPU ours; else a float product with the weight dequantised at each call.
+QuantisedKernel = Literal["fbgemm", "onednn", "int8", "int4", "triton", "dense"]
 #: Inputs that share a scale in a four-bit weight: the first that divides them.
 _GROUPS = (64, 32)
 #: Numbers of a weight that are rounded or packed at a time; temporaries take 12 bytes each.
-_BLOCK = 2**22
-#: Fewest rows of cuBLAS's int8 product.
-_ROWS = 32
+BLOCK = 2**22
 #: Digits that rows are split into for a checkpoint's eight-bit codes: 21 bits, and more with VNNI.
 _DIGITS = 3
 
@@ -59,19 +59,19 @@ def choose_kernel(
         group: inputs that share a scale in a four-bit weight.
     """
     out, inner = shape
-    if bits == 8 and device == "cpu":
-        return _cpu_kernel()
+    if device == "cuda":
+        grouped = bits == 8 or group in (32, 64) or (group % STEP == 0 and group > 0 and inner % group == 0)
+        return "triton" if capability >= CAPABILITY and inner % STEP == 0 and grouped else "dense"
     if bits == 8:
-        return "int_mm" if device == "cuda" and capability >= (7, 5) and out % 8 == inner % 8 == 0 else "dense"
+        return _cpu_kernel() if device == "cpu" else "dense"
     grouped = group in (32, 64, 128, 256) and inner % group == 0 and out % 16 == 0
-    known = device == "cpu" or (device == "cuda" and capability >= (8, 0))
-    return "int4" if grouped and known else "dense"
+    return "int4" if grouped and device == "cpu" else "dense"
 
 
-def _kernel_on(bits: Literal[8, 4], codes: torch.Tensor, group: int = 0) -> QuantisedKernel:
-    place = codes.device
-    capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else (0, 0)
-    return choose_kernel(bits, (codes.shape[0], codes.shape[1]), place.type, capability, group)
+def kernel_on(bits: Literal[8, 4], shape: tuple[int, int], device: torch.device, group: int = 0) -> QuantisedKernel:
+    """Return the kernel for a weight on this device; none of ours without Triton or with ROCm."""
+    capability = torch.cuda.get_device_capability(device) if runs_triton(device) else (0, 0)
+    return choose_kernel(bits, shape, device.type, capability, group)
 
 
 @cache
@@ -133,7 +133,9 @@ def _qlinear(
 
 
 class Int8Matrix(Matrix):
-    """Eight-bit codes with a scale for each output; rows are quantised too, each by its largest number.
+    """Eight-bit codes with a scale for each output, for a CPU or a GPU without our kernels.
+
+    Rows are quantised too, each by its largest number.
 
     Args:
         codes: (out, in) int8, from -127 to 127.
@@ -143,21 +145,23 @@ class Int8Matrix(Matrix):
             kept, and codes may also be -128.
     """
 
+    precision = "int8"
+
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None, *, rounded: bool = True
     ) -> None:
         self.shape, self.bias, self._scales = (codes.shape[0], codes.shape[1]), bias, scales.float().clone()
-        self.kernel, self._codes, self._zero = _kernel_on(8, codes), codes.contiguous(), 0
+        self.kernel, self._codes, self._zero = kernel_on(8, self.shape, codes.device), codes.contiguous(), 0
         self._digits = 1 if rounded else _DIGITS
-        if not rounded and codes.device.type != "cpu":
+        if self.kernel == "triton":
             self.kernel = "dense"
-        elif not rounded and self.kernel == "dense":
+        elif not rounded and self.kernel == "dense" and codes.device.type == "cpu":
             self.kernel = "int8"
         self.nbytes = codes.nbytes + self._scales.nbytes
         if self.kernel in ("onednn", "fbgemm"):
             self._zero = _zero_point()
         self._bound = 63 if self._zero == 64 else 127
-        if self.kernel in ("onednn", "fbgemm", "int_mm"):  # a row's largest number maps to the bound
+        if self.kernel in ("onednn", "fbgemm"):  # a row's largest number maps to the bound
             self._scales /= self._bound
         if self.kernel == "onednn":
             self._codes = torch.ops.onednn.qlinear_prepack(self._codes, None)
@@ -176,15 +180,13 @@ class Int8Matrix(Matrix):
         """Round a weight (out, in) to the nearest codes."""
         codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
         scales = torch.empty(len(weight), device=weight.device)
-        for rows in _row_blocks(weight.shape):
-            part = weight[rows].float()
-            scales[rows] = torch.linalg.vector_norm(part, torch.inf, 1).clamp_min_(1e-12) / 127
-            codes[rows] = part.div(scales[rows, None]).round_().to(torch.int8)
+        for rows in row_blocks(weight.shape, BLOCK):
+            codes[rows], scales[rows] = _round_outputs(weight[rows])
         return cls(codes, scales, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.kernel == "dense":
-            return F.linear(rows, (self._codes * self._scales[:, None]).to(rows.dtype), self.bias)
+            return blocked_product(rows, self._dequantise, self.shape, self.bias)
         if self.kernel == "int8":
             out = torch.ops.aten._weight_int8pack_mm(rows.float().contiguous(), self._codes, self._scales)
             return (out if self.bias is None else out.add_(self.bias)).to(rows.dtype)  # type: ignore[no-any-return]
@@ -195,6 +197,9 @@ class Int8Matrix(Matrix):
         if self.bias is None:
             return product.mul_(largest).to(rows.dtype)
         return torch.addcmul(self.bias.float(), product, largest).to(rows.dtype)
+
+    def _dequantise(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
+        return (self._codes[outputs] * self._scales[outputs, None]).to(dtype)
 
     def _split_product(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return (R, out) float32 for numbers (R, in) within the bound, each split into digits of falling weight."""
@@ -213,16 +218,12 @@ class Int8Matrix(Matrix):
         if self.kernel == "fbgemm":  # it rounds by itself
             of_rows = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
             return of_rows(numbers, 1.0, self._zero, self._packed)  # type: ignore[no-any-return]
-        numbers = numbers.round()
-        if self.kernel == "onednn":
-            unsigned = numbers.add_(self._zero).to(torch.uint8)
-            return _qlinear(unsigned, self._zero, self._codes, self._scales, self._zeros)
-        filled = F.pad(numbers.to(torch.int8), (0, 0, 0, max(0, _ROWS - len(numbers))))
-        return torch._int_mm(filled, self._codes.t())[: len(numbers)] * self._scales
+        unsigned = numbers.round().add_(self._zero).to(torch.uint8)
+        return _qlinear(unsigned, self._zero, self._codes, self._scales, self._zeros)
 
 
 class Int4Matrix(Matrix):
-    """Four-bit codes with a scale and a zero for each group of inputs of each output.
+    """Four-bit codes with a scale and a zero for each group of inputs, for a CPU or a GPU without our kernels.
 
     Args:
         codes: (out, in) uint8, from 0 to 15.
@@ -231,6 +232,8 @@ class Int4Matrix(Matrix):
         group: inputs that share a scale.
         bias: (out,), or None.
     """
+
+    precision = "int4"
 
     def __init__(
         self,
@@ -241,7 +244,7 @@ class Int4Matrix(Matrix):
         bias: torch.Tensor | None = None,
     ) -> None:
         self.shape, self.bias, self._group = (codes.shape[0], codes.shape[1]), bias, group
-        self.kernel = _kernel_on(4, codes, group)
+        self.kernel = "int4" if kernel_on(4, self.shape, codes.device, group) == "int4" else "dense"
         scales = scales.float()
         middle = (8 - zeros.float()) * scales  # the value of code 8
         pairs = torch.stack([scales, middle], dim=-1)
@@ -265,46 +268,58 @@ class Int4Matrix(Matrix):
         codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
         scales = torch.empty(len(weight), weight.shape[1] // group, device=weight.device)
         zeros = torch.empty_like(scales)
-        for rows in _row_blocks(weight.shape):
-            parts = weight[rows].float().unflatten(1, (-1, group))
-            least, largest = parts.amin(-1), parts.amax(-1)
-            scales[rows] = ((largest - least) / 15).clamp_min_(1e-12)
-            zeros[rows] = -least / scales[rows]
-            numbers = parts.div(scales[rows, :, None]).add_(zeros[rows, :, None])
-            codes[rows] = numbers.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
+        for rows in row_blocks(weight.shape, BLOCK):
+            codes[rows], scales[rows], zeros[rows] = _round_groups(weight[rows], group)
         return cls(codes, scales, zeros, group, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.kernel == "dense":
-            scales, middle = self._pairs.unbind(-1)
-            parts = (self._codes.view(*scales.shape, self._group).float() - 8) * scales[..., None] + middle[..., None]
-            return F.linear(rows, parts.view(self.shape).to(rows.dtype), self.bias)
+            return blocked_product(rows, self._dequantise, self.shape, self.bias)
         given = rows.to(self._pairs.dtype).contiguous()
-        if rows.device.type == "cpu":
-            out = torch.ops.aten._weight_int4pack_mm_for_cpu(given, self._codes, self._group, self._pairs)
-        else:
-            out = torch.ops.aten._weight_int4pack_mm(given, self._codes, self._group, self._pairs)
-        out = out.to(rows.dtype)
+        out = torch.ops.aten._weight_int4pack_mm_for_cpu(given, self._codes, self._group, self._pairs).to(rows.dtype)
         return out if self.bias is None else out.add_(self.bias)  # type: ignore[no-any-return]
 
-
-def _row_blocks(shape: Sequence[int]) -> Iterator[slice]:
-    """Return blocks of rows of a weight (out, in), multiples of 64, the row block of four-bit layouts."""
-    rows = max(_BLOCK // shape[1] // 64, 1) * 64
-    return (slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows))
+    def _dequantise(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
+        scales, middle = self._pairs[outputs].unbind(-1)
+        parts = (self._codes[outputs].view(*scales.shape, self._group).float() - 8) * scales[..., None]
+        return parts.add_(middle[..., None]).flatten(1).to(dtype)
 
 
 def _pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Return the codes in the layout of torch's int4 product for the device."""
-    return torch.cat([_pack_int4_block(codes[rows]) for rows in _row_blocks(codes.shape)])
+    """Return the codes in the layout of torch's int4 product on a CPU."""
+    pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+    return torch.cat([pack(codes[rows].int(), 2) for rows in row_blocks(codes.shape, BLOCK)])
 
 
-def _pack_int4_block(codes: torch.Tensor) -> torch.Tensor:
-    if codes.device.type == "cpu":
-        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 2)  # type: ignore[no-any-return]
-    tiles = next(count for count in (8, 4, 2) if codes.shape[1] % (16 * count) == 0)
-    both = codes[:, ::2] << 4 | codes[:, 1::2]
-    return torch.ops.aten._convert_weight_to_int4pack(both.contiguous(), tiles)  # type: ignore[no-any-return]
+def _round_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the int8 codes and the scales (out,) of a weight (out, in)."""
+    weight = weight.float()
+    scales = torch.linalg.vector_norm(weight, torch.inf, 1).clamp_min_(1e-12) / 127
+    return weight.div(scales[:, None]).round_().to(torch.int8), scales
+
+
+def _round_groups(
+    weight: torch.Tensor, group: int, stored: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the codes from 0 to 15, the scales and the zeros (out, in / group) of a weight (out, in).
+
+    Args:
+        weight: (out, in).
+        group: inputs that share a scale.
+        stored: dtype of the scales, for whole zeros from 0 to 15; None for float32 and fractional ones.
+    """
+    parts = weight.float().unflatten(1, (-1, group))
+    least, largest = parts.amin(-1), parts.amax(-1)
+    if stored is not None:
+        least, largest = least.clamp_(max=0), largest.clamp_(min=0)
+    scales = ((largest - least) / 15).clamp_min_(1e-12)
+    if stored is not None:
+        scales = scales.to(stored).float()
+    zeros = -least / scales
+    if stored is not None:
+        zeros = zeros.round_().clamp_(0, 15)
+    numbers = parts.div(scales[..., None]).add_(zeros[..., None])
+    return numbers.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scales, zeros
 
 
 def _group_size(inner: int) -> int:
@@ -316,89 +331,34 @@ def quantised_bytes(shape: tuple[int, int], precision: Precision, device: torch.
     (out, inner), group = shape, _group_size(shape[1])
     if precision == "int8" or not group:
         return out * (inner + 4)
-    capability = (0, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
-    if choose_kernel(4, shape, device.type, capability, group) == "dense":
-        return out * (inner + inner // group * 8)
-    return out * (inner // 2 + inner // group * 4)
+    return int4_bytes(shape, group, kernel_on(4, shape, device, group))
+
+
+def int4_bytes(shape: tuple[int, int], group: int, kernel: QuantisedKernel) -> int:
+    """Return the bytes of a weight (out, in) in four bits, with scales and zeros."""
+    (out, inner), groups = shape, shape[1] // group
+    if kernel == "dense":
+        return out * (inner + groups * 8)
+    return out * (inner // 2 + groups * (3 if kernel == "triton" else 4))
 
 
 def quantise_weight(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:
     """Round a weight (out, in) to codes; to eight bits if its inputs do not divide into groups."""
-    return (
-        Int4Matrix.of(weight, bias)
-        if precision == "int4" and _group_size(weight.shape[1])
-        else Int8Matrix.of(weight, bias)
+    shape, group = (weight.shape[0], weight.shape[1]), _group_size(weight.shape[1]) if precision == "int4" else 0
+    if kernel_on(4 if group else 8, shape, weight.device, group) != "triton":
+        return Int4Matrix.of(weight, bias) if group else Int8Matrix.of(weight, bias)
+    words = torch.empty(
+        len(weight), weight.shape[1] * (4 if group else 8) // 32, dtype=torch.int32, device=weight.device
     )
-
-
-class StoredCodes(NamedTuple):
-    """A weight (out, in) as a checkpoint stores it.
-
-    Attributes:
-        packed: (out, in) int8 codes; or (out, in / 2) uint8, two four-bit codes each, the first in the lower half.
-        scales: (out, groups), one for each run of inputs.
-        zeros: (out, groups) the codes of 0; 0 for eight bits.
-    """
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-
-    @classmethod
-    def of(cls, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> StoredCodes:
-        """Return the stored form of codes (out, in): uint8 of four bits, or int8."""
-        if codes.dtype is torch.uint8:
-            codes = codes[:, ::2] | codes[:, 1::2] << 4
-        return cls(codes.contiguous(), scales.contiguous(), zeros.contiguous())
-
-    @property
-    def bits(self) -> Literal[8, 4]:
-        """Bits of a code."""
-        return 8 if self.packed.dtype is torch.int8 else 4
-
-    @property
-    def numbers(self) -> torch.Tensor:
-        """(out, in) unpacked codes."""
-        if self.bits == 8:
-            return self.packed
-        return torch.stack([self.packed & 15, self.packed >> 4], dim=-1).flatten(1)
-
-    @property
-    def dense(self) -> torch.Tensor:
-        """(out, in) weight in float32."""
-        parts = self.numbers.float().unflatten(1, (self.scales.shape[1], -1))
-        return parts.sub_(self.zeros[..., None]).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def join(parts: Sequence[StoredCodes], bias: torch.Tensor | None, device: torch.device) -> Matrix:
-        """Concatenate weights with equally many groups into one matrix on a device."""
-        joined = StoredCodes(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))
-        codes, scales = joined.numbers, joined.scales
-        if joined.bits == 8:
-            return Int8Matrix.from_codes(codes, scales[:, 0], bias)
-        return Int4Matrix(codes, scales, joined.zeros, codes.shape[1] // scales.shape[1], bias)
-
-    @staticmethod
-    def nbytes(bits: int, shape: tuple[int, int], group: int, device: torch.device, dtype: torch.dtype) -> int:
-        """Return the bytes of a checkpoint's codes kept as stored, with their scales; 0 if they cannot be kept.
-
-        They can be kept if their product is as precise as the model's dtype, or as the 16 bits of a library's: int8 and
-        int4 on a CPU, int4 of a bfloat16 model on a GPU.
-
-        Args:
-            bits: bits of a code.
-            shape: (out, in) of the weight.
-            group: inputs that share a scale and, for four bits, a zero; for eight bits all inputs, and the code of 0
-                is 0.
-            device: device of the product.
-            dtype: dtype of the model.
-        """
-        (out, inner), on_cpu = shape, device.type == "cpu"
-        if bits == 8:
-            return out * (inner + 4) if on_cpu and group == inner else 0
-        if bits != 4 or not (on_cpu or (device.type == "cuda" and dtype is torch.bfloat16)):
-            return 0
-        capability = (0, 0) if on_cpu else torch.cuda.get_device_capability(device)
-        if choose_kernel(4, shape, device.type, capability, group) != "int4":
-            return 0
-        return out * (inner // 2 + inner // group * 4)
+    if not group:
+        scales = torch.empty(len(weight), device=weight.device)
+        for rows in row_blocks(weight.shape, BLOCK):
+            codes, scales[rows] = _round_outputs(weight[rows])
+            words[rows] = pack_words(codes, 8)
+        return KernelMatrix(words, scales, None, bias)
+    scales = torch.empty(weight.shape[1] // group, len(weight), dtype=torch.bfloat16, device=weight.device)
+    zeros = torch.empty_like(scales, dtype=torch.int8)
+    for rows in row_blocks(weight.shape, BLOCK):
+        codes, of_groups, zeros_of_groups = _round_groups(weight[rows], group, scales.dtype)
+        words[rows], scales[:, rows], zeros[:, rows] = pack_words(codes, 4), of_groups.t(), zeros_of_groups.t()
+    return KernelMatrix(words, scales, zeros, bias)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import torch
@@ -28,9 +27,12 @@ from vidspec.models.base import (
     VisionOutput,
     VisualTokens,
 )
-from vidspec.models.chat_template import render_template
+from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.frame_rules import FrameRule
+from vidspec.models.memory_estimate import ClipMemory, clip_memory
+from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import BUDGET, split_pixels, token_bytes
+from vidspec.models.vision import split_pixels
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
@@ -69,8 +71,8 @@ class Adapter:
     vision_attention: ClassVar[str] = "sdpa"
     #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
-    #: Approximate tower rows per visual token; feature vectors per visual token, deepstack levels included.
-    rows_per_token, features_per_token = 1, 1
+    #: Rule for the number of visual tokens; None in a family that overrides :meth:`visual_tokens`.
+    frame_rule: FrameRule | None = None
     #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
     #: One-line notice for users of this checkpoint.
@@ -94,12 +96,14 @@ class Adapter:
         self.vision_lock = threading.Lock()
         self._init_parts()
         self.template = template or self.default_template()
+        self.renderer = TemplateRenderer(tokenizer.apply_chat_template)
         self._rendered: tuple[list[ChatMessage], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
         # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
+        self.frame_rule = self.frame_rule_of(model.config, processor)
         self.set_up(processor)
 
     # Hooks that families override.
@@ -124,6 +128,11 @@ class Adapter:
     def set_up(self, processor: ProcessorConfig) -> None:
         """Read the settings of preprocessing and prompts from the processor's and the model's configs."""
 
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule | None:
+        """Return the rule for the number of visual tokens, from the stock model's and the processor's configs."""
+        return None
+
     def default_template(self) -> str:
         """Return the family's chat template, for checkpoints without one."""
         return self.chat_template
@@ -135,7 +144,9 @@ class Adapter:
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         """Return the number of visual tokens of a clip, class tokens excluded, without running the tower."""
-        raise NotImplementedError
+        if self.frame_rule is None:
+            raise NotImplementedError
+        return self.frame_rule.visual_tokens(frames, height, width)
 
     def audio_tokens(self, samples: int) -> int:
         """Return the number of audio tokens of so many samples."""
@@ -184,11 +195,11 @@ class Adapter:
             yield
         return outputs
 
-    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
+    def clip_memory(self, size: tuple[int, int, int], visual: int, tokens: int, room: int) -> ClipMemory:
         """See :class:`~vidspec.models.base.VideoLanguageModel`."""
-        prompt = (tokens + self.features_per_token * visual) * self.language.config.hidden_size * self.dtype.itemsize
-        row = token_bytes(self.model.config.vision_config, every_block=self.keeps_blocks)
-        return prompt, min(BUDGET, visual * self.rows_per_token * row)
+        rows = (0, 0) if self.frame_rule is None else self.frame_rule.tower_rows(*size)
+        sizes = sizes_of(type(self), self.model, self.decoder, self.device)
+        return clip_memory(sizes, visual=visual, tokens=tokens, room=room, tower_rows=rows)
 
     @property
     def device(self) -> torch.device:
@@ -330,15 +341,14 @@ class Adapter:
         """Render ``messages`` up to the start of the answer; the last result is cached."""
         known, text = self._rendered
         if known != messages:
-            apply = partial(
-                self.tokenizer.apply_chat_template,
+            text = self.renderer(
+                self.name,
                 messages,
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=False,  # read by templates of reasoning models
             )
-            text = render_template(self.name, apply)
             self._rendered = messages, text
         return text
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
 from vidspec.deprecation import old_names
 from vidspec.engine.decoder import LanguageModel
+from vidspec.engine.stock_types import StockConfig, StockModel, StockTokenizer
 from vidspec.models.preprocess import PixelRules, normalise
 
 if TYPE_CHECKING:
     from vidspec.engine.quantised import Precision
+    from vidspec.models.memory_estimate import ClipMemory
     from vidspec.models.request import DialogueTurn
     from vidspec.video import Clip
-
-#: Stock models of ``transformers``, their configs and tokenizers; untyped, since attributes differ by class.
-StockModel: TypeAlias = Any
-StockConfig: TypeAlias = Any
-StockTokenizer: TypeAlias = Any
 
 __all__ = [
     "EmbeddedPrompt",
@@ -254,12 +251,14 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """Return the number of audio tokens of so many samples; 0 for families without audio input."""
         ...
 
-    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
-        """Estimate the device bytes of a clip until its prompt is read, and those of the running tower.
+    def clip_memory(self, size: tuple[int, int, int], visual: int, tokens: int, room: int) -> ClipMemory:
+        """Estimate the memory of a clip on the model's device.
 
         Args:
-            visual: number of visual tokens.
+            size: number of frames, their height and width.
+            visual: number of visual and audio tokens.
             tokens: number of prompt tokens.
+            room: number of tokens after the prompt.
         """
         ...
 

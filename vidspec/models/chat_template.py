@@ -1,85 +1,130 @@
 """Render the chat template of a checkpoint, an untrusted program, with limits on time, memory and output.
 
 Jinja's sandbox keeps a template from Python's objects, but not from looping forever or building a text of many
-gigabytes. So each is rendered in a forked process that the kernel ends at its limits; without fork (Windows), in this
-process and without limits.
+gigabytes. So each prompt is rendered in a fork that the kernel ends at its limits. A process that has started CUDA must
+not be forked: there a spawned process forks instead. Windows has no forks: there only the time is limited.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import signal
+import threading
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vidspec.errors import ModelError
-from vidspec.models.forking import silent_tokenizers
+from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, spawn
 
-__all__ = ["render_template"]
+__all__ = ["TemplateRenderer"]
 
 #: Limits of the rendering process: CPU seconds, wall seconds, bytes beyond those it shares with this one.
 CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
+#: Seconds for a spawned process to start.
+START_S = 120.0
 #: Maximum characters of a prompt; a context of 128k tokens has a few per token.
 LONGEST = 1 << 20
 
 
-def render_template(name: str, render: Callable[[], str]) -> str:
-    """Run ``render`` in a forked process and return its text.
+class RenderedPrompt(NamedTuple):
+    """The text, or the problem with the template."""
+
+    text: str
+    problem: str | None = None
+
+
+class TemplateRenderer:
+    """Renders the prompts of one model; thread-safe.
 
     Args:
-        name: model name, for messages.
-        render: applies the template and returns the text.
-
-    Raises:
-        ModelError: the template is invalid, does what the sandbox forbids, or exceeds a limit.
+        apply: renders messages with the template in its keyword arguments; picklable.
     """
-    answer = _render_in_fork(render) if hasattr(os, "fork") else _render_reply(render)
-    kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
-    if kind == b"+":
-        return text
-    raise ModelError(
-        f"{name}: its chat template {text or 'takes too long'}", hint="correct chat_template.jinja", kind="template"
-    )
+
+    def __init__(self, apply: Callable[..., str]) -> None:
+        self.apply = apply
+        self._child: Child | None = None
+        self._lock = threading.Lock()
+        if not can_fork():
+            self._child = spawn(_serve, apply, name="vidspec templates")  # it takes seconds to start
+
+    def __call__(self, name: str, messages: Sequence[Mapping[str, object]], **options: object) -> str:
+        """Return the text of ``messages``.
+
+        Args:
+            name: model name, for errors.
+            messages: as templates take them.
+            options: keyword arguments of ``apply``.
+
+        Raises:
+            ModelError: the template is invalid, does what the sandbox forbids, or exceeds a limit.
+        """
+        if can_fork():
+            text, problem = _render_in_fork(self.apply, messages, options)
+        else:
+            text, problem = self._render_in_spawned(messages, options)
+        if problem is None:
+            return text
+        raise ModelError(f"{name}: its chat template {problem}", hint="correct chat_template.jinja", kind="template")
+
+    def _render_in_spawned(
+        self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
+    ) -> RenderedPrompt:
+        with self._lock:
+            child = self._child = self._child or spawn(_serve, self.apply, name="vidspec templates")
+            try:
+                child.send((messages, options))
+                reply: RenderedPrompt = child.receive(time.monotonic() + START_S + WALL_S)
+                return reply
+            except (ChildEnded, TimeoutError) as error:
+                self._child = None
+                child.end()
+                return RenderedPrompt("", f"cannot be rendered: its process ended ({error or 'it hangs'})")
 
 
-def _render_reply(render: Callable[[], str]) -> bytes:
-    """Return ``+`` and the text, or ``-`` and the problem with the template."""
+def _serve(channel: Channel, apply: Callable[..., str]) -> None:
+    """Render prompts in a spawned process."""
+    render = _render_in_fork if can_fork() else _render
+    while True:
+        channel.send(render(apply, *channel.receive()))
+
+
+def _render_in_fork(
+    apply: Callable[..., str], messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
+) -> RenderedPrompt:
+    child = fork(_send_rendered, apply, messages, options)
     try:
-        text = render()
+        reply: RenderedPrompt = child.receive(time.monotonic() + WALL_S)
+        return reply
+    except (ChildEnded, TimeoutError):
+        return RenderedPrompt("", "takes too long")
+    finally:
+        child.end()
+
+
+def _send_rendered(
+    channel: Channel,
+    apply: Callable[..., str],
+    messages: Sequence[Mapping[str, object]],
+    options: Mapping[str, object],
+) -> None:
+    _set_limits()
+    channel.send(_render(apply, messages, options))
+
+
+def _render(
+    apply: Callable[..., str], messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
+) -> RenderedPrompt:
+    try:
+        text = apply(messages, **options)
     except MemoryError:
-        return b"-needs too much memory"
+        return RenderedPrompt("", "needs too much memory")
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"-cannot be rendered: {lines[0][:200]}".encode("utf-8", "surrogatepass")
+        return RenderedPrompt("", f"cannot be rendered: {lines[0][:200]}")
     if len(text) > LONGEST:
-        return f"-gives a prompt of {len(text)} characters".encode()
-    return b"+" + text.encode("utf-8", "surrogatepass")
-
-
-def _render_in_fork(render: Callable[[], str]) -> bytes:
-    """Return :func:`_render_reply` of a forked process; ``-`` alone if it was killed."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings(), silent_tokenizers():
-        warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads; the child needs none
-        child = os.fork()
-    if child == 0:
-        try:
-            _set_limits()
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(_render_reply(render))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        answer = _read_until(pipe.fileno(), time.monotonic() + WALL_S)
-    if not answer:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return answer if answer and status == 0 else b"-"
+        return RenderedPrompt("", f"gives a prompt of {len(text)} characters")
+    return RenderedPrompt(text)
 
 
 def _set_limits() -> None:
@@ -90,14 +135,3 @@ def _set_limits() -> None:
     with contextlib.suppress(OSError, ValueError):  # no /proc, or a limit below this already
         held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
-
-
-def _read_until(pipe: int, deadline: float) -> bytes:
-    """Read the pipe until the other end closes; return nothing if ``deadline`` passes first."""
-    received = bytearray()
-    while (remaining := deadline - time.monotonic()) > 0:
-        if select.select([pipe], [], [], remaining)[0]:
-            if not (data := os.read(pipe, 1 << 16)):
-                return bytes(received)
-            received += data
-    return b""

@@ -27,10 +27,10 @@ from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mr
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VideoLanguageModel
+from vidspec.models.checkpoint_config import check_kernels, load_error, weight_source
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import retries_offline
-from vidspec.models.loading import check_kernels, load_error, weight_source
 from vidspec.models.placement import Placement
 from vidspec.models.weight_files import weight_file
 

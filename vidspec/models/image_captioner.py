@@ -10,7 +10,6 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +18,17 @@ from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
 from vidspec.errors import ModelError, VidspecError
-from vidspec.models.chat_template import render_template
+from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.checkpoint_config import any_config, load_error, weight_source
 from vidspec.models.hub import retries_offline, show_downloads
-from vidspec.models.loading import any_config, load_error, load_weights, weight_source
+from vidspec.models.loading import load_weights
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import BatchFeature
+
     from vidspec.models.base import StockModel, VideoLanguageModel
     from vidspec.video import Clip
 
@@ -127,6 +131,7 @@ class HubCaptioner(ImageCaptioner):
     def __init__(self, name: str, model: StockModel, processor: StockModel) -> None:
         super().__init__(beside=True)
         self._name, self.model, self.processor = name, model.eval(), processor
+        self._prompt: str | None = None
 
     @property
     def name(self) -> str:
@@ -142,16 +147,19 @@ class HubCaptioner(ImageCaptioner):
             ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
         return first_sentence(self.processor.batch_decode(ids[:, prompt_length:], skip_special_tokens=True)[0])
 
-    def _inputs(self, frame: Any) -> Any:
+    def _inputs(self, frame: NDArray[np.uint8]) -> BatchFeature:
+        texts: dict[str, str] = {}
         if task := TASKS.get(self.model.config.model_type):
-            return self.processor(images=frame, text=task, return_tensors="pt")
-        if getattr(self.processor, "chat_template", None):
+            texts = {"text": task}
+        elif getattr(self.processor, "chat_template", None):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
             messages = [{"role": "user", "content": content}]
-            apply = partial(self.processor.apply_chat_template, messages, add_generation_prompt=True)
-            text = render_template(self.name, apply)
-            return self.processor(images=frame, text=text, return_tensors="pt")
-        return self.processor(images=frame, return_tensors="pt")
+            if self._prompt is None:
+                renderer = TemplateRenderer(self.processor.apply_chat_template)
+                self._prompt = renderer(self.name, messages, add_generation_prompt=True)
+            texts = {"text": self._prompt}
+        inputs: BatchFeature = self.processor(images=frame, return_tensors="pt", **texts)
+        return inputs
 
 
 @retries_offline

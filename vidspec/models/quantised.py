@@ -12,13 +12,15 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
 
-from vidspec.engine.matrix import release_weights
-from vidspec.engine.quantised import Precision, StoredCodes
+from vidspec.engine.matrix import Precision, release_weights, row_blocks
+from vidspec.engine.quantised import BLOCK
+from vidspec.engine.stored_codes import StoredCodes
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.placement import Placement
@@ -331,7 +333,11 @@ def _dequantise_groups(
             return StoredCodes.of(codes, scales, points)
         if bits == 8 and groups == 1 and bool((points == 128).all()):
             return _row_codes((codes.int() - 128).to(torch.int8), scales)
-    return (codes.float() - points.float()[:, order]).mul_(scales.float()[:, order])
+    weight = torch.empty(codes.shape)
+    for rows in row_blocks(weight.shape, BLOCK):
+        part = torch.sub(codes[rows], points[rows].float()[:, order], out=weight[rows])
+        part.mul_(scales[rows].float()[:, order])
+    return weight
 
 
 def _read_gptq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
@@ -398,17 +404,22 @@ def _read_scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig
     by_row = codes.dtype is torch.int8 and codes.dim() == 2 and scales.numel() in (1, len(codes))
     if by_row and (zeros is None or not zeros.any()):
         return _row_codes(codes, scales)
-    weight = codes.float()
-    if scales.numel() > 1:
-        block = _block_shape(settings)
-        for axis in (-2, -1):
-            count, length = scales.shape[axis] if scales.dim() > 1 else len(scales), weight.shape[axis]
-            step = block[axis] if block and -(-length // block[axis]) == count else length // count
-            if scales.dim() == 1:  # one per row
-                scales, zeros = scales[:, None], None if zeros is None else zeros[:, None]
-            scales = scales.repeat_interleave(step, axis).narrow(axis, 0, length)
-            zeros = None if zeros is None else zeros.repeat_interleave(step, axis).narrow(axis, 0, length)
-    return (weight if zeros is None else weight.sub_(zeros)).mul_(scales)
+    if scales.dim() < 2:  # one for all, or one per row
+        scales, zeros = scales.reshape(-1, 1), None if zeros is None else zeros.reshape(-1, 1)
+    block, places = _block_shape(settings), list[torch.Tensor]()
+    for axis in (-2, -1):
+        count, length = scales.shape[axis], codes.shape[axis]
+        step = block[axis] if block and -(-length // block[axis]) == count else length // count
+        places.append(torch.arange(length) // step)
+    weight = torch.empty(codes.shape)
+    for index in product(*map(range, codes.shape[:-2])):
+        of = index[: scales.dim() - 2]
+        for rows in row_blocks(codes.shape[-2:], BLOCK):
+            part = weight[index][rows].copy_(codes[index][rows])
+            if zeros is not None:
+                part.sub_(zeros[of][places[0][rows]][:, places[1]])
+            part.mul_(scales[of][places[0][rows]][:, places[1]])
+    return weight
 
 
 def _row_codes(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:
@@ -429,11 +440,15 @@ def _read_bitsandbytes(parts: Mapping[str, StoredTensor], settings: Quantization
     if "nested_absmax" in parts:
         block_absmax = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(absmax)]
         absmax = parts["nested_quant_map"][...][absmax.int()] * block_absmax + state["nested_offset"]
-    codes = weight.flatten()
-    table = parts["quant_map"][...]
-    numbers = torch.stack([table[(codes >> 4).int()], table[(codes & 15).int()]], dim=1).flatten()
-    numbers = numbers[: torch.Size(state["shape"]).numel()]
-    return (numbers * absmax.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
+    codes, table = weight.flatten(), parts["quant_map"][...]
+    numbers = torch.empty(torch.Size(state["shape"]).numel())
+    for start in range(0, len(numbers), BLOCK):  # a multiple of both sizes
+        of = codes[start // 2 : (start + BLOCK) // 2]
+        part = torch.stack([table[(of >> 4).int()], table[(of & 15).int()]], dim=1).flatten()
+        scales = absmax[start // state["blocksize"] : -(-(start + BLOCK) // state["blocksize"])].float()
+        into = numbers[start : start + BLOCK]
+        torch.mul(part[: len(into)], scales.repeat_interleave(state["blocksize"])[: len(into)], out=into)
+    return numbers.view(state["shape"])
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, StoredTensor], QuantizationConfig], torch.Tensor | StoredCodes]] = {

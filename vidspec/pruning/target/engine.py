@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
-from vidspec.engine.forward import Engine, Prefilling
+from vidspec.engine.forward import Engine
+from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps

@@ -1,4 +1,6 @@
-"""Ends a command after Ctrl-C, SIGTERM or SIGHUP with the terminal and all files in order."""
+"""Signals that end a command: raised as exceptions, so that the terminal and all files are left in order, and deferred.
+
+Child processes do not get those of the terminal (``vidspec.process``)."""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-__all__ = ["CommandEnding", "Terminated", "defer_interrupt", "ending_of", "raise_on_signals"]
+__all__ = ["CommandEnding", "Terminated", "defer_signals", "ending_of", "raise_on_signals"]
 
 #: Seconds until a signal is sent again whose exception Python swallowed, such as in a finaliser.
 RESEND_DELAY = 0.02
@@ -55,7 +57,7 @@ def raise_on_signals() -> Iterator[None]:
 
     A signal or Ctrl-C during a finaliser, where Python only reports the exception, is sent again.
 
-    Child processes do not inherit the handlers. No effect outside the main thread, where no handler can be set, and for
+    No effect outside the main thread, where no handler can be set, and for
     signals that are ignored already (``nohup``).
     """
     if threading.current_thread() is not threading.main_thread():
@@ -89,28 +91,37 @@ def raise_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def defer_interrupt() -> Iterator[Callable[[], bool]]:
-    """Context in which the first Ctrl-C only sets a flag, so that no cache is left half written; the second raises.
+def defer_signals(*numbers: int) -> Iterator[list[int]]:
+    """Defer the first signal to the end of the block; a second one is handled at once, for a hanging disk.
 
-    Yields a function that returns the flag. No effect outside the main thread.
+    Yields the list of the deferred signals. If the block clears it, they count as handled. No effect outside the main
+    thread, as only that gets signals.
+
+    Args:
+        numbers: the signals; Ctrl-C and :data:`SIGNALS` if there are none.
     """
+    deferred: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield deferred
         return
-    pressed = False
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers or (signal.SIGINT, *SIGNALS)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
 
-    def press(_number: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
+    def defer(number: int, frame: FrameType | None) -> None:
+        handler = before[number]
+        if deferred and callable(handler):
+            handler(number, frame)
+        deferred.append(number)
 
-    signal.signal(signal.SIGINT, press)
+    for number in before:
+        signal.signal(number, defer)
     try:
-        yield lambda: pressed
+        yield deferred
     finally:
-        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if deferred:
+        signal.raise_signal(deferred[0])
 
 
 def _raise_terminated(number: int, _frame: FrameType | None) -> NoReturn:

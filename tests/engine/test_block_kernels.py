@@ -1,0 +1,111 @@
+"""Kernels of a block's elementwise operations by Triton's interpreter, and the decoder that takes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine import test_graphs
+from tests.pruning.target.families import case
+from tests.tiers import full_but
+from vidspec.engine import block_kernels
+from vidspec.engine.block_kernels import BlockKernels, load_block_kernels, runs_triton
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
+
+pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
+from vidspec.engine.kernel_elementwise import add_norm, rotate, silu_product
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CLOSE = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+DTYPES = full_but([torch.float16], CLOSE)
+KERNELS = BlockKernels(add_norm, rotate, silu_product)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def numbers(*shape, dtype, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 896])
+def test_residual_and_norm(dtype, width):
+    residual, weight = numbers(5, width, dtype=dtype), numbers(width, dtype=dtype, seed=1)
+    rows = numbers(5, width + 8, dtype=dtype, seed=2)[:, :width]
+    summed, normed = add_norm(residual, rows, weight, 1e-6)
+    close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype] / 8}
+    torch.testing.assert_close(summed.double(), residual.double() + rows.double(), **close)
+    expected = torch.nn.functional.rms_norm(summed.double(), (width,), weight.double(), 1e-6)
+    torch.testing.assert_close(normed.double(), expected, **close)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 80, 128])
+@pytest.mark.parametrize("by_axis", [False, True])
+def test_rotation_in_place_and_of_other_rows(dtype, width, by_axis):
+    """Queries and keys are a part of each row, whose values stay; tables of several axes are columns."""
+    states = numbers(3, 7, width, dtype=dtype)
+    angles = torch.randn(3, width // 2, generator=torch.Generator().manual_seed(1))
+    cosine = torch.cat([angles, angles], 1).cos().to(DEVICE, dtype)[:, None]
+    sine = torch.cat([-angles, angles], 1).sin().to(DEVICE, dtype)[:, None]
+    if by_axis:
+        cosine, sine = (one[:, 0].t().contiguous().t()[:, None] for one in (cosine, sine))
+    turned = states[:, :5].double()
+    expected = turned * cosine.double() + turned.roll(width // 2, -1) * sine.double()
+    close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
+    apart = states.clone()
+    rotate(states[:, :5].contiguous(), cosine, sine, apart[:, :5])
+    torch.testing.assert_close(apart[:, :5].double(), expected, **close)
+    values = states[:, 5:].clone()
+    rotate(states[:, :5], cosine, sine, states[:, :5])
+    assert torch.equal(states[:, 5:], values) and torch.equal(states, apart)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [96, 1100])
+def test_activation(dtype, width):
+    both = numbers(3, 2 * width, dtype=dtype)
+    gate, up = both.double().split(width, 1)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(silu_product(both).double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype] / 8)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
+@pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["qwen2_5_vl", "qwen3_vl"]))
+def test_a_models_pass_by_these_kernels(family):
+    """The same logits and entries, for rows of several sequences; nothing that a pass keeps is written to."""
+    engine = Engine(case(family)[0])
+    spans = [engine.prefill(prompt, 8).span for prompt in test_graphs.prompts(engine)[:2]]
+    lengths = [span.length for span in spans]
+    batch = [Rows(spans[0], [5, 6, 7], [-1, 0, 0], tapped=(0, 1)), Rows(spans[1], [8])]
+    decoder, found = engine.model.decoder, []
+    for kernels in (None, KERNELS):
+        decoder._kernels = kernels
+        found.append(engine.run(batch))
+        for span, length in zip(spans, lengths, strict=True):
+            span.rollback(length)
+    decoder._kernels = None
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.logits, plain.logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours.hidden, plain.hidden, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found[1][0].tapped, found[0][0].tapped, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the kernel is interpreted")
+def test_devices_without_triton(monkeypatch):
+    """A trial decides: some builds of torch lack it, and some machines a compiler."""
+    runs_triton.cache_clear()
+    assert not runs_triton(torch.device("cpu")) and load_block_kernels(torch.device("meta")) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(block_kernels.torch, "zeros", lambda *_, **__: torch.ones(1, 32))
+    assert runs_triton(torch.device("cuda", 3))
+    monkeypatch.setattr("vidspec.engine.kernel_elementwise.silu_product", lambda _: 1 / 0)
+    assert not runs_triton(torch.device("cuda", 4)) and load_block_kernels(torch.device("cuda", 4)) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert not runs_triton(torch.device("cuda", 5))
+    runs_triton.cache_clear()

@@ -1,0 +1,64 @@
+"""On an NVIDIA GPU: products with quantised weights of a 7B's shapes, and the kernels of a block."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.gpu.places import DEVICE, SMOKE, cuda_only
+from vidspec.engine import quantised
+from vidspec.engine.few_rows import KernelMatrix
+from vidspec.engine.quantised import quantise_weight
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(64, 128)] if SMOKE else [(4608, 3584), (3584, 18944), (37888, 3584)]
+DTYPE, COUNTS = (torch.float16, (1, 17)) if SMOKE else (torch.bfloat16, (1, 8, 16, 17, 33, 64, 256))
+MOST = max(COUNTS)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients(monkeypatch):
+    if SMOKE:
+        monkeypatch.setattr(quantised, "kernel_on", lambda *_: "triton")
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_those_of_float64_for_every_number_of_rows(shape, precision):
+    """Few rows by the kernels, alone and among others to the bit; more than 256 by dequantised blocks."""
+    weight = torch.randn(shape, dtype=DTYPE, device=DEVICE) / 64
+    made = quantise_weight(weight, None, precision)
+    assert isinstance(made, KernelMatrix)
+    rows = torch.randn(300, shape[1], dtype=DTYPE, device=DEVICE)
+    residual = torch.randn(300, shape[0], dtype=DTYPE, device=DEVICE)
+    expected, whole = rows.double() @ made.dense(torch.float64, DEVICE).t(), made(rows[:MOST])
+    # The interpreter's BLAS rounds rows by their places.
+    same = partial(torch.allclose, rtol=1e-2, atol=1e-2) if SMOKE else torch.equal
+    for count in COUNTS:
+        assert same(made(rows[:count]), whole[:count]), f"{count} rows round differently"
+    results = (whole, expected[:MOST]), (made(rows), expected), (made.add(residual, rows), expected + residual)
+    for got, wanted in results:
+        assert (got.double() - wanted).norm() < 2**-7 * wanted.norm()
+
+
+@cuda_only
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_row_is_multiplied_faster_than_in_bfloat16(precision):
+    """Weights are read once, so the time follows their bytes; a quarter of that is left to launches and codes."""
+    weight = torch.randn(37888, 3584, dtype=torch.bfloat16, device=DEVICE) / 64
+    made, row = quantise_weight(weight, None, precision), torch.randn(1, 3584, dtype=torch.bfloat16, device=DEVICE)
+    times = []
+    for product in (lambda: torch.mm(row, weight.t()), lambda: made(row)):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for at in range(13):
+            if at == 3:
+                begin.record()
+            product()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    assert times[1] < 1.25 * times[0] * made.nbytes / weight.nbytes

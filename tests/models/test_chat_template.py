@@ -1,0 +1,60 @@
+"""Rendering of chat templates in processes of their own."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vidspec import process
+from vidspec.errors import ModelError
+from vidspec.models import chat_template
+from vidspec.models.chat_template import TemplateRenderer
+
+PROGRAM = """
+import os
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+Tokenizer(WordLevel({"a": 0}, unk_token="a")).encode_batch(["a"] * 64)  # in parallel
+from vidspec.models.chat_template import TemplateRenderer
+setting = lambda: os.environ.get("TOKENIZERS_PARALLELISM", "unset").encode() + b" "
+os.register_at_fork(after_in_child=lambda: os.write(1, setting()))
+TemplateRenderer(lambda messages: "text")("t", [])
+os.write(1, setting())
+"""
+
+
+@pytest.mark.parametrize("set_by_user", [None, "true"])
+def test_rendering_a_template_prints_no_warning_of_tokenizers(set_by_user):
+    env = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
+    if set_by_user is not None:
+        env["TOKENIZERS_PARALLELISM"] = set_by_user
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [set_by_user or "false", set_by_user or "unset"] and ran.stderr == ""
+
+
+def apply(messages, template=""):
+    """A template of Python instead of Jinja."""
+    return str(eval(template, {"messages": messages, "os": os, "time": time}))
+
+
+def test_a_process_with_cuda_is_not_forked(monkeypatch):
+    """A spawned process is forked instead, with the same limits; it is kept, and replaced when it ends."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr(process.os, "fork", lambda: pytest.fail("this process was forked"))
+    monkeypatch.setattr(chat_template, "WALL_S", 60.0)
+    renderer = TemplateRenderer(apply)
+    child = renderer._child
+    assert renderer("m", [{"role": "user"}], template="messages[0]['role']") == "user"
+    rendering, parent = renderer("m", [], template="os.getpid(), os.getppid()")[1:-1].split(", ")
+    assert int(parent) == child.pid != int(rendering)
+    with pytest.raises(ModelError, match="m: its chat template takes too long"):
+        renderer("m", [], template="sum(iter(int, 1))")
+    with pytest.raises(ModelError, match="m: its chat template cannot be rendered: division by zero"):
+        renderer("m", [], template="1 / 0")
+    child.kill()
+    with pytest.raises(ModelError, match=r"its process ended \(SIGKILL\)"):
+        renderer("m", [], template="1")
+    assert renderer("m", [], template="1") == "1" and renderer._child is not child
+    renderer._child.end()

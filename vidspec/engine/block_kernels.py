@@ -1,0 +1,48 @@
+"""The Triton kernels of a block's elementwise operations, on GPUs that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["CAPABILITY", "BlockKernels", "load_block_kernels", "runs_triton"]
+
+#: Lowest compute capability of our kernels.
+CAPABILITY = (8, 0)
+
+
+class BlockKernels(NamedTuple):
+    """Kernels in place of several operations of a block, see :mod:`vidspec.engine.kernel_elementwise`."""
+
+    add_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    silu_product: Callable[[torch.Tensor], torch.Tensor]
+
+
+def load_block_kernels(device: torch.device) -> BlockKernels | None:
+    """Return the kernels if a device runs them."""
+    if not runs_triton(device):
+        return None
+    from vidspec.engine.kernel_elementwise import add_norm, rotate, silu_product
+
+    return BlockKernels(add_norm, rotate, silu_product)
+
+
+@cache
+def runs_triton(device: torch.device) -> bool:
+    """Return True if Triton's kernels run on a device: an NVIDIA GPU from 8.0 on, by a trial of one kernel.
+
+    Triton is not in all builds of torch, and needs a C compiler.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < CAPABILITY:
+        return False
+    try:
+        from vidspec.engine.kernel_elementwise import silu_product
+
+        silu_product(torch.zeros(1, 32, dtype=torch.float16, device=device))
+    except Exception:  # whatever Triton, its compiler or its driver raise
+        return False
+    return True

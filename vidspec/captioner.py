@@ -44,12 +44,13 @@ from vidspec.events.record import Caption, ModelsRecord
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
-from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
+from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.request import CaptionRequest, DialogueTurn, Question
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision_worker import VisionWorker, is_available
 from vidspec.registry import nearest
 

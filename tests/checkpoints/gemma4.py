@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints import qwen
 from tests.checkpoints.recipe import draw_weights, extend_tokenizer, greedy_generation, save_files
-from vidspec.registry import families
+from vidspec.models.base import families
 
 PATCH, POOL, MOST, WINDOW = 4, 2, 12, 16
 MARKS = ("<bos>", "<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>")

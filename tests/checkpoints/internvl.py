@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints import qwen
 from tests.checkpoints.recipe import draw_weight, draw_weights, extend_tokenizer, greedy_generation, save_files
-from vidspec.registry import families
+from vidspec.models.base import families
 
 IMAGE_SIZE, PATCH = 24, 4
 #: Tokens per side of a frame.

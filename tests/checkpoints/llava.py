@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.checkpoints.recipe import draw_weight, save_files
-from vidspec.registry import families
+from vidspec.models.base import families
 
 #: Three patches per side, an odd number.
 IMAGE_SIZE, PATCH, SIDE = 42, 14, 3

@@ -18,9 +18,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints.recipe import draw_weight, draw_weights, greedy_generation, save_files
-from vidspec.models.base import Pixels
+from vidspec.models.base import Pixels, families
 from vidspec.models.preprocess_qwen import patchify
-from vidspec.registry import families
 
 #: Of the published tokenizers of both generations.
 SPLIT = (

@@ -14,7 +14,6 @@ from research.sizes import Size
 from tests.checkpoints.llava_onevision import tokenizer
 from tests.engine import standin
 from vidspec.acceptance.rules.exact import ExactRule
-from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.sequential import sequential
@@ -22,6 +21,7 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses

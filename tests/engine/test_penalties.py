@@ -4,8 +4,6 @@ import pytest
 import torch
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from vidspec.config import profiles
-from vidspec.decoding.text_history import make_history
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.rows import PassResult, Rows
@@ -112,13 +110,6 @@ def test_ids_beyond_the_vocabulary_are_of_the_text_and_have_no_logits(penalties)
     assert torch.equal(
         history.changes_for_paths(paths)(logits), history.changes_for_paths(paths)(wider)[:, :VOCABULARY]
     )
-
-
-def test_without_penalties_there_is_no_history():
-    assert make_history(profiles.load("ar", env={}).generate, None, torch.tensor([1, 2])) is None
-    settings = profiles.load("ar", {"generate.no_repeat_ngram": 1}, env={}).generate
-    changed = make_history(settings, None, torch.tensor([1, 2])).changes_for_paths([()])(torch.zeros(1, 4))
-    assert changed.tolist() == [[0.0, -torch.inf, -torch.inf, 0.0]]
 
 
 def test_all_choices_of_a_pass_are_by_the_changed_logits():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from transformers import LlavaNextProcessor
 
+from vidspec.models.base import families
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import PUBLISHED_RULES, MemoryWorkload, known_pairs
-from vidspec.registry import families
 
 MODELS = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
 

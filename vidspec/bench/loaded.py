@@ -13,10 +13,10 @@ from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
-from vidspec.models.base import VideoLanguageModel
 from vidspec.models.checkpoint_config import is_head
 from vidspec.models.head import Head
 from vidspec.models.placement import Placement, resolve_placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels"]
 

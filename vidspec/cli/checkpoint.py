@@ -17,8 +17,7 @@ from vidspec.engine.graphs import eager_reason_by_shape
 from vidspec.engine.quantised import Precision
 from vidspec.errors import VidspecError
 from vidspec.models import loading
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import StockConfig
+from vidspec.models.base import StockConfig, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.identity import is_related
@@ -28,7 +27,7 @@ from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
 from vidspec.models.quantised import method_description, quantization_config
-from vidspec.registry import families
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
 
@@ -249,14 +248,14 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         while_loading=held.while_loading and held.while_loading + process,
         free=free_memory(where.device),
         text=text,
-        hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
+        hears=not text and kind.audio_tokens is not VideoLanguageModel.audio_tokens,
         drafts=(),
         command="",
         load=load,
     )
 
 
-def _frame_rule(adapter: type[Adapter], config: StockConfig, name: str) -> FrameRule | None:
+def _frame_rule(adapter: type[VideoLanguageModel], config: StockConfig, name: str) -> FrameRule | None:
     """Return the rule of a checkpoint's own processor; without its files, which loading needs, the published one."""
     try:
         return adapter.frame_rule_of(config, read_processor(name, weight_source(name)))

@@ -16,7 +16,7 @@ from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import free_memory
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "needed_bytes", "reserve_memory"]
 

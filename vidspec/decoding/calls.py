@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
     from vidspec.events.trace import Trace
     from vidspec.events.wake import WakeEvent
-    from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import CaptionRequest
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["Arrivals", "CaptionerCall", "ServedCaptioner", "ServingEvents", "SingleArrival"]
 

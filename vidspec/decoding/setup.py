@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import AcceptanceRule, build_rule
 from vidspec.config.profiles import Profile
-from vidspec.config.tree import parse_tree
 from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
@@ -16,22 +15,25 @@ from vidspec.decoding.text_history import make_history
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.forward import Engine
 from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
 from vidspec.events.trace import Trace
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
 from vidspec.models.identity import require_quantisable
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
-from vidspec.pruning.base import Pruner
+from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.pruning.base import Pruner, pruners
 from vidspec.pruning.target.engine import build_target_engine
-from vidspec.registry import build_part, pruners, schedules
+from vidspec.registry import build_part
+from vidspec.schedule import schedules
 
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
@@ -108,7 +110,7 @@ class DecodingSetup:
             build_rule(profile.accept, target, sampling) if drafter is not None else None,
             drafter,
             pruner,
-            cast("ScheduleFunction", schedules.get(profile.schedule.kind)),
+            schedules.get(profile.schedule.kind).run,
             frozenset().union(*(part.needs for part in observing if part is not None)),
             _max_window(profile),
             WindowController() if _measures_passes(profile, drafter) else None,
@@ -202,7 +204,7 @@ def _build_pruner(profile: Profile, target: VideoLanguageModel) -> Pruner | None
     prune = profile.prune
     if prune.method == "none":
         return None
-    return cast(Pruner, build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family))
+    return build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family)
 
 
 def _measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:

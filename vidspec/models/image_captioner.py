@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import BatchFeature
 
-    from vidspec.models.base import StockModel, VideoLanguageModel
+    from vidspec.models.base import StockModel
+    from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video import Clip
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load_image_captioner", "middle_frame"]

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -17,8 +17,7 @@ from vidspec import memory
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import retries_offline, show_downloads
@@ -33,8 +32,8 @@ from vidspec.models.quantised import (
     weight_sizes,
     without_quantization,
 )
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, stored_tensors
-from vidspec.registry import families
 
 __all__ = [
     "SAFE",
@@ -110,17 +109,17 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     if getattr(config, "audio_config", None) is not None:
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare_decoder(adapter, where)
-    return cast(VideoLanguageModel, adapter)
+    return adapter
 
 
-def adapter_class(family: str) -> type[Adapter]:
+def adapter_class(family: str) -> type[VideoLanguageModel]:
     """Return the adapter of a ``model_type``; one without vision if it is no family's."""
     from vidspec.models.text_only import TextModel
 
-    return cast(type[Adapter], families.get(family)) if family in families.names() else TextModel
+    return families.get(family) if family in families.names() else TextModel
 
 
-def empty_model(kind: type[Adapter], config: StockConfig, dtype: torch.dtype) -> StockModel:
+def empty_model(kind: type[VideoLanguageModel], config: StockConfig, dtype: torch.dtype) -> StockModel:
     """Build the stock model of a config on torch's meta device, without weights."""
     import transformers
 
@@ -130,7 +129,7 @@ def empty_model(kind: type[Adapter], config: StockConfig, dtype: torch.dtype) ->
         return automatic.from_config(kind.config_of(config), dtype=dtype, trust_remote_code=False)
 
 
-def prepare_decoder(adapter: Adapter, where: Placement) -> None:
+def prepare_decoder(adapter: VideoLanguageModel, where: Placement) -> None:
     """Choose the decoder of a loaded model.
 
     cuDNN's attention is turned off on CUDA: it plans again for every key length, in every thread.
@@ -164,7 +163,7 @@ def prepare_decoder(adapter: Adapter, where: Placement) -> None:
 
 
 def _load_with_codes(
-    name: str, source: str, where: Placement, kind: type[Adapter], config: StockConfig, *, text: bool = False
+    name: str, source: str, where: Placement, kind: type[VideoLanguageModel], config: StockConfig, *, text: bool = False
 ) -> tuple[StockModel, Precision | None]:
     """Load the stock model of a config on its devices; a causal language model if ``text``.
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.engine.decoder import Decoder
-    from vidspec.models.adapter import Adapter
     from vidspec.models.base import StockConfig, StockModel
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["WeightBytes", "estimate_weights", "sizes_of"]
 
@@ -43,7 +43,9 @@ class WeightBytes(NamedTuple):
     while_loading: int = 0
 
 
-def sizes_of(adapter: type[Adapter], model: StockModel, decoder: Decoder, device: torch.device) -> ModelSizes:
+def sizes_of(
+    adapter: type[VideoLanguageModel], model: StockModel, decoder: Decoder, device: torch.device
+) -> ModelSizes:
     """Return the sizes that the memory of a clip follows from.
 
     Args:
@@ -68,7 +70,7 @@ def sizes_of(adapter: type[Adapter], model: StockModel, decoder: Decoder, device
 
 
 def estimate_weights(
-    name: str, adapter: type[Adapter], model: StockModel, config: StockConfig, where: Placement
+    name: str, adapter: type[VideoLanguageModel], model: StockModel, config: StockConfig, where: Placement
 ) -> tuple[Placement, WeightBytes]:
     """Return the placement that fits a checkpoint, and the bytes its weights take there once it is loaded.
 

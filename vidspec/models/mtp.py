@@ -21,12 +21,12 @@ from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.checkpoint_config import load_error
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import retries_offline
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["MtpHead", "load_mtp"]
 
@@ -133,7 +133,10 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
             hint="a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
             kind="unreadable",
         )
-    language, attention_blocks = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
+    language, attention_blocks = (
+        target.language,
+        target.decoder.cached or range(target.layers),
+    )
     with torch.device("meta"):
         layer = MtpLayer(language.config, language.layers[attention_blocks[-1]], language.norm).eval()
     expected = {key: tensor.shape for key, tensor in layer.state_dict().items()}

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from typing import Self
 
-    from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
+    from vidspec.models.base import Pixels, VisionOutput
     from vidspec.models.prefix_cache import PrefixCache
+    from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video.base import Clip
 
 __all__ = ["CaptionRequest", "DialogueTurn", "Question"]

@@ -7,7 +7,6 @@ import torch
 from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni
 from tests.engine.passing import forward
 from vidspec.pruning.target.base import KeptTokens, TargetPruner
-from vidspec.registry import families
 
 PROMPT = "Describe the video."
 #: Without those whose blocks keep states, and those of another's blocks.

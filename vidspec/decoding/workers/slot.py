@@ -11,9 +11,9 @@ from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.workers.messages import DraftStart
 from vidspec.decoding.workers.process import PATIENCE, DraftProcess
 from vidspec.engine.device import CoreSharing
-from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, check_identity, model_identity, require_vision
 from vidspec.models.placement import Placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["DraftProcessSlot", "split_threads"]
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
-from vidspec.registry import families
+from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -28,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 @families.register("gemma4")
-class Gemma4(Adapter):
+class Gemma4(VideoLanguageModel):
     """A ``Gemma4ForConditionalGeneration``; its prompt is ``<bos><|turn>user\\n\\n\\n{frames}\\n\\n{prompt}<turn|>\\n
     <|turn>model\\n``, each frame being ``{mm:ss} <|image>{frame}<image|>``.
     """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vidspec.models.base import Pixels, StockConfig, VisionOutput
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import Llava
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, resize_to_square
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip

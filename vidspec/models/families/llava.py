@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -30,7 +29,7 @@ VICUNA = (
 
 
 @families.register("llava")
-class Llava(Adapter):
+class Llava(VideoLanguageModel):
     """A ``LlavaForConditionalGeneration``; its prompt is ``USER: <image>\\n<image>\\n...{prompt} ASSISTANT:``, with one
     ``<image>`` per frame, and a ``<s>`` before it if the tokenizer begins texts with one."""
 

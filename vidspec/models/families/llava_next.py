@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
 from vidspec.models.frame_rules import FrameRule, TiledFrames
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles
 from vidspec.models.tiles import best_resolution, unpadded_cells
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional as F
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, StockConfig, VisionOutput
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -32,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 @families.register("llava_onevision")
-class LlavaOnevision(Adapter):
+class LlavaOnevision(VideoLanguageModel):
     """A ``LlavaOnevisionForConditionalGeneration``; its prompt is
     ``<|im_start|>user <video>\\n{prompt}<|im_end|><|im_start|>assistant\\n``."""
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
 from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -36,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 @families.register("qwen2_5_vl")
-class Qwen25VL(Adapter):
+class Qwen25VL(VideoLanguageModel):
     """A ``Qwen2_5_VLForConditionalGeneration``; its prompt is ``<|im_start|>system\\n{system}<|im_end|>\\n
     <|im_start|>user\\n<|vision_start|>{video}<|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``.
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -40,7 +39,7 @@ _ONES = (
 
 
 @families.register("smolvlm")
-class SmolVLM(Adapter):
+class SmolVLM(VideoLanguageModel):
     """A ``SmolVLMForConditionalGeneration``; its prompt is ``<|im_start|>User: {introduction}{frames}\\n\\n{prompt}
     <end_of_utterance>\\nAssistant:``, each frame being ``\\nFrame from {mm:ss}:<fake_token_around_image><global-img>
     {frame}<fake_token_around_image>``.

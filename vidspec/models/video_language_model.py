@@ -1,4 +1,4 @@
-"""Base class of the family adapters: end tokens, the prompt around the video, and the decoder."""
+"""The contract of model families: preprocessing, vision tower, the prompt around the video, and the decoder."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from vidspec.models.vision import split_pixels
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
+    from vidspec.video import Clip
 
-__all__ = ["Adapter"]
+__all__ = ["VideoLanguageModel"]
 
 T = TypeVar("T")
 
@@ -49,8 +50,8 @@ class ChatMessage(TypedDict):
     content: list[dict[str, str]]
 
 
-class Adapter:
-    """A stock ``transformers`` model as a :class:`~vidspec.models.base.VideoLanguageModel`; one subclass per family.
+class VideoLanguageModel:
+    """A stock ``transformers`` model with its vision tower and its prompts; one subclass per family.
 
     Args:
         name: the name the user gave.
@@ -178,6 +179,10 @@ class Adapter:
         """Return the family's part of :meth:`stock_inputs`."""
         return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
+    def preprocess(self, clip: Clip) -> Pixels:
+        """Return the input of the vision tower, and of the audio tower if there is one."""
+        raise NotImplementedError
+
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
         raise NotImplementedError
@@ -196,7 +201,14 @@ class Adapter:
         return outputs
 
     def clip_memory(self, size: tuple[int, int, int], visual: int, tokens: int, room: int) -> ClipMemory:
-        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        """Estimate the memory of a clip on the model's device.
+
+        Args:
+            size: number of frames, their height and width.
+            visual: number of visual and audio tokens.
+            tokens: number of prompt tokens.
+            room: number of tokens after the prompt.
+        """
         rows = (0, 0) if self.frame_rule is None else self.frame_rule.tower_rows(*size)
         sizes = sizes_of(type(self), self.model, self.decoder, self.device)
         return clip_memory(sizes, visual=visual, tokens=tokens, room=room, tower_rows=rows)
@@ -293,7 +305,12 @@ class Adapter:
         return other
 
     def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
-        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        """Return the visual tokens of one clip.
+
+        Args:
+            pixels: from :meth:`preprocess`.
+            pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
+        """
         steps = self.encode_steps(pixels, pooled=pooled)
         while True:
             try:
@@ -390,6 +407,7 @@ class Adapter:
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings (..., hidden) of token ids."""
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
 
 

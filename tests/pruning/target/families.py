@@ -6,6 +6,7 @@ import torch
 
 from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni
 from tests.engine.passing import forward
+from vidspec.models.base import families
 from vidspec.pruning.target.base import KeptTokens, TargetPruner
 
 PROMPT = "Describe the video."

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from research.world.samples import draw
+from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.workers.pairs import named_requests
 from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
@@ -300,13 +301,6 @@ def test_drawn_clips(random_pair, built_in_pairs, drawn):
         profile = LOSSLESS[number % len(LOSSLESS)]
         for pair in (random_pair, *(built_in_pairs(name) for name in BUILT_IN)):
             check(pair, pair.captioner(profile), clip)
-
-
-class AcceptsAll:
-    lossless = True
-
-    def __call__(self, draft, passed, rng):
-        return Verdict.chain(len(draft.tokens), passed.chosen[-1])
 
 
 class AcceptsOneMore:

@@ -15,7 +15,7 @@ import pytest
 
 from research.training.architecture import build_tokenizer
 from tests.checkpoints import checkpoint, copy_checkpoint
-from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
+from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
@@ -32,13 +32,6 @@ from vidspec.process import spawn
 
 KILLS = int(os.environ.get("VIDSPEC_KILLS", "3"))
 pytestmark = pytest.mark.usefixtures("forked_drafts")
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    pairs = Pairs()
-    yield pairs
-    pairs.close()
 
 
 def moved_to(kind, events):

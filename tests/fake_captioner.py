@@ -125,6 +125,7 @@ class FakeCaptioner(Captioner):
         )
     )
     slot = None
+    choices: tuple[tuple[str, str, str], ...] = ()
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded

@@ -169,7 +169,7 @@ def placed(monkeypatch, **settings):
             raise ModelError("enough")
 
     monkeypatch.setattr(hub, "require_models", lambda names: [])
-    monkeypatch.setattr(loading, "read_config", lambda name: None)
+    monkeypatch.setattr("vidspec.decoding.captioner_models.read_config", lambda name: None)
     monkeypatch.setattr(loading, "load_model", stop_at_the_second)
     keys = {f"models.{key}": value for key, value in settings.items()}
     with pytest.raises(ModelError, match="enough"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ WIDE, HIGH, FONT, MARGIN = 8, 18, 13, 10
 BACKGROUND, FOREGROUND = "#15181d", "#d6d9de"
 FAMILY = "ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 EIGHTHS = " ▁▂▃▄▅▆▇█"
+#: Spaces that SVG would collapse.
+_SPACES = re.compile("  +")
 #: A line of a screen: pieces of text and their styles.
 Line = tuple[tuple[str, Style | None], ...]
 
@@ -77,7 +80,7 @@ def draw_terminal(screens: Sequence[Screen], width: int, title: str) -> str:
         body.append(f'<g class="{name}">{_elements(lines)}</g>')
     wide, high = width * WIDE + 2 * MARGIN, rows * HIGH + 2 * MARGIN
     rules = (
-        f"text{{font:{FONT}px {FAMILY};white-space:pre;fill:{FOREGROUND}}}"
+        f"text{{font:{FONT}px {FAMILY}}}"
         "path{shape-rendering:crispEdges}.b{font-weight:700}.i{font-style:italic}.d{opacity:.65}"
         + "".join(style)
         + ("@media(prefers-reduced-motion:reduce){g{animation:none!important}}" if style else "")
@@ -85,7 +88,7 @@ def draw_terminal(screens: Sequence[Screen], width: int, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img"><title>{escape(title)}</title>'
         f'<style>{rules}</style><rect width="{wide}" height="{high}" rx="8" fill="{BACKGROUND}"/>'
-        f'<g transform="translate({MARGIN} {MARGIN})">{"".join(body)}</g></svg>\n'
+        f'<g transform="translate({MARGIN} {MARGIN})" fill="{FOREGROUND}">{"".join(body)}</g></svg>\n'
     )
 
 
@@ -121,9 +124,13 @@ def _text(text: str, style: Style | None, left: int, top: int) -> str:
     text = text.strip()
     ink = _colour(style, "color")
     names = [name for name, has in zip("bid", _attributes(style), strict=True) if has]
-    about = (f' style="fill:{ink}"' if ink else "") + (f' class="{" ".join(names)}"' if names else "")
+    about = (f' fill="{ink}"' if ink else "") + (f' class="{" ".join(names)}"' if names else "")
     length = f' textLength="{cell_len(text) * WIDE}"' if len(text) > 1 else ""
-    return f'<text x="{left}" y="{top + HIGH - 5}"{length}{about}>{escape(text)}</text>'
+    return f'<text x="{left}" y="{top + HIGH - 5}"{length}{about}>{escape(_SPACES.sub(_unbroken, text))}</text>'
+
+
+def _unbroken(spaces: re.Match[str]) -> str:
+    return "\N{NO-BREAK SPACE}" * len(spaces[0])
 
 
 def _attributes(style: Style | None) -> tuple[bool, bool, bool]:

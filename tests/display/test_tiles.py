@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from vidspec.display.tiles import GAP, Tiles, clock, fit_tiles, sight, tile_lines
+from vidspec.display.tiles import GAP, Tiles, fit_tiles, format_clock, sight_sentence, tile_lines
 from vidspec.events.events import Opened, Prefilled, Thumbnail
 from vidspec.video.thumbnails import COUNT, SIDE, draw_thumbnails
 
@@ -122,18 +122,18 @@ def test_fewer_frames_where_it_is_narrow_and_two_strips_where_it_is_high():
     ],
 )
 def test_one_sentence_on_what_the_draft_sees(kept, per_frame, text):
-    assert sight(opened(32), Prefilled(9, 1568, tuple(range(kept)), per_frame, per_frame, 0.1), 5) == text
+    assert sight_sentence(opened(32), Prefilled(9, 1568, tuple(range(kept)), per_frame, per_frame, 0.1), 5) == text
 
 
 def test_a_sentence_before_the_prompt_is_read():
-    assert sight(None, None, 0) == "" and sight(opened(32), None, 0) == "32 frames"
-    assert sight(opened(4), seen([1], 1, 1, 4), 4) == "the draft sees 25% of 4 visual tokens"
+    assert sight_sentence(None, None, 0) == "" and sight_sentence(opened(32), None, 0) == "32 frames"
+    assert sight_sentence(opened(4), seen([1], 1, 1, 4), 4) == "the draft sees 25% of 4 visual tokens"
 
 
 def test_times_above_the_tiles():
     (line, *_) = tile_lines(opened(2), None, fit_tiles(1.0, 2, 30, 5))
     assert "".join(one.text for one in line) == "0.0 s     0.5 s   "
-    assert [clock(one) for one in (0, 9.25, 59.4, 59.6, 125)] == ["0.0 s", "9.2 s", "59.4 s", "1:00", "2:05"]
+    assert [format_clock(one) for one in (0, 9.25, 59.4, 59.6, 125)] == ["0.0 s", "9.2 s", "59.4 s", "1:00", "2:05"]
 
 
 def test_thumbnails_are_small_and_of_evenly_spaced_frames():

@@ -11,10 +11,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_a_still_picture_has_texts_blocks_and_no_motion():
-    line = Text.assemble(("<b>", "bold red"), " ", ("▀▀", "#ff0000 on #0000ff"), ("█▄", "green"))
+    line = Text.assemble(("<b>", "bold red"), " ", ("▀▀", "#ff0000 on #0000ff"), ("█▄", "green"), " a  b c ")
     svg = draw_terminal([screen_of(20, line)], 20, "A <title>")
     root = ElementTree.fromstring(svg)
-    (text,) = root.iter(f"{SVG}text")
+    text, spaced = root.iter(f"{SVG}text")
+    assert spaced.text == "a\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}b c"
     assert text.text == "<b>" and text.get("class") == "b" and root.find(f"{SVG}title").text == "A <title>"
     fills = {path.get("fill"): path.get("d") for path in root.iter(f"{SVG}path")}
     assert fills["#ff0000"] == "M4 0h2v4h-2" and fills["#0000ff"] == "M4 0h2v8h-2"

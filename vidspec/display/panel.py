@@ -17,7 +17,7 @@ from vidspec.display.bars import LINES, draw_bars
 from vidspec.display.heatmap import weight_lines
 from vidspec.display.lanes import draw_lanes
 from vidspec.display.state import ClipStates, PanelState
-from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight
+from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight_sentence
 from vidspec.escaping import escape_text, one_line
 from vidspec.events.events import Event, Finished, Origin
 from vidspec.events.record import Caption
@@ -88,7 +88,7 @@ def render_clip(
     lines = drawn - 2 - len(below) - (1 if inner >= SENTENCE else 2)  # for caption and tiles
     beside = caption and width >= WIDE
     layout = _fit_tiles(state, inner // 2 if beside else inner, drawn, lines if beside else None) if tiled else None
-    said = sight(state.opened, state.prefilled, layout.shown(state.opened) if layout else 0)
+    said = sight_sentence(state.opened, state.prefilled, layout.shown(state.opened) if layout else 0)
     sentence = _fixed_lines(_wrap_lines(Text(said, style="dim"), inner), 1 if inner >= SENTENCE else 2)
     tiles = Tiles(state.opened, state.prefilled, layout) if layout and state.opened else None
     side = layout.width + SIDE_GAP if layout and beside else 0

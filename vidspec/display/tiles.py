@@ -17,7 +17,7 @@ from rich.style import Style
 from vidspec.display.heatmap import EDGE, cells_of
 from vidspec.events.events import Opened, Prefilled, Thumbnail
 
-__all__ = ["TileLayout", "Tiles", "fit_tiles", "sight"]
+__all__ = ["TileLayout", "Tiles", "fit_tiles", "sight_sentence"]
 
 #: Columns between tiles, least and greatest lines of a tile's picture.
 GAP, LEAST, GREATEST = 2, 3, 10
@@ -77,7 +77,7 @@ def fit_tiles(ratio: float, frames: int, width: int, lines: int) -> TileLayout |
     return None
 
 
-def sight(opened: Opened | None, seen: Prefilled | None, shown: int) -> str:
+def sight_sentence(opened: Opened | None, seen: Prefilled | None, shown: int) -> str:
     """Return one sentence on what the draft sees, and how many of the frames are shown."""
     if opened is None:
         return ""
@@ -123,7 +123,7 @@ def tile_lines(opened: Opened, seen: Prefilled | None, layout: TileLayout) -> li
     lines: list[list[Segment]] = []
     for start in range(0, len(chosen), layout.across):
         strip = chosen[start : start + layout.across]
-        times = (clock(one.seconds)[: layout.columns].ljust(layout.columns) for one in strip)
+        times = (format_clock(one.seconds)[: layout.columns].ljust(layout.columns) for one in strip)
         lines.append([Segment((" " * GAP).join(times), Style(dim=True))])
         grids = [_colours(one, opened, seen, layout) for one in strip]
         for line in range(layout.lines):
@@ -135,7 +135,7 @@ def tile_lines(opened: Opened, seen: Prefilled | None, layout: TileLayout) -> li
     return lines
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Format a time: ``3.2 s``, or ``1:02`` from a minute on."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if seconds >= 59.5 else f"{seconds:.1f} s"
@@ -146,7 +146,7 @@ def _colours(one: Thumbnail, opened: Opened, seen: Prefilled | None, layout: Til
     high, wide = 2 * layout.lines, layout.columns
     pixels = np.frombuffer(one.pixels, np.uint8).reshape(one.rows, one.columns, 3)
     picture = pixels[np.ix_(np.arange(high) * one.rows // high, np.arange(wide) * one.columns // wide)].astype(float)
-    inside = _inside(one.index, opened.frames, seen, high, wide)
+    inside = _seen_mask(one.index, opened.frames, seen, high, wide)
     grey = DARK + picture.mean(2, keepdims=True) / 255 * (LIGHT - DARK)
     partly = seen is not None and len(seen.kept) < seen.visual_tokens
     bright = picture * (1 - TINT) + TINT * np.array(EDGE) if partly else picture
@@ -155,7 +155,7 @@ def _colours(one: Thumbnail, opened: Opened, seen: Prefilled | None, layout: Til
     return (drawn // step * step + step // 2).astype(np.uint8)
 
 
-def _inside(index: int, frames: int, seen: Prefilled | None, high: int, wide: int) -> NDArray[np.bool_]:
+def _seen_mask(index: int, frames: int, seen: Prefilled | None, high: int, wide: int) -> NDArray[np.bool_]:
     """Return the (high, wide) mask of what the draft sees of one frame; all of it without a draft."""
     if seen is None:
         return np.zeros((high, wide), np.bool_)

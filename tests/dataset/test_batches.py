@@ -188,13 +188,13 @@ import vidspec.dataset.local
 vidspec.dataset.local.ClipReader = Files
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
-class Slow(FakeCaptioner):
+class SlowStream(FakeCaptioner):
     def stream(self, path, **asked):
         for event in super().stream(path, **asked):
             time.sleep(0.01)
             yield event
 
-module.Captioner = Slow
+module.Captioner = SlowStream
 from vidspec.cli import main
 sys.exit(main(sys.argv[2:]))
 """

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.fake_captioner import TEXT, FakeCaptioner
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from tests.video import clips
 from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.feed import Feed, reader_count
@@ -91,7 +91,7 @@ def test_the_reader_loads_no_torch(reader):
 
 
 def test_single_clips_are_read_by_it_too(monkeypatch):
-    slow = Slow()
+    slow = SlowReader()
     monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: slow)
     (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
@@ -100,7 +100,7 @@ def test_single_clips_are_read_by_it_too(monkeypatch):
 @pytest.mark.parametrize("seconds", [None, 12.0])
 def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     """And for no other: damage to sound that is not read is no error."""
-    asked, slow = [], Slow()
+    asked, slow = [], SlowReader()
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.max_sound_s, captioner.gpu = seconds, 1
@@ -327,10 +327,11 @@ def alive(process):
         return False
 
 
-class Slow:
+class SlowReader(FakeReader):
     """Reads 1000 bytes at once, and notes what it was asked; ``bad`` fails, ``hang`` waits for the end."""
 
     def __init__(self, size=1000):
+        super().__init__()
         self.size, self.asked, self.closed, self.ended = size, [], False, threading.Event()
 
     def read(self, path, start, end, video, check=None):
@@ -388,7 +389,7 @@ def settled(slow):
 @pytest.mark.parametrize(("ahead", "most", "read"), [(2, 1 << 30, 3), (5, 1 << 30, 6), (5, 2500, 2), (5, 10, 1)])
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
-    slow = Slow()
+    slow = SlowReader()
     with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
         first = taken(feed)
         assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
@@ -404,7 +405,7 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
 
 def test_what_is_in_work_counts_until_it_is_finished():
     """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
-    slow = Slow()
+    slow = SlowReader()
     with closing(Feed(tasks(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
         inside, done, most = deque(), 0, 0
         while not feed.over:
@@ -419,7 +420,7 @@ def test_what_is_in_work_counts_until_it_is_finished():
 
 def test_what_the_models_have_seen_makes_room():
     """Of 20 clips of which memory is allowed for one, all are in work at once."""
-    slow = Slow()
+    slow = SlowReader()
     with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
         for number in range(20):
             work = taken(feed)
@@ -430,20 +431,20 @@ def test_what_the_models_have_seen_makes_room():
 
 @pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": JobQuestions(("What?",), True)}])
 def test_frames_that_are_needed_later_stay(more):
-    (work,) = works(tasks("a"), JobConfig(**more), Slow())
+    (work,) = works(tasks("a"), JobConfig(**more), SlowReader())
     assert work.reread is None and work.without_pixels().clip is work.clip
 
 
 def test_frames_are_read_again_from_the_file():
-    (work,) = works(tasks(CLIP), JobConfig(video=VIDEO), Slow())
+    (work,) = works(tasks(CLIP), JobConfig(video=VIDEO), SlowReader())
     bare = work.without_pixels()
     assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
     assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():
-    assert [work.path for work in works(tasks("a", "b", "c"), JobConfig(), Slow())] == ["a", "b", "c"]
-    slow = Slow()
+    assert [work.path for work in works(tasks("a", "b", "c"), JobConfig(), SlowReader())] == ["a", "b", "c"]
+    slow = SlowReader()
     with closing(Feed(tasks("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
         for name in "abcdefgh":
             work = taken(feed)
@@ -476,7 +477,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
         return 500
 
     sizes, found = [], []
-    with closing(Feed(tasks("a", "b", "bad", "c"), JobConfig(ahead=1), [Slow()], prepare=prepare)) as feed:
+    with closing(Feed(tasks("a", "b", "bad", "c"), JobConfig(ahead=1), [SlowReader()], prepare=prepare)) as feed:
         while (work := taken(feed)) is not None:
             before = feed.nbytes
             feed.release(work)
@@ -484,7 +485,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
     list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
@@ -494,7 +495,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
 
 
 def test_closing_ends_the_reading():
-    slow = Slow()
+    slow = SlowReader()
     feed = Feed(tasks("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
     settled(slow)
     began = time.monotonic()
@@ -507,7 +508,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     """Of captioned clips, and of failed ones, whose errors would hold on to them."""
     alive = []
 
-    class Counted(Slow):
+    class Counted(SlowReader):
         def read(self, path, start, end, video, check=None):
             clip = super().read(path, start, end, video)
             alive.append(weakref.ref(clip.frames))
@@ -532,9 +533,9 @@ def test_frames_are_let_go_clip_by_clip(settings):
 
 
 def test_errors_of_clips_are_works_and_bugs_are_raised():
-    bad, good = works(tasks("bad", "good"), JobConfig(), Slow())
+    bad, good = works(tasks("bad", "good"), JobConfig(), SlowReader())
     assert isinstance(bad.error, VideoError) and good.clip is not None
-    (whole,) = works(tasks("uncut"), JobConfig(segment=2.0), Slow())
+    (whole,) = works(tasks("uncut"), JobConfig(segment=2.0), SlowReader())
     assert isinstance(whole.error, VideoError) and whole.segment is None and whole.is_last
 
     def broken():
@@ -542,13 +543,13 @@ def test_errors_of_clips_are_works_and_bugs_are_raised():
         yield
 
     with pytest.raises(TypeError, match="bug"):
-        list(works(broken(), JobConfig(), Slow()))
+        list(works(broken(), JobConfig(), SlowReader()))
 
 
 def test_tasks_may_be_long_in_coming():
     """One thread waits for the next task; the others read what there is of the last."""
     more = queue.SimpleQueue()
-    with closing(Feed(iter(more.get, None), JobConfig(segment=2.0), [Slow(), Slow()])) as feed:
+    with closing(Feed(iter(more.get, None), JobConfig(segment=2.0), [SlowReader(), SlowReader()])) as feed:
         assert feed.take() is None and not feed.over
         more.put(Job("a", number=1))
         for _ in range(3):
@@ -560,14 +561,14 @@ def test_tasks_may_be_long_in_coming():
 
 def test_segments_that_are_done_are_not_read():
     job = Job("a", done={0: "first", 2: None})
-    (part,) = works([job], JobConfig(segment=2.0), Slow())
+    (part,) = works([job], JobConfig(segment=2.0), SlowReader())
     assert (part.segment, part.segments, part.start, part.end, part.is_last) == (1, 3, 2.0, 4.0, True)
     assert part.planned_job is job
 
 
 def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
     """Whatever else there is to read meanwhile."""
-    slow = Slow()
+    slow = SlowReader()
     config = JobConfig(segment=2.0, context=True)
     with closing(Feed(tasks("a", "b"), config, [slow, slow])) as feed:
         inside = sorted((taken(feed) for _ in range(4)), key=lambda job: (job.path, job.segment))
@@ -585,8 +586,8 @@ def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
 def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     config = JobConfig(prompt="Describe.", segment=2.0, context=True)
-    list(caption_locally(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[Slow()]))
-    list(caption_locally(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[Slow()]))
+    list(caption_locally(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[SlowReader()]))
+    list(caption_locally(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[SlowReader()]))
     assert [asked.get("prompt") for asked in captioner.asked] == [
         None,  # the segment before failed
         "Describe.\n\nThis is a later part of a longer video. The part before it was described like this: It was so.",
@@ -595,7 +596,7 @@ def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
     done = list(caption_locally(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
@@ -613,7 +614,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
 
 
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
 
     class Stuck(FakeCaptioner):
         def stream(self, path, **asked):

@@ -91,6 +91,7 @@ class ToySpan:
 
 
 class ToyModel:
+    name = "toy"
     dtype, device, decoder = torch.float32, torch.device("cpu"), SimpleNamespace(graphs=None)
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from tests.checkpoints import checkpoint, llava, llava_onevision, qwen
-from tests.checkpoints.llava import Kind
+from tests.checkpoints.llava import LlavaKind
 from tests.checkpoints.llava_onevision import TIED, stock
 from tests.engine.passing import forward
 from vidspec.captioner import Captioner
@@ -62,10 +62,10 @@ def onevision_pixels(_model):
     return llava_onevision.pixels(2)
 
 
-QWEN25, QWEN3 = (qwen.Kind(name, tied=False) for name in (qwen.QWEN25, qwen.QWEN3))
+QWEN25, QWEN3 = (qwen.QwenKind(name, tied=False) for name in (qwen.QWEN25, qwen.QWEN3))
 FAMILIES = {
-    "llava": (Kind(), CLIP, llava_pixels),
-    "llava_next": (Kind(family="llava_next"), NEWLINE, llava_pixels),
+    "llava": (LlavaKind(), CLIP, llava_pixels),
+    "llava_next": (LlavaKind(family="llava_next"), NEWLINE, llava_pixels),
     "llava_onevision": (llava_onevision.UNTIED, NEWLINE, onevision_pixels),
     "qwen2_5_vl": (QWEN25, QWEN, qwen.pixels),
     "qwen3_vl": (QWEN3, QWEN, qwen.pixels),

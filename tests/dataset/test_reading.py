@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 
+from tests.dataset.jobs import jobs_of
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from tests.video import clips
 from vidspec.dataset.bulk import Remaining, run_plan
@@ -32,13 +33,6 @@ from vidspec.video import Clip, read
 
 CLIP = str(shipped()[0])
 VIDEO = {"frames": 3, "max_pixels": 64}
-
-
-@pytest.fixture
-def reader():
-    made = ClipReader()
-    yield made
-    made.close()
 
 
 def test_frames_come_over_as_they_are_read(reader):
@@ -93,7 +87,7 @@ def test_the_reader_loads_no_torch(reader):
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = SlowReader()
     monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: slow)
-    (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
+    (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), jobs_of("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
 
@@ -104,7 +98,7 @@ def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.max_sound_s, captioner.gpu = seconds, 1
-    list(caption_locally(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
+    list(caption_locally(captioner, jobs_of("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
     assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
 
 
@@ -149,7 +143,7 @@ def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader
 
 def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
     started = dying(monkeypatch, 2)
-    first, second = works(tasks(CLIP, CLIP), JobConfig(video=VIDEO), reader)
+    first, second = works(jobs_of(CLIP, CLIP), JobConfig(video=VIDEO), reader)
     assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
     assert "ended (exit code 7) while it started, 2 times" in str(first.error) and CLIP in str(first.error)
 
@@ -353,10 +347,6 @@ class SlowReader(FakeReader):
         self.ended.set()
 
 
-def tasks(*names):
-    return [Job(name, number=number) for number, name in enumerate(names, start=1)]
-
-
 def taken(feed, most=10.0):
     """The next piece of a feed; None where it is over."""
     until = time.monotonic() + most
@@ -390,7 +380,7 @@ def settled(slow):
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
     slow = SlowReader()
-    with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
+    with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
         first = taken(feed)
         assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
         assert feed.nbytes <= max(most, 1000 * readers)
@@ -406,7 +396,7 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
 def test_what_is_in_work_counts_until_it_is_finished():
     """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
     slow = SlowReader()
-    with closing(Feed(tasks(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
+    with closing(Feed(jobs_of(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
         inside, done, most = deque(), 0, 0
         while not feed.over:
             if (work := feed.take()) is not None:
@@ -421,7 +411,7 @@ def test_what_is_in_work_counts_until_it_is_finished():
 def test_what_the_models_have_seen_makes_room():
     """Of 20 clips of which memory is allowed for one, all are in work at once."""
     slow = SlowReader()
-    with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
+    with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
         for number in range(20):
             work = taken(feed)
             assert work.path == str(number) and feed.nbytes == 1000 and work.reread is not None
@@ -431,21 +421,21 @@ def test_what_the_models_have_seen_makes_room():
 
 @pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": JobQuestions(("What?",), True)}])
 def test_frames_that_are_needed_later_stay(more):
-    (work,) = works(tasks("a"), JobConfig(**more), SlowReader())
+    (work,) = works(jobs_of("a"), JobConfig(**more), SlowReader())
     assert work.reread is None and work.without_pixels().clip is work.clip
 
 
 def test_frames_are_read_again_from_the_file():
-    (work,) = works(tasks(CLIP), JobConfig(video=VIDEO), SlowReader())
+    (work,) = works(jobs_of(CLIP), JobConfig(video=VIDEO), SlowReader())
     bare = work.without_pixels()
     assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
     assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():
-    assert [work.path for work in works(tasks("a", "b", "c"), JobConfig(), SlowReader())] == ["a", "b", "c"]
+    assert [work.path for work in works(jobs_of("a", "b", "c"), JobConfig(), SlowReader())] == ["a", "b", "c"]
     slow = SlowReader()
-    with closing(Feed(tasks("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
+    with closing(Feed(jobs_of("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
         for name in "abcdefgh":
             work = taken(feed)
             assert work.path == name
@@ -477,7 +467,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
         return 500
 
     sizes, found = [], []
-    with closing(Feed(tasks("a", "b", "bad", "c"), JobConfig(ahead=1), [SlowReader()], prepare=prepare)) as feed:
+    with closing(Feed(jobs_of("a", "b", "bad", "c"), JobConfig(ahead=1), [SlowReader()], prepare=prepare)) as feed:
         while (work := taken(feed)) is not None:
             before = feed.nbytes
             feed.release(work)
@@ -488,15 +478,15 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
-    list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
+    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
     assert [asked["clip"] for asked in captioner.asked] == prepared[3:] and captioner.has_vision_worker
-    list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
+    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 
 
 def test_closing_ends_the_reading():
     slow = SlowReader()
-    feed = Feed(tasks("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
+    feed = Feed(jobs_of("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
     settled(slow)
     began = time.monotonic()
     feed.close()
@@ -522,7 +512,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Remaining(tasks(*names), contents={number: FileContent(1, 2) for number in range(1, 19)})
+    todo = Remaining(jobs_of(*names), contents={number: FileContent(1, 2) for number in range(1, 19)})
     how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):
@@ -533,9 +523,9 @@ def test_frames_are_let_go_clip_by_clip(settings):
 
 
 def test_errors_of_clips_are_works_and_bugs_are_raised():
-    bad, good = works(tasks("bad", "good"), JobConfig(), SlowReader())
+    bad, good = works(jobs_of("bad", "good"), JobConfig(), SlowReader())
     assert isinstance(bad.error, VideoError) and good.clip is not None
-    (whole,) = works(tasks("uncut"), JobConfig(segment=2.0), SlowReader())
+    (whole,) = works(jobs_of("uncut"), JobConfig(segment=2.0), SlowReader())
     assert isinstance(whole.error, VideoError) and whole.segment is None and whole.is_last
 
     def broken():
@@ -570,7 +560,7 @@ def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
     """Whatever else there is to read meanwhile."""
     slow = SlowReader()
     config = JobConfig(segment=2.0, context=True)
-    with closing(Feed(tasks("a", "b"), config, [slow, slow])) as feed:
+    with closing(Feed(jobs_of("a", "b"), config, [slow, slow])) as feed:
         inside = sorted((taken(feed) for _ in range(4)), key=lambda job: (job.path, job.segment))
         assert [(job.path, job.segment) for job in inside] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
         settled(slow)
@@ -599,7 +589,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
     monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
-    done = list(caption_locally(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
+    done = list(caption_locally(captioner, jobs_of("good.mp4", "other/good.mp4", "bug.mp4"), how))
     prompts = {}
     for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
         prompts[path, start] = asked.get("prompt")
@@ -625,7 +615,9 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
 
     captioner = Stuck(SimpleNamespace(name="x"))
     found = list(
-        caption_locally(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2))
+        caption_locally(
+            captioner, jobs_of("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2)
+        )
     )
     assert {one.job.path: one.caption.error and one.caption.error["kind"] for one in found} == {
         "a/good.mp4": None,

@@ -29,22 +29,9 @@ from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import check_pair, embedded_folder, load_model, prepare_decoder
 from vidspec.models.placement import Placement, cpu_dtype, resolve_placement
 
+pytestmark = pytest.mark.usefixtures("library_verbosity")
+
 CPU = Placement(torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet_library():
-    """``load`` silences transformers; leave it as it was."""
-    before = transformers.utils.logging.get_verbosity()
-    yield
-    transformers.utils.logging.set_verbosity(before)
-    transformers.utils.logging.enable_progress_bar()
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """A checkpoint of one's own to damage."""
-    return copy_checkpoint(tmp_path / "model", TIED)
 
 
 @pytest.fixture

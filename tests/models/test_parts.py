@@ -27,16 +27,9 @@ from vidspec.models import hub, loading
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement, resolve_placement
 
+pytestmark = pytest.mark.usefixtures("library_verbosity")
+
 CPU = Placement(torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet_library():
-    """``load`` silences transformers; leave it as it was."""
-    before = transformers.utils.logging.get_verbosity()
-    yield
-    transformers.utils.logging.set_verbosity(before)
-    transformers.utils.logging.enable_progress_bar()
 
 
 LANGUAGE = {

@@ -64,7 +64,8 @@ def test_one_line(vidspec):
         ("{caption} {stem}", "has no field but {caption}, not {stem}"),
         ("{caption!r}", "has no field but {caption}, not {caption}"),
         ("{caption:>9}", "has no field but {caption}, not {caption}"),
-        ("{caption.real}", "has no field but {caption}, not {caption.real}"),
+        ("{caption.real}", "lacks {caption}"),
+        ("{caption} {caption.real}", "has no field but {caption}, not {caption.real}"),
         ("{caption", "expected '}'"),
     ],
 )

@@ -253,9 +253,9 @@ class Feed:
 
     def _read(self, job: Job, reader: ClipReader) -> tuple[Job, int]:
         """Return a job with its frames or the error of reading them, and its size in bytes."""
-        check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         began = time.monotonic()
-        job = replace(job, planned=job.planned_job, timeout=self.config.timeout)
+        job = self.config.with_fields(replace(job, planned=job.planned_job, timeout=self.config.timeout))
+        check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         try:
             with self._files.local(job.path, job.source) as file:
                 clip = reader.read(file, job.start, job.end, self._video, check)

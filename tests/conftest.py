@@ -22,6 +22,7 @@ from tests import checkpoints
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
+    from vidspec.dataset.reader import ClipReader
 
 settings.register_profile("vidspec", deadline=None)
 settings.load_profile("vidspec")
@@ -79,6 +80,15 @@ def small_captioner() -> Iterator[Captioner]:
     }
     with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
         yield captioner
+
+
+@pytest.fixture
+def reader() -> Iterator[ClipReader]:
+    from vidspec.dataset.reader import ClipReader
+
+    reader = ClipReader()
+    yield reader
+    reader.close()
 
 
 #: What a draft process spends its first seconds on.

@@ -12,13 +12,13 @@ PLACE = resolve_placement("cpu", "float32")
 #: Makes a small model of each family, with random weights.
 ADAPTERS = {
     "llava_onevision": partial(llava_onevision.adapter, llava_onevision.TIED),
-    "llava": partial(llava.adapter, llava.Kind("llava")),
-    "llava_next": partial(llava.adapter, llava.Kind("llava_next")),
+    "llava": partial(llava.adapter, llava.LlavaKind("llava")),
+    "llava_next": partial(llava.adapter, llava.LlavaKind("llava_next")),
     "gemma4": gemma4.adapter,
     "internvl": internvl.adapter,
     "qwen2_5_omni": qwen2_5_omni.adapter,
     "smolvlm": smolvlm.adapter,
-    **{family: partial(qwen.adapter, qwen.Kind(family)) for family in qwen.EVERY},
+    **{family: partial(qwen.adapter, qwen.QwenKind(family)) for family in qwen.EVERY},
 }
 
 

@@ -27,7 +27,7 @@ QUESTIONS = ("Describe the video.", "Where does the circle go?", "And then?")
 FEW = {"generate.max_new_tokens": 14, "video.frames": 4}
 
 
-#: Kind of a small checkpoint, with its options.
+#: Arguments of ``checkpoint``.
 FAMILIES = {
     "llava_onevision": ("readable", {}),
     **{name: (name, {}) for name in ("llava", "llava_next", "internvl")},
@@ -129,7 +129,7 @@ def test_sampled(pair_of, name):
     assert [one.token_ids for one in answers] == told_anew(anew, answers)
 
 
-class Reading:
+class CaptionersReader:
     """Reads in this process."""
 
     def __init__(self, captioner):
@@ -150,7 +150,7 @@ def test_in_company(pair_of, name, temperature):
     heated, how = {"generate.temperature": temperature}, JobConfig(questions=JobQuestions(QUESTIONS[:2], True), batch=4)
     fast = captioner(pair_of("llava_onevision"), name, **heated)
     clips = [str(clip) for clip in shipped()[:4]]
-    with closing(Feed([Job(clip, number=at) for at, clip in enumerate(clips)], how, [Reading(fast)])) as feed:
+    with closing(Feed([Job(clip, number=at) for at, clip in enumerate(clips)], how, [CaptionersReader(fast)])) as feed:
         found = list(caption_jobs(fast, feed, how))
     for clip in clips:
         answers = [one.caption for one in found if one.job.path == clip]

@@ -245,14 +245,14 @@ def test_closing_ends_the_calls_of_others(small_captioner, clips):
     captioner.close()  # once more does nothing
 
 
-class Model:
+class Computing:
     """Something that a thread computes with."""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_while_another_thread_computes():
     """The child has no such thread, which would never release the models."""
-    used, free, taken, over = [Model()], [Model()], threading.Event(), threading.Event()
+    used, free, taken, over = [Computing()], [Computing()], threading.Event(), threading.Event()
 
     def use():
         exclusive.try_acquire(used)
@@ -281,7 +281,7 @@ def test_a_fork_while_another_thread_computes():
 
 def test_models_are_for_one_thread_at_a_time():
     """And a thread that holds them does not wait for itself."""
-    one, two = Model(), Model()
+    one, two = Computing(), Computing()
     assert exclusive.try_acquire([one, two]) and not exclusive.try_acquire([two])
     assert exclusive.acquire(None, [one, two])
     with ThreadPoolExecutor(1) as pool:
@@ -294,7 +294,7 @@ def test_models_are_for_one_thread_at_a_time():
 
 def test_another_group_gets_its_turn():
     """A thread that takes the models again at once comes after those that have waited."""
-    models, waits, taken = [Model()], threading.Event(), []
+    models, waits, taken = [Computing()], threading.Event(), []
     assert exclusive.acquire("one", models)
 
     def wait_for_turn():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
 from tests.acceptance.windows import window_pass
 from tests.acceptance.wrong_rules import AcceptsAll
-from tests.decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of
+from tests.decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of, shifted
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.rules.exact import ExactRule
@@ -155,12 +155,6 @@ def draws_of_the_rule(rule, sampling, draft_sampling, count):
             new = LIMITS.cut([*tokens[: verdict.accepted], verdict.token], text)[0]
             text = (*text, *new)
         yield text
-
-
-def shifted(table):
-    """The same table behind a first token that is always 0: with it, windows of two fit into texts of three."""
-    first = torch.tensor([99.0, 0.0, 0.0, 0.0])
-    return lambda prefix: table(prefix[1:]) if prefix else first
 
 
 def draws_of_the_schedule(rule, sampling, draft_sampling, count):

@@ -40,7 +40,7 @@ OFTEN_LOOSE = {"fly-minus", "lvspec", "lvspec-0.9", "lvspec-no-shift", "lvspec-t
 STRICT = {"accept.rule": "lvspec", "accept.lam": 0, "accept.tolerance": False}
 
 
-class Pair:
+class LoosePair:
     def __init__(self, target, draft):
         self.folders = {"models.pair": None, "models.target": str(target), "models.draft": str(draft)}
         self.target, self.draft = loading.load_model(str(target), PLACE), loading.load_model(str(draft), PLACE)
@@ -63,7 +63,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair():
-    made = Pair(checkpoint("readable"), checkpoint("readable", noise=0.05))
+    made = LoosePair(checkpoint("readable"), checkpoint("readable", noise=0.05))
     yield made
     if made.slot is not None:
         made.slot.drop()

@@ -52,7 +52,7 @@ def test_a_draft_is_kept_as_the_profile_has_it():
 
 
 def test_a_head_stands_where_a_draft_is_named(tmp_path):
-    kind = qwen.Kind()
+    kind = qwen.QwenKind()
     target = str(checkpoint(kind))
     settings, weights = eagle3.config(kind), eagle3.tensors(kind)
     head = str(eagle3.save(tmp_path / "head", settings, weights))
@@ -67,7 +67,7 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
 
 
 def test_a_layer_of_the_target_is_read_once(tmp_path):
-    kind = qwen.Kind(mtp.FAMILY)
+    kind = qwen.QwenKind(mtp.FAMILY)
     target = str(mtp.save(kind, tmp_path, mtp.tensors(kind)))
     loaded = LoadedModels(ModelSource(target=target, device="cpu"))
     made = [loaded.captioner("mtp", {"models.target": target}) for _ in range(2)]

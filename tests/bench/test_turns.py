@@ -18,7 +18,7 @@ CLIPS = ["a.mp4", "b.mp4"]
 
 
 @dataclass
-class Timed:
+class TimedContender:
     """Captions with the given decode seconds for 11 tokens; logs every call."""
 
     name: str
@@ -55,7 +55,7 @@ class Timed:
 def test_contenders_take_turns_after_a_warm_up_of_each():
     log: list[str] = []
     times = {"a.mp4": 1.0, "b.mp4": 1.0}
-    contenders = {name: Timed(name, times, log) for name in "xyz"}
+    contenders = {name: TimedContender(name, times, log) for name in "xyz"}
     records = measure_in_turns(contenders, CLIPS, repeats=2)
     assert log[:3] == ["x:a.mp4", "y:a.mp4", "z:a.mp4"]
     assert [entry[0] for entry in log[3:]] == list("xyzyzxzxyxyz")
@@ -72,15 +72,15 @@ def test_a_contender_that_the_others_can_do_without_is_left_out():
             raise ContenderFailed("y: gone")
         return Caption(clip, "x")
 
-    contenders = {"x": Timed("x", {"a.mp4": 1.0, "b.mp4": 1.0}), "y": failing}
+    contenders = {"x": TimedContender("x", {"a.mp4": 1.0, "b.mp4": 1.0}), "y": failing}
     found = measure_in_turns(contenders, CLIPS, 2, leave=left.__setitem__, say=said.append)
     assert list(found) == ["x"] and left == {"y": "y: gone"} and log == ["a.mp4", "a.mp4", "b.mp4"]
     assert said[:3] == ["warm-up x", "warm-up y", "1/2 a.mp4"] and said.count("left out: y: gone") == 1
 
 
 def test_summary_compares_clip_by_clip():
-    plain = Timed("plain", {"a.mp4": 4.0, "b.mp4": 2.0})
-    fast = Timed("fast", {"a.mp4": 1.0, "b.mp4": 1.0}, drafted=True)
+    plain = TimedContender("plain", {"a.mp4": 4.0, "b.mp4": 2.0})
+    fast = TimedContender("fast", {"a.mp4": 1.0, "b.mp4": 1.0}, drafted=True)
     rows = {row.name: row for row in bench_rows(measure_in_turns({"plain": plain, "fast": fast}, CLIPS, 1), "plain")}
     assert rows["plain"].decode == (1.0, 1.0, 1.0)
     assert rows["plain"].tau is None and rows["plain"].kept is None
@@ -94,8 +94,8 @@ def test_summary_compares_clip_by_clip():
 
 
 def test_summary_counts_clips_with_other_tokens():
-    plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
-    other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
+    plain = TimedContender("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
+    other = TimedContender("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
     rows = {row.name: row for row in bench_rows(measure_in_turns({"plain": plain, "other": other}, CLIPS, 1), "plain")}
     assert (rows["plain"].equal, rows["other"].equal) == (2, 0)
 
@@ -103,9 +103,9 @@ def test_summary_counts_clips_with_other_tokens():
 def test_end_to_end_is_of_texts_as_long_as_the_baselines():
     """11 tokens in 1 + 4 s; 6 in 1 + 1 s are 0.2 s a token, so 11 of them would take 3 s, and 21 in 1 + 4 s too."""
     times = {"a.mp4": 4.0, "b.mp4": 4.0}
-    plain = Timed("plain", times)
-    short = Timed("short", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=tuple(range(6)))
-    long = Timed("long", times, ids=tuple(range(21)))
+    plain = TimedContender("plain", times)
+    short = TimedContender("short", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=tuple(range(6)))
+    long = TimedContender("long", times, ids=tuple(range(21)))
     rows = bench_rows(measure_in_turns({"plain": plain, "short": short, "long": long}, CLIPS, 2), "plain")
     assert [row.tokens for row in rows] == [11, 6, 21]
     assert [row.end_to_end[0] for row in rows] == pytest.approx([1.0, 5 / 3, 5 / 3])
@@ -118,8 +118,10 @@ def test_end_to_end_is_of_texts_as_long_as_the_baselines():
 
 def test_a_text_of_one_token_does_not_say_how_long_more_would_take():
     times = {"a.mp4": 4.0, "b.mp4": 4.0}
-    silent = Timed("silent", {"a.mp4": 0.0, "b.mp4": 0.0}, ids=(1,))
-    _, row = bench_rows(measure_in_turns({"plain": Timed("plain", times), "silent": silent}, CLIPS, 1), "plain")
+    silent = TimedContender("silent", {"a.mp4": 0.0, "b.mp4": 0.0}, ids=(1,))
+    _, row = bench_rows(
+        measure_in_turns({"plain": TimedContender("plain", times), "silent": silent}, CLIPS, 1), "plain"
+    )
     assert (row.decode[0], row.end_to_end[0], row.end_to_end_raw[0]) == (0.0, 0.0, 5.0)
 
 
@@ -143,8 +145,8 @@ def test_methods_that_draw_other_tokens_of_the_same_distribution(settings, by_ot
 
 
 def test_the_tokens_of_a_method_that_draws_others_are_not_held_against_it():
-    plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
-    other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
+    plain = TimedContender("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
+    other = TimedContender("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
     rows = bench_rows(measure_in_turns({"plain": plain, "other": other}, CLIPS, 1), "plain", ["other"])
     assert [(row.equal, row.equality) for row in rows] == [(2, "2/2"), (None, "in distribution")]
     assert "| other | in distribution |" in markdown(rows, "plain", lambda _: 1.0)
@@ -154,7 +156,7 @@ def test_a_table_says_that_two_names_are_one_method():
     named = {name: profiles.load(name, env={}) for name in ("ar", "hippo-sequential", "hippo-no-vpsd", "sd-tree")}
     also = profiles.group_equal_profiles(named)
     times = {"a.mp4": 1.0, "b.mp4": 1.0}
-    rows = bench_rows(measure_in_turns({name: Timed(name, times) for name in also}, CLIPS, 1), "ar", also=also)
+    rows = bench_rows(measure_in_turns({name: TimedContender(name, times) for name in also}, CLIPS, 1), "ar", also=also)
     assert [row.names for row in rows] == ["ar", "hippo-sequential = hippo-no-vpsd", "sd-tree"]
     header, _, _, twins, _ = markdown(rows, "ar", lambda _: 1.0).splitlines()
     assert header.startswith("| method (= its other names: measured once) | same tokens as ar |")

@@ -37,7 +37,7 @@ def checkpoint(kind: object, **options: object) -> Path:
     """Return the folder of a checkpoint, written by the first process that asks for it; read-only.
 
     Args:
-        kind: one of ``RECIPES``, or a ``Kind`` of its module, which is a family with options.
+        kind: one of ``RECIPES``, or a dataclass of its module such as ``QwenKind``: a family with options.
         options: of the recipe, such as ``seed``, ``noise``, ``tied``, ``padding`` or ``max_shard_size``.
     """
     assert Cache.folder is not None, "checkpoints are cached in a session of pytest only"

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.checkpoints.qwen import HIDDEN, QWEN25, Kind, tokenizer
+from tests.checkpoints.qwen import HIDDEN, QWEN25, QwenKind, tokenizer
 
 WIDTH, HEADS, KV_HEADS, INNER, DRAFTED, THETA, EPS = 24, 4, 2, 80, 200, 1e4, 1e-6
 #: By family, the sections of three axes among 12 frequencies, and the axis of each.
 SECTIONS = {QWEN25: ([2, 5, 5], [0] * 2 + [1] * 5 + [2] * 5), "qwen3_vl": ([6, 3, 3], [0, 1, 2] * 3 + [0] * 3)}
 
 
-def config(kind: Kind, **more: object) -> dict[str, object]:
+def config(kind: QwenKind, **more: object) -> dict[str, object]:
     """As SpecForge writes it."""
     rope: dict[str, object] = {"mrope_section": SECTIONS[kind.family][0]}
     rope |= {"type": "mrope"} if kind.family == QWEN25 else {"rope_type": "default", "mrope_interleaved": True}
@@ -42,7 +42,7 @@ def config(kind: Kind, **more: object) -> dict[str, object]:
     }
 
 
-def tensors(kind: Kind, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(kind: QwenKind, seed: int = 0) -> dict[str, torch.Tensor]:
     return layout(HIDDEN, len(tokenizer()), kind.padding, seed)
 
 

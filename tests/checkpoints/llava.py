@@ -47,7 +47,7 @@ CORPUS = ["USER: Describe the video. ASSISTANT: The video shows a red circle tha
 
 
 @dataclass(frozen=True)
-class Kind:
+class LlavaKind:
     """What a checkpoint is like.
 
     ``padding`` is how many rows its head has beyond the tokenizer; ``noise`` how far all weights are from those of
@@ -100,7 +100,7 @@ def tokenizer(kind: str = "legacy") -> PreTrainedTokenizerFast:
     )
 
 
-def config(kind: Kind) -> transformers.PreTrainedConfig:
+def config(kind: LlavaKind) -> transformers.PreTrainedConfig:
     words = tokenizer(kind.tokenizer)
     text = {
         "model_type": kind.text,
@@ -141,7 +141,7 @@ def config(kind: Kind) -> transformers.PreTrainedConfig:
     return transformers.LlavaNextConfig(**shared, image_grid_pinpoints=RESOLUTIONS)
 
 
-def stock(kind: Kind, attention: str = "sdpa"):
+def stock(kind: LlavaKind, attention: str = "sdpa"):
     """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
     made = transformers.AutoModelForImageTextToText.from_config(config(kind)).eval()
     made.set_attn_implementation(attention)
@@ -157,7 +157,7 @@ def stock(kind: Kind, attention: str = "sdpa"):
     return made
 
 
-def adapter(kind: Kind, decoder: str = "auto", **options: object):
+def adapter(kind: LlavaKind, decoder: str = "auto", **options: object):
     """The same model behind vidspec's interface."""
     made = families.get(kind.family)("tiny", stock(kind), tokenizer(kind.tokenizer), kind.processor, **options)
     made.prepare(decoder, packed=False)
@@ -166,7 +166,7 @@ def adapter(kind: Kind, decoder: str = "auto", **options: object):
 
 def save(folder: Path, family: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    kind = Kind(family, **options)
+    kind = LlavaKind(family, **options)
     files = {"preprocessor_config.json": kind.processor}
     save_files(folder, stock(kind), tokenizer(kind.tokenizer), files, max_shard_size=max_shard_size)
 

@@ -33,7 +33,7 @@ PROCESSOR = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class OnevisionKind:
     """What a checkpoint is like; ``padding`` is how many rows its head has beyond the tokenizer."""
 
     family: str = "llava_onevision"
@@ -43,7 +43,8 @@ class Kind:
     seed: int = 0
 
 
-TIED, UNTIED, PADDED, FOREIGN = Kind(), Kind(tied=False), Kind(padding=57, seed=1), Kind(tokenizer_seed=8)
+TIED, UNTIED = OnevisionKind(), OnevisionKind(tied=False)
+PADDED, FOREIGN = OnevisionKind(padding=57, seed=1), OnevisionKind(tokenizer_seed=8)
 
 
 @functools.cache
@@ -51,7 +52,7 @@ def tokenizer(seed: int = 7):
     return build_tokenizer(samples=200, seed=seed)
 
 
-def config(kind: Kind) -> LlavaOnevisionConfig:
+def config(kind: OnevisionKind) -> LlavaOnevisionConfig:
     words = tokenizer(kind.tokenizer_seed)
     ids = {token: int(words.convert_tokens_to_ids(token)) for token in SPECIALS}
     ends = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
@@ -91,7 +92,7 @@ def config(kind: Kind) -> LlavaOnevisionConfig:
     )
 
 
-def stock(kind: Kind = TIED, attention: str = "sdpa") -> LlavaOnevisionForConditionalGeneration:
+def stock(kind: OnevisionKind = TIED, attention: str = "sdpa") -> LlavaOnevisionForConditionalGeneration:
     """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
     model = LlavaOnevisionForConditionalGeneration(config(kind)).eval()
     model.set_attn_implementation(attention)
@@ -103,7 +104,7 @@ def stock(kind: Kind = TIED, attention: str = "sdpa") -> LlavaOnevisionForCondit
     return model
 
 
-def adapter(kind: Kind = TIED, decoder: str = "auto") -> LlavaOnevision:
+def adapter(kind: OnevisionKind = TIED, decoder: str = "auto") -> LlavaOnevision:
     """The same model behind vidspec's interface."""
     made = LlavaOnevision("tiny", stock(kind), tokenizer(kind.tokenizer_seed), PROCESSOR)
     made.prepare(decoder, packed=False)
@@ -112,7 +113,7 @@ def adapter(kind: Kind = TIED, decoder: str = "auto") -> LlavaOnevision:
 
 def save(folder: Path, family: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    kind = Kind(family, **options)
+    kind = OnevisionKind(family, **options)
     files = {"video_preprocessor_config.json": PROCESSOR}
     save_files(folder, stock(kind), tokenizer(kind.tokenizer_seed), files, max_shard_size=max_shard_size)
 

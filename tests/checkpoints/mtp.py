@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import copy_checkpoint
-from tests.checkpoints.qwen import HEADS, HIDDEN, KV_HEADS, Kind
+from tests.checkpoints.qwen import HEADS, HIDDEN, KV_HEADS, QwenKind
 
 FAMILY = "qwen3_5"
 WIDTH, INNER, EPS, THETA = 24, 96, 1e-6, 1e4
@@ -18,7 +18,7 @@ TURNED, AXES = 8, [0, 1, 2, 0]
 EXPERTS, EXPERT, SHARED = 4, 48, 32
 
 
-def tensors(kind: Kind, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(kind: QwenKind, seed: int = 0) -> dict[str, torch.Tensor]:
     """Norms are centred on nought, as all of this family."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -60,7 +60,7 @@ def tensors(kind: Kind, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def save(kind: Kind, folder: Path, weights: dict[str, torch.Tensor]) -> Path:
+def save(kind: QwenKind, folder: Path, weights: dict[str, torch.Tensor]) -> Path:
     """Write a checkpoint whose one file has these tensors too."""
     copy_checkpoint(folder, kind)
     save_file(load_file(folder / "model.safetensors") | weights, folder / "model.safetensors", {"format": "pt"})

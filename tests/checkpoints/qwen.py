@@ -49,7 +49,7 @@ TOKENS_PER_SECOND = 2
 
 
 @dataclass(frozen=True)
-class Kind:
+class QwenKind:
     """What a checkpoint is like.
 
     ``padding`` is how many rows its head has beyond the tokenizer; ``noise`` how far all weights are from those of
@@ -98,7 +98,7 @@ def processor(family: str) -> dict[str, object]:
     return {**common, "size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def config(kind: Kind) -> transformers.PreTrainedConfig:
+def config(kind: QwenKind) -> transformers.PreTrainedConfig:
     words = tokenizer(kind.corpus)
     ids = words.get_vocab()
     vision = {"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": PATCH}
@@ -152,7 +152,7 @@ def _draw_weight(family: str, name: str, noise: torch.Tensor) -> torch.Tensor:
     return draw_weight(name, noise, norms=("norm", "ln_q"), centred=centred)
 
 
-def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
+def stock(kind: QwenKind, attention: str = "sdpa") -> transformers.PreTrainedModel:
     """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
     made = getattr(transformers, f"{EVERY[kind.family]}ForConditionalGeneration")(config(kind)).eval()
     made.set_attn_implementation(attention)
@@ -161,7 +161,7 @@ def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
     return made
 
 
-def adapter(kind: Kind, decoder: str = "auto"):
+def adapter(kind: QwenKind, decoder: str = "auto"):
     """The same model behind vidspec's interface."""
     family = families.get(kind.family)
     made = family("tiny", stock(kind), tokenizer(kind.corpus), processor(kind.family))
@@ -171,7 +171,7 @@ def adapter(kind: Kind, decoder: str = "auto"):
 
 def save(folder: Path, family: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    kind = Kind(family, **options)
+    kind = QwenKind(family, **options)
     files = {"video_preprocessor_config.json": processor(family)}
     save_files(folder, stock(kind), tokenizer(kind.corpus), files, max_shard_size=max_shard_size)
 

@@ -67,3 +67,11 @@ def vidspec(capsys, options):
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def real(monkeypatch, tmp_path):
+    """The true captioner and registries in place of those that the other tests of commands use."""
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

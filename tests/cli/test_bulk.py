@@ -14,6 +14,7 @@ import pytest
 import srt
 from filelock import FileLock
 
+from tests.cli.effects import streamed_paths
 from tests.cli.terminals import Terminal
 from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.cli import main
@@ -47,10 +48,6 @@ def lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def streamed():
-    return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
-
-
 def test_a_folder_into_one_file(vidspec, clips):
     ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     assert (ran.code, ran.out) == (1, "")
@@ -74,7 +71,7 @@ def test_an_interrupted_run_goes_on(vidspec):
     args = ("caption", "good.mp4", "stop.mp4", "late/good.mp4", "--format", "jsonl", "-o", "out.jsonl")
     assert vidspec(*args).code == 130
     assert vidspec(*args).code == 130
-    assert streamed() == ["good.mp4", "stop.mp4", "stop.mp4"] and len(lines("out.jsonl")) == 1
+    assert streamed_paths() == ["good.mp4", "stop.mp4", "stop.mp4"] and len(lines("out.jsonl")) == 1
 
 
 def test_retry_failed_and_overwrite(vidspec, clips):
@@ -83,10 +80,10 @@ def test_retry_failed_and_overwrite(vidspec, clips):
     whole = Path("out.jsonl").read_bytes()
     FakeCaptioner.made.clear()
     vidspec(*args, "--retry-failed")
-    assert streamed() == ["clips/b/missing.mp4"] and Path("out.jsonl").read_bytes() == whole
+    assert streamed_paths() == ["clips/b/missing.mp4"] and Path("out.jsonl").read_bytes() == whole
     FakeCaptioner.made.clear()
     ran = vidspec(*args, "--overwrite")
-    assert len(streamed()) == 4 and Path("out.jsonl").read_bytes() == whole == Path("out.jsonl~").read_bytes()
+    assert len(streamed_paths()) == 4 and Path("out.jsonl").read_bytes() == whole == Path("out.jsonl~").read_bytes()
     assert "the earlier file is now" in ran.err
 
 
@@ -104,7 +101,7 @@ def test_other_settings_are_captioned_beside(vidspec, clips):
     vidspec(*args)
     ran = vidspec(*args, "--prompt", "Why?")
     assert "4 earlier records were made with other settings and are kept" in ran.err
-    assert len(streamed()) == 8 and len(lines("out.jsonl")) == 8
+    assert len(streamed_paths()) == 8 and len(lines("out.jsonl")) == 8
 
 
 def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
@@ -228,7 +225,7 @@ def test_what_is_finished_when_a_run_stops_at_its_failures_is_kept(vidspec, opti
     assert sum(one["error"] is not None for one in kept) == len(option)
     FakeCaptioner.made.clear()
     assert vidspec("caption", *names, "--format", "jsonl", "-o", "out.jsonl").code == 1
-    assert sorted(streamed()) == sorted(set(names) - {one["path"] for one in kept})
+    assert sorted(streamed_paths()) == sorted(set(names) - {one["path"] for one in kept})
 
 
 @pytest.mark.parametrize("options", [("--batch", "4")])
@@ -323,7 +320,7 @@ def test_the_same_bytes_are_captioned_once_with_checksum(vidspec):
     vidspec("caption", "good.mp4", *args)
     os.rename("good.mp4", "moved.mp4")
     ran = vidspec("caption", ".", *args)
-    assert "1 reused from identical files" in ran.err and len(streamed()) == 1
+    assert "1 reused from identical files" in ran.err and len(streamed_paths()) == 1
     assert [line["path"] for line in lines("out.jsonl")] == ["good.mp4", "./moved.mp4"]
 
 
@@ -381,7 +378,7 @@ def test_start_and_end_are_read_as_in_manifests(vidspec):
 
 def test_several_formats_in_one_run(vidspec, clips):
     ran = vidspec("caption", clips, "--format", "jsonl,srt,vtt,csv", "--output-dir", "out")
-    assert ran.code == 1 and len(streamed()) == 4
+    assert ran.code == 1 and len(streamed_paths()) == 4
     assert left("out") == [
         "out/a/good.srt",
         "out/a/good.vtt",
@@ -396,11 +393,11 @@ def test_several_formats_in_one_run(vidspec, clips):
     assert Path("out/captions.csv").read_text().count("vanilla-sd") == 4
     os.remove("out/a/good.vtt")
     again = vidspec("caption", clips, "--format", "jsonl,srt,vtt,csv", "--output-dir", "out")
-    assert len(streamed()) == 4 and "4 of 4 clips were done before" in again.err
+    assert len(streamed_paths()) == 4 and "4 of 4 clips were done before" in again.err
     assert Path("out/a/good.vtt").read_text().startswith("WEBVTT"), "written again from what is remembered"
     os.remove("out/captions.jsonl")
     vidspec("caption", clips, "--format", "jsonl,srt", "--output-dir", "out")
-    assert len(streamed()) == 8 and len(lines("out/captions.jsonl")) == 4
+    assert len(streamed_paths()) == 8 and len(lines("out/captions.jsonl")) == 4
 
 
 def test_standard_output_beside_files(vidspec, clips):
@@ -408,7 +405,7 @@ def test_standard_output_beside_files(vidspec, clips):
     first = vidspec(*args)
     assert [record["path"] for record in first.records] == PATHS and Path("clips/good.txt").read_text() == TEXT + "\n"
     second = vidspec(*args)
-    assert second.records == first.records and len(streamed()) == 4
+    assert second.records == first.records and len(streamed_paths()) == 4
 
 
 def test_one_file_for_each_format(vidspec):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.effects import files_here
 from tests.fake_captioner import FakeCaptioner
 from vidspec.embedded.samples import shipped
 from vidspec.video import probe
@@ -25,37 +26,33 @@ def length():
     return probe(shipped()[0]).duration_s
 
 
-def everything():
-    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-
-
 def states(ran):
     return [line.split("\t")[0] for line in ran.out.splitlines()]
 
 
 def test_it_writes_nothing_and_loads_nothing(vidspec, clips, length):
-    before = everything()
+    before = files_here()
     for args in (("-o", "out.jsonl", "--format", "jsonl"), ("--format", "srt,csv", "--output-dir", "new"), ()):
         ran = vidspec("caption", clips, "--dry-run", *args)
         assert (ran.code, states(ran)) == (1, ["caption", "caption", "unreadable", "caption"])
         assert ran.out.splitlines()[0] == f"caption\t{length:.1f}\t\tclips/a.mp4"
         assert "clips/bad.mp4" in ran.err and "4 clips: 3 to caption (42 s of video), 1 unreadable" in ran.err
         assert "estimated time: unknown (no earlier record here with these settings and times)" in ran.err
-    assert everything() == before and not FakeCaptioner.made and not Path("new").exists()
+    assert files_here() == before and not FakeCaptioner.made and not Path("new").exists()
 
 
 @pytest.mark.parametrize("form", ["json", "srt,csv"])
 def test_the_estimate_rests_on_earlier_records(vidspec, clips, form):
     args = ("--format", form, "--output-dir", "out")
     vidspec("caption", "clips/a.mp4", "clips/bad.mp4", *args)
-    before = everything()
+    before = files_here()
     ran = vidspec("caption", clips, *args, "--dry-run")
     assert states(ran) == ["done", "caption", "done", "caption"], "the fake captions what is no video"
     assert (
         "estimated time: 3.0 s for one captioner, without loading (2 earlier records here, 1.50 s for a clip)"
         in ran.err
     )
-    assert everything() == before
+    assert files_here() == before
     assert states(vidspec("caption", clips, *args, "--dry-run", "--overwrite")).count("caption") == 3
     other = vidspec("caption", clips, *args, "--dry-run", "--prompt", "Why?")
     assert states(other).count("caption") == 3 and "estimated time: unknown" in other.err

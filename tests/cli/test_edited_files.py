@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.effects import files_here
 from tests.fake_captioner import FakeCaptioner
 from vidspec.dataset.journal import Journal
 from vidspec.embedded.samples import shipped
@@ -32,10 +33,6 @@ def captioned():
     paths = [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
     FakeCaptioner.made.clear()
     return paths
-
-
-def everything():
-    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("form", PER_CLIP)
@@ -166,12 +163,12 @@ def test_one_file_that_was_edited_is_refused_before_anything_is_loaded(vidspec, 
     args, path = ("caption", "k", "--format", form, "-o", "out"), Path("out")
     assert vidspec(*args).code == 0
     path.write_bytes(path.read_bytes() + b"mine\n")
-    edited, before = path.read_bytes(), everything()
+    edited, before = path.read_bytes(), files_here()
     captioned()
     Path("k/a/new.mp4").write_bytes(b"x")
     for more in ((), V2, ("--retry-failed",), ("--dry-run",)):
         ran = vidspec(*args, *more)
-        assert ran.code == 2 and not captioned() and everything() == before | {"k/a/new.mp4": b"x"}
+        assert ran.code == 2 and not captioned() and files_here() == before | {"k/a/new.mp4": b"x"}
         assert ran.err.startswith(
             "error: out: was edited since a run wrote it, and is left alone (--overwrite replaces"
         )
@@ -240,13 +237,13 @@ def test_a_dry_run_lists_files_that_would_be_replaced_and_kept(vidspec):
     file("c").unlink()
     for name in "abc":
         shutil.copy(shipped()[0], f"k/{name}/good.mp4")
-    before = everything()
+    before = files_here()
     ran = vidspec("caption", "k", "--format", "txt", "--dry-run", *V2)
     assert ran.out.startswith("kept\t")
     assert "k/a/good.txt: edited, kept\n" in ran.err and "k/b/good.txt: replaced\n" in ran.err
     assert "k/c/good.txt" not in ran.err
     ran = vidspec("caption", "k", "--format", "txt", "--dry-run", "--overwrite")
-    assert "k/a/good.txt: replaced, kept as k/a/good.txt~\n" in ran.err and everything() == before
+    assert "k/a/good.txt: replaced, kept as k/a/good.txt~\n" in ran.err and files_here() == before
 
 
 def test_marks_are_no_records_for_other_commands(vidspec):
@@ -298,8 +295,8 @@ def test_a_run_without_work_leaves_files_and_journals_as_they_are(vidspec):
     for args in (("--format", "txt"), ("-o", "out.csv")):
         vidspec("caption", "k", *args)
         vidspec("caption", "k", *args)
-        before = everything()
-        assert vidspec("caption", "k", *args).code == 0 and everything() == before
+        before = files_here()
+        assert vidspec("caption", "k", *args).code == 0 and files_here() == before
 
 
 def test_files_of_other_shards_are_known(vidspec):

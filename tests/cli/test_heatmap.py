@@ -12,14 +12,6 @@ from vidspec.errors import VideoError
 FEW = ("--frames", "4", "--max-new-tokens", "3", "--profile", "sd-attention")
 
 
-@pytest.fixture
-def real(monkeypatch, tmp_path):
-    """The true captioner and registries in place of those that the other tests of commands use."""
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
 def test_a_clip_gives_the_picture(real, capsys):
     assert main(["caption", str(shipped()[0]), *FEW, "--heatmap", "heat.png"]) == 0
     assert capsys.readouterr().out.strip()

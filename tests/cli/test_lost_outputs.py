@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import vidspec
+from tests.cli.effects import streamed_paths
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.tiers import full_but
 from vidspec.dataset.formats.base import make_format
@@ -63,10 +64,6 @@ def heeds_hangups():
     signal.signal(signal.SIGHUP, before)
 
 
-def streamed():
-    return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
-
-
 def replaced():
     Path("out/out.jsonl.new").write_text("theirs\n")
     os.replace("out/out.jsonl.new", "out/out.jsonl")
@@ -91,7 +88,7 @@ TAKEN = [
 def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, action, at):
     meanwhile(at, action)
     ran = vidspec("caption", *CLIPS, *args)
-    assert ran.code == 1 and len(streamed()) == at + 1
+    assert ran.code == 1 and len(streamed_paths()) == at + 1
     assert "was moved, replaced or deleted while the run was writing it (put it back if it was moved" in ran.err
     assert "error: stopped: out/" in ran.err and f"{at} captioned, 0 failed" in ran.err and "Traceback" not in ran.err
     if action is replaced:
@@ -107,7 +104,7 @@ def test_what_was_moved_is_whole_and_is_gone_on_with_where_it_is_put_back(vidspe
     undo()
     os.rename("moved.jsonl", "out/out.jsonl")
     FakeCaptioner.made.clear()
-    assert vidspec("caption", *CLIPS, *JSONL).code == 0 and streamed() == CLIPS[3:]
+    assert vidspec("caption", *CLIPS, *JSONL).code == 0 and streamed_paths() == CLIPS[3:]
     whole = Path("out/out.jsonl").read_bytes()
     assert vidspec("caption", *CLIPS, "--format", "jsonl", "-o", "whole.jsonl").code == 0
     assert Path("whole.jsonl").read_bytes() == whole
@@ -118,7 +115,7 @@ def test_a_table_that_was_deleted_comes_back_without_captioning(vidspec, meanwhi
     undo = meanwhile(4, lambda: os.remove("out/out.csv"))
     assert vidspec("caption", *CLIPS, *CSV).code == 1
     undo()
-    assert vidspec("caption", *CLIPS, *CSV).code == 0 and streamed() == CLIPS
+    assert vidspec("caption", *CLIPS, *CSV).code == 0 and streamed_paths() == CLIPS
     assert Path("out/out.csv").read_text().count("good.mp4") == len(CLIPS)
 
 
@@ -137,12 +134,12 @@ def test_a_folder_without_permission_costs_its_clips(vidspec, monkeypatch):
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "1" and access(path, mode))
     ran = vidspec("caption", *CLIPS, "--format", "srt")
-    assert ran.code == 1 and streamed() == [clip for clip in CLIPS if clip != "1/good.mp4"]
+    assert ran.code == 1 and streamed_paths() == [clip for clip in CLIPS if clip != "1/good.mp4"]
     assert "1/good.srt: cannot be written: 1 takes no files (give the same command again when it does)" in ran.err
     assert "5 clips: 4 captioned, 1 failed (output/sidecar 1)" in ran.err
     FakeCaptioner.made.clear()
     monkeypatch.setattr(os, "access", access)
-    assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed() == ["1/good.mp4"]
+    assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed_paths() == ["1/good.mp4"]
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -153,7 +150,7 @@ def test_a_folder_whose_journal_cannot_be_written(vidspec, monkeypatch, others):
     monkeypatch.setattr(os, "access", lambda path, mode: others and Path(path).name != "1" and access(path, mode))
     ran = vidspec("caption", *clips, "--format", "srt")
     if others:
-        assert ran.code == 1 and len(streamed()) == 4 and "/1: no permission to write there" in ran.err
+        assert ran.code == 1 and len(streamed_paths()) == 4 and "/1: no permission to write there" in ran.err
         assert all(Path(clip).with_suffix(".srt").exists() == (clip != clips[1]) for clip in clips)
     else:
         assert ran.code == 2 and not FakeCaptioner.made and "/0: no permission to write there" in ran.err
@@ -174,7 +171,7 @@ def test_a_folder_that_becomes_unwritable_costs_its_clips_and_keeps_their_captio
     assert "1/good.srt: cannot be written: Is a directory (give the same command again when it can be" in ran.err
     assert vidspec("caption", *CLIPS, "--format", "srt").code == 1
     Path("1/.good.srt.part").rmdir()
-    assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed() == CLIPS
+    assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed_paths() == CLIPS
     assert all(TEXT.split()[0] in Path(clip).with_suffix(".srt").read_text() for clip in CLIPS)
 
 

@@ -14,14 +14,6 @@ from vidspec.events.record import Caption
 FEW = ("--frames", "4", "--max-new-tokens", "6", "--profile", "sd-attention")
 
 
-@pytest.fixture
-def real(monkeypatch, tmp_path):
-    """The true captioner and registries in place of those that the other tests of commands use."""
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
 def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     asked = ("--format", "json", "-o", "run.json", "--trace", "trace.json", "--baseline")
     assert main(["caption", str(shipped()[0]), *FEW, *asked, "--report", "page.html"]) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.effects import streamed_paths
 from tests.dataset.hostile import HOSTILE
 from tests.dataset.shards import rows, tar_of, write_shards
 from tests.fake_captioner import TEXT, FakeCaptioner
@@ -18,10 +19,6 @@ pytest.importorskip("pyarrow")
 def impatient(monkeypatch, tmp_path):
     monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
-def streamed():
-    return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
 
 
 SHARDS = "shards/{00000..00002}.tar"
@@ -80,11 +77,11 @@ def test_an_unfinished_part_goes_on_by_clip(vidspec):
     args = ("caption", SHARDS, "--output-dir", "out", "--batch", "1")
     assert vidspec(*args).code == 130
     assert "00000.parquet" in os.listdir("out") and "00001.parquet" not in os.listdir("out")
-    first = len(streamed())
+    first = len(streamed_paths())
     Path("shards/00001.tar").write_bytes(tar_of({name.replace("stop", "good"): b"x" for name in clips[1]}))
     ran = vidspec(*args)
     assert ran.code == 0 and "6 of 8 clips were done before" in ran.err
-    again = streamed()[first:]
+    again = streamed_paths()[first:]
     assert [path.split("/", 2)[2] for path in again] == [f"{n}/good.mp4" for n in (6, 7, 8, 9, 10, 11)]
     assert sorted(os.listdir("out")) == ["00000.parquet", "00001.parquet", "00002.parquet"]
     assert [row["path"][-10:] for row in rows("out/00001.parquet")] == [f"{n}/good.mp4" for n in range(4, 8)]
@@ -94,9 +91,9 @@ def test_retry_failed_does_only_those_clips_again(vidspec):
     write_shards(Path("shards"), 1, 4, failing={2})
     args = ("caption", "shards/00000.tar", "--output-dir", "out")
     vidspec(*args)
-    before, first = rows("out/00000.parquet"), len(streamed())
+    before, first = rows("out/00000.parquet"), len(streamed_paths())
     ran = vidspec(*args, "--retry-failed")
-    assert ran.code == 1 and streamed()[first:] == ["shards/00000.tar/00002/missing.mp4"]
+    assert ran.code == 1 and streamed_paths()[first:] == ["shards/00000.tar/00002/missing.mp4"]
     assert rows("out/00000.parquet") == before and os.listdir("out") == ["00000.parquet"]
 
 
@@ -135,7 +132,7 @@ def test_hostile_shards_never_end_the_run(vidspec, options):
     Path(f"shards/{last:05d}.tar").write_bytes(tar_of({"last/good.mp4": b"x"}))
     ran = vidspec("caption", *sorted(map(str, Path("shards").iterdir())), "--output-dir", "out", *options)
     assert ran.code == 1 and "Traceback" not in ran.err, ran.err
-    captioned = streamed()
+    captioned = streamed_paths()
     for number in range(1, last):
         assert captioned.count(f"shards/{number:05d}.tar/first.mp4") == 1
     assert f"shards/{last:05d}.tar/last/good.mp4" in captioned
@@ -157,9 +154,9 @@ def test_rows_that_name_what_they_may_not(vidspec):
     ran = vidspec("caption", "d/v.parquet", "-o", "out.jsonl")
     records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert ran.code == 1 and [one["error"] and one["error"]["kind"] for one in records] == [None, *["refused"] * 3]
-    assert streamed() == ["d/good.mp4"] and "--allow-urls https://example.org if it may be read" in ran.err
+    assert streamed_paths() == ["d/good.mp4"] and "--allow-urls https://example.org if it may be read" in ran.err
     ran = vidspec("caption", "d/v.parquet", "-o", "out.jsonl", "--retry-failed", "--allow-paths", ".")
-    assert streamed() == ["d/good.mp4", "d/../good.mp4"]
+    assert streamed_paths() == ["d/good.mp4", "d/../good.mp4"]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +207,9 @@ def test_a_part_that_cannot_be_written_loses_nothing(vidspec, monkeypatch):
         ran = vidspec(*args)
     assert ran.code == 1 and "out/00000.parquet: cannot be written: the disk is full" in ran.err
     assert "00001.parquet" in os.listdir("out") and "00000.parquet" not in os.listdir("out")
-    before = len(streamed())
+    before = len(streamed_paths())
     assert vidspec(*args).code == 0
-    assert len(streamed()) == before and len(rows("out/00000.parquet")) == 3, "nothing is captioned twice"
+    assert len(streamed_paths()) == before and len(rows("out/00000.parquet")) == 3, "nothing is captioned twice"
 
 
 def test_one_folder_for_two_shards_of_a_name_is_refused(vidspec):
@@ -251,7 +248,7 @@ def test_shards_of_a_job_array_are_whole(vidspec):
         args = ("caption", "shards/{00000..00007}.tar", "--output-dir", "out", "--shard", f"{number}/2")
         assert vidspec(*args).code == 0
         assert number == 2 or 0 < len(os.listdir("out")) < 8
-    assert len(os.listdir("out")) == 8 and len(streamed()) == 16, "each shard by one of them"
+    assert len(os.listdir("out")) == 8 and len(streamed_paths()) == 16, "each shard by one of them"
 
 
 @pytest.mark.parametrize(

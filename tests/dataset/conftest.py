@@ -1,8 +1,10 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_captioner import record
+from tests.fake_captioner import FakeCaptioner, record
+from vidspec.dataset import stores
 from vidspec.dataset.job import Job, JobConfig, JobResult
 from vidspec.dataset.records import FileContent, SettingsDigest, record_of
 from vidspec.errors import VideoError
@@ -30,3 +32,16 @@ def recorded(settings):
         return record_of(JobResult(caption, error, job), settings, content)
 
     return make
+
+
+@pytest.fixture
+def captioner():
+    """The fake one."""
+    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The test works in a folder of its own, and retries of fetches wait for nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0, 0.0))

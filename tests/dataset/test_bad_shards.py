@@ -11,19 +11,14 @@ from hypothesis import strategies as st
 
 from tests.dataset.hostile import END, GOOD, HOSTILE, pax
 from tests.dataset.shards import tar_of
-from vidspec.dataset import stores
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.job import Job
 from vidspec.errors import VideoError, VidspecError
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 pyarrow = pytest.importorskip("pyarrow")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0, 0.0))
 
 
 def read_all(name):

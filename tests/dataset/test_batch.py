@@ -2,12 +2,11 @@ import json
 import os
 from contextlib import closing
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jsonschema
 import pytest
 
-from tests.fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
+from tests.fake_captioner import IDS, TEXT, FakeReader, record
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.run import caption_jobs as run_feed
@@ -28,11 +27,6 @@ def run(captioner, paths, how=None, observer=None, **part):
     tasks = [Job(path, **part, number=number) for number, path in enumerate(paths, start=1)]
     with closing(Feed(tasks, how, [FakeReader()])) as feed:
         yield from run_feed(captioner, feed, how, observer)
-
-
-@pytest.fixture
-def captioner():
-    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
 
 
 def test_goes_on_after_failures_and_bugs(captioner):

@@ -10,10 +10,10 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from tests.dataset.jobs import jobs_of
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats.base import make_format
@@ -26,11 +26,6 @@ from vidspec.events.observer import RunObserver
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("good", "bug", "good", "missing", "good", "differs", "lost", "good")
-
-
-@pytest.fixture
-def captioner():
-    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
 
 
 class Files(FakeReader):
@@ -51,13 +46,9 @@ class Files(FakeReader):
         self.ended.set()
 
 
-def tasks(*names):
-    return [Job(name, number=number) for number, name in enumerate(names, start=1)]
-
-
 def captioned(captioner, names, how, observer=None, readers=None):
     readers = readers or [Files() for _ in range(1 if how.batch == 1 else 2)]
-    return list(caption_locally(captioner, tasks(*names), how, observer, readers))
+    return list(caption_locally(captioner, jobs_of(*names), how, observer, readers))
 
 
 @pytest.mark.parametrize("batch", [1, 4, None])
@@ -132,7 +123,7 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
 
 def test_a_hanging_file_stalls_nobody(captioner):
     names = ["hang.mp4", *(f"{number}/good.mp4" for number in range(20))]
-    with closing(Feed(tasks(*names), JobConfig(), [Files(), Files()])) as feed:
+    with closing(Feed(jobs_of(*names), JobConfig(), [Files(), Files()])) as feed:
         found = caption_jobs(captioner, feed, JobConfig())
         began = time.monotonic()
         paths = {next(found).job.path for _ in range(20)}
@@ -144,7 +135,7 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
     """With nothing to caption the run must still get its turn: --fail-fast is to end it."""
     readers = [Files(), Files()]
     names = [f"{number}/broken.mp4" for number in range(500)]
-    with closing(Feed(tasks(*names), JobConfig(), readers)) as feed:
+    with closing(Feed(jobs_of(*names), JobConfig(), readers)) as feed:
         found = caption_jobs(captioner, feed, JobConfig())
         assert isinstance(next(found).error, VideoError)
         assert sum(len(reader.asked) for reader in readers) < 50
@@ -188,13 +179,13 @@ import vidspec.dataset.local
 vidspec.dataset.local.ClipReader = Files
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
-class Slow(FakeCaptioner):
+class SlowStream(FakeCaptioner):
     def stream(self, path, **asked):
         for event in super().stream(path, **asked):
             time.sleep(0.01)
             yield event
 
-module.Captioner = Slow
+module.Captioner = SlowStream
 from vidspec.cli import main
 sys.exit(main(sys.argv[2:]))
 """

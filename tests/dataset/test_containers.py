@@ -16,11 +16,7 @@ from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
 from vidspec.errors import UsageError, VideoError
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def content(job):

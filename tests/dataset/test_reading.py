@@ -15,7 +15,8 @@ import av
 import numpy as np
 import pytest
 
-from tests.fake_captioner import TEXT, FakeCaptioner
+from tests.dataset.jobs import jobs_of
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from tests.video import clips
 from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.feed import Feed, reader_count
@@ -32,13 +33,6 @@ from vidspec.video import Clip, read
 
 CLIP = str(shipped()[0])
 VIDEO = {"frames": 3, "max_pixels": 64}
-
-
-@pytest.fixture
-def reader():
-    made = ClipReader()
-    yield made
-    made.close()
 
 
 def test_frames_come_over_as_they_are_read(reader):
@@ -91,20 +85,20 @@ def test_the_reader_loads_no_torch(reader):
 
 
 def test_single_clips_are_read_by_it_too(monkeypatch):
-    slow = Slow()
+    slow = SlowReader()
     monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: slow)
-    (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
+    (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), jobs_of("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
 
 @pytest.mark.parametrize("seconds", [None, 12.0])
 def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     """And for no other: damage to sound that is not read is no error."""
-    asked, slow = [], Slow()
+    asked, slow = [], SlowReader()
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.max_sound_s, captioner.gpu = seconds, 1
-    list(caption_locally(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
+    list(caption_locally(captioner, jobs_of("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
     assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
 
 
@@ -149,7 +143,7 @@ def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader
 
 def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
     started = dying(monkeypatch, 2)
-    first, second = works(tasks(CLIP, CLIP), JobConfig(video=VIDEO), reader)
+    first, second = works(jobs_of(CLIP, CLIP), JobConfig(video=VIDEO), reader)
     assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
     assert "ended (exit code 7) while it started, 2 times" in str(first.error) and CLIP in str(first.error)
 
@@ -327,10 +321,11 @@ def alive(process):
         return False
 
 
-class Slow:
+class SlowReader(FakeReader):
     """Reads 1000 bytes at once, and notes what it was asked; ``bad`` fails, ``hang`` waits for the end."""
 
     def __init__(self, size=1000):
+        super().__init__()
         self.size, self.asked, self.closed, self.ended = size, [], False, threading.Event()
 
     def read(self, path, start, end, video, check=None):
@@ -350,10 +345,6 @@ class Slow:
     def close(self):
         self.closed = True
         self.ended.set()
-
-
-def tasks(*names):
-    return [Job(name, number=number) for number, name in enumerate(names, start=1)]
 
 
 def taken(feed, most=10.0):
@@ -388,8 +379,8 @@ def settled(slow):
 @pytest.mark.parametrize(("ahead", "most", "read"), [(2, 1 << 30, 3), (5, 1 << 30, 6), (5, 2500, 2), (5, 10, 1)])
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
-    slow = Slow()
-    with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
+    slow = SlowReader()
+    with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
         first = taken(feed)
         assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
         assert feed.nbytes <= max(most, 1000 * readers)
@@ -404,8 +395,8 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
 
 def test_what_is_in_work_counts_until_it_is_finished():
     """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
-    slow = Slow()
-    with closing(Feed(tasks(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
+    slow = SlowReader()
+    with closing(Feed(jobs_of(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
         inside, done, most = deque(), 0, 0
         while not feed.over:
             if (work := feed.take()) is not None:
@@ -419,8 +410,8 @@ def test_what_is_in_work_counts_until_it_is_finished():
 
 def test_what_the_models_have_seen_makes_room():
     """Of 20 clips of which memory is allowed for one, all are in work at once."""
-    slow = Slow()
-    with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
+    slow = SlowReader()
+    with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
         for number in range(20):
             work = taken(feed)
             assert work.path == str(number) and feed.nbytes == 1000 and work.reread is not None
@@ -430,21 +421,21 @@ def test_what_the_models_have_seen_makes_room():
 
 @pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": JobQuestions(("What?",), True)}])
 def test_frames_that_are_needed_later_stay(more):
-    (work,) = works(tasks("a"), JobConfig(**more), Slow())
+    (work,) = works(jobs_of("a"), JobConfig(**more), SlowReader())
     assert work.reread is None and work.without_pixels().clip is work.clip
 
 
 def test_frames_are_read_again_from_the_file():
-    (work,) = works(tasks(CLIP), JobConfig(video=VIDEO), Slow())
+    (work,) = works(jobs_of(CLIP), JobConfig(video=VIDEO), SlowReader())
     bare = work.without_pixels()
     assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
     assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():
-    assert [work.path for work in works(tasks("a", "b", "c"), JobConfig(), Slow())] == ["a", "b", "c"]
-    slow = Slow()
-    with closing(Feed(tasks("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
+    assert [work.path for work in works(jobs_of("a", "b", "c"), JobConfig(), SlowReader())] == ["a", "b", "c"]
+    slow = SlowReader()
+    with closing(Feed(jobs_of("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
         for name in "abcdefgh":
             work = taken(feed)
             assert work.path == name
@@ -476,7 +467,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
         return 500
 
     sizes, found = [], []
-    with closing(Feed(tasks("a", "b", "bad", "c"), JobConfig(ahead=1), [Slow()], prepare=prepare)) as feed:
+    with closing(Feed(jobs_of("a", "b", "bad", "c"), JobConfig(ahead=1), [SlowReader()], prepare=prepare)) as feed:
         while (work := taken(feed)) is not None:
             before = feed.nbytes
             feed.release(work)
@@ -484,18 +475,18 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
-    list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
+    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
     assert [asked["clip"] for asked in captioner.asked] == prepared[3:] and captioner.has_vision_worker
-    list(caption_locally(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
+    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 
 
 def test_closing_ends_the_reading():
-    slow = Slow()
-    feed = Feed(tasks("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
+    slow = SlowReader()
+    feed = Feed(jobs_of("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
     settled(slow)
     began = time.monotonic()
     feed.close()
@@ -507,7 +498,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     """Of captioned clips, and of failed ones, whose errors would hold on to them."""
     alive = []
 
-    class Counted(Slow):
+    class Counted(SlowReader):
         def read(self, path, start, end, video, check=None):
             clip = super().read(path, start, end, video)
             alive.append(weakref.ref(clip.frames))
@@ -521,7 +512,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Remaining(tasks(*names), contents={number: FileContent(1, 2) for number in range(1, 19)})
+    todo = Remaining(jobs_of(*names), contents={number: FileContent(1, 2) for number in range(1, 19)})
     how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):
@@ -532,9 +523,9 @@ def test_frames_are_let_go_clip_by_clip(settings):
 
 
 def test_errors_of_clips_are_works_and_bugs_are_raised():
-    bad, good = works(tasks("bad", "good"), JobConfig(), Slow())
+    bad, good = works(jobs_of("bad", "good"), JobConfig(), SlowReader())
     assert isinstance(bad.error, VideoError) and good.clip is not None
-    (whole,) = works(tasks("uncut"), JobConfig(segment=2.0), Slow())
+    (whole,) = works(jobs_of("uncut"), JobConfig(segment=2.0), SlowReader())
     assert isinstance(whole.error, VideoError) and whole.segment is None and whole.is_last
 
     def broken():
@@ -542,13 +533,13 @@ def test_errors_of_clips_are_works_and_bugs_are_raised():
         yield
 
     with pytest.raises(TypeError, match="bug"):
-        list(works(broken(), JobConfig(), Slow()))
+        list(works(broken(), JobConfig(), SlowReader()))
 
 
 def test_tasks_may_be_long_in_coming():
     """One thread waits for the next task; the others read what there is of the last."""
     more = queue.SimpleQueue()
-    with closing(Feed(iter(more.get, None), JobConfig(segment=2.0), [Slow(), Slow()])) as feed:
+    with closing(Feed(iter(more.get, None), JobConfig(segment=2.0), [SlowReader(), SlowReader()])) as feed:
         assert feed.take() is None and not feed.over
         more.put(Job("a", number=1))
         for _ in range(3):
@@ -560,16 +551,16 @@ def test_tasks_may_be_long_in_coming():
 
 def test_segments_that_are_done_are_not_read():
     job = Job("a", done={0: "first", 2: None})
-    (part,) = works([job], JobConfig(segment=2.0), Slow())
+    (part,) = works([job], JobConfig(segment=2.0), SlowReader())
     assert (part.segment, part.segments, part.start, part.end, part.is_last) == (1, 3, 2.0, 4.0, True)
     assert part.planned_job is job
 
 
 def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
     """Whatever else there is to read meanwhile."""
-    slow = Slow()
+    slow = SlowReader()
     config = JobConfig(segment=2.0, context=True)
-    with closing(Feed(tasks("a", "b"), config, [slow, slow])) as feed:
+    with closing(Feed(jobs_of("a", "b"), config, [slow, slow])) as feed:
         inside = sorted((taken(feed) for _ in range(4)), key=lambda job: (job.path, job.segment))
         assert [(job.path, job.segment) for job in inside] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
         settled(slow)
@@ -585,8 +576,8 @@ def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
 def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     config = JobConfig(prompt="Describe.", segment=2.0, context=True)
-    list(caption_locally(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[Slow()]))
-    list(caption_locally(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[Slow()]))
+    list(caption_locally(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[SlowReader()]))
+    list(caption_locally(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[SlowReader()]))
     assert [asked.get("prompt") for asked in captioner.asked] == [
         None,  # the segment before failed
         "Describe.\n\nThis is a later part of a longer video. The part before it was described like this: It was so.",
@@ -595,10 +586,10 @@ def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
-    done = list(caption_locally(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
+    done = list(caption_locally(captioner, jobs_of("good.mp4", "other/good.mp4", "bug.mp4"), how))
     prompts = {}
     for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
         prompts[path, start] = asked.get("prompt")
@@ -613,7 +604,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
 
 
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", lambda timeout, stall: SlowReader())
 
     class Stuck(FakeCaptioner):
         def stream(self, path, **asked):
@@ -624,7 +615,9 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
 
     captioner = Stuck(SimpleNamespace(name="x"))
     found = list(
-        caption_locally(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2))
+        caption_locally(
+            captioner, jobs_of("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2)
+        )
     )
     assert {one.job.path: one.caption.error and one.caption.error["kind"] for one in found} == {
         "a/good.mp4": None,

@@ -1,7 +1,6 @@
 """Dialogues in a run: a record for each turn, in their order; resumed where they were."""
 
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,11 +17,6 @@ from vidspec.models.request import DialogueTurn
 
 TURNS = ("What is there?", "What moves?", "Where to?")
 TALK = JobQuestions(TURNS, in_turns=True)
-
-
-@pytest.fixture
-def captioner():
-    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
 
 
 def outcomes(captioner, tasks, how):

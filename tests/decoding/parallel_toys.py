@@ -76,7 +76,7 @@ class WatchedWorkers(SimulatedWorkers):
 
 
 @dataclass
-class Case:
+class ParallelScenario:
     """One random situation; everything follows from ``seed``."""
 
     seed: int

@@ -41,7 +41,7 @@ class Deadlock(AssertionError):
     """Somebody waits, and nothing is on its way."""
 
 
-class World(WakeEvent):
+class VirtualTime(WakeEvent):
     """The clock, and what is going to happen. As a wake event: to wait is to let the next thing happen."""
 
     def __init__(self, rng):
@@ -110,7 +110,7 @@ class Stretch:
         return self.count
 
 
-class Reading:
+class TimedPrefill:
     """What an engine reads a prompt with."""
 
     def __init__(self, prompt):
@@ -138,21 +138,21 @@ class Token:
         return self.text.propose(self.prefix)
 
 
-class Model:
+class TimedModel:
     device = CPU
 
 
-class Engine:
+class TimedEngine:
     """A model that takes time: ``took`` is given what each pass costs; ``passes`` counts them."""
 
     alone, chunk, preparing = False, 900, 0.0
 
     def __init__(self, took):
         self.took, self.passes = took, 0
-        self.model = Model()
+        self.model = TimedModel()
 
     def start_prefill(self, prompt, room, taps=None, *, states=False, cached=None):
-        return Reading(prompt)
+        return TimedPrefill(prompt)
 
     def run(self, batch):
         assert batch and all(len(rows) for rows in batch)
@@ -245,7 +245,7 @@ class Process(processes.DraftProcess):
         self._failure, self._awaiting_spans = None, {}
         self._lock, self._ready = threading.Lock(), threading.Event()
         self.world, self.costs, self.dead, self.working = case.world, case.costs, False, False
-        self.engine = Engine(self._took)
+        self.engine = TimedEngine(self._took)
         self.worker = drafts.DraftWorker(self.engine, lambda message: self._saying.append(message))
         self._inbox, self._saying, self._last = deque(), [], {}
 
@@ -317,12 +317,12 @@ def enter(monkeypatch):
     monkeypatch.setattr(slots, "DraftProcess", Process)
 
 
-class Case:
+class BatchScenario:
     """So many clips at once, and perhaps a draft that dies."""
 
     def __init__(self, seed, *, kill=False):
         self.rng = rng = random.Random(seed)
-        self.world = World(rng)
+        self.world = VirtualTime(rng)
         self.kills, self.processes = int(kill), []
         self.drops = rng.choice([0.0, 0.0, 0.02])
         whole = rng.random() < 0.4  # whole numbers: many events at the same instant
@@ -335,7 +335,7 @@ class Case:
         vary = (lambda value: value) if whole else (lambda value: value * rng.random())
         self.costs = SimpleNamespace(draft=lambda: vary(step), latency=lambda: vary(way))
         self.verify = lambda: vary(slow)
-        self.target = Engine(self._took)
+        self.target = TimedEngine(self._took)
         self.prompts = rng.choice([8, 500, 2500])
         self.count = min(rng.randint(1, 8), rng.randint(1, 8))
         self.slot = slots.DraftProcessSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)

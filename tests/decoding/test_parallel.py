@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulate
 from research.replay.virtual import Costs, Pattern
-from tests.decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
+from tests.decoding.parallel_toys import EOS, ParallelScenario, ToyText, WatchedWorkers
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
@@ -35,7 +35,7 @@ from vidspec.errors import GenerationError
 def test_ten_thousand_interleavings_give_the_targets_text(block):
     for seed in range(block * 1000, block * 1000 + 1000):
         try:
-            Case(seed).run()
+            ParallelScenario(seed).run()
         except Exception as error:
             raise AssertionError(f"case {seed}: {error!r}") from error
 
@@ -43,12 +43,12 @@ def test_ten_thousand_interleavings_give_the_targets_text(block):
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(min_value=10_000), st.booleans(), st.booleans())
 def test_any_interleaving_gives_the_targets_text(seed, sampled, latency):
-    Case(seed, sampled=sampled, latency=latency).run()
+    ParallelScenario(seed, sampled=sampled, latency=latency).run()
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_without_latency_a_rejection_wastes_at_most_the_pass_that_runs(seed):
-    case = Case(seed, latency=False)
+    case = ParallelScenario(seed, latency=False)
     rounds = case.run()
     restarts = sum(isinstance(message, Rollback) for _, message in case.workers.submitted)
     # A start-up draft that comes too late gives, besides the pass that runs, the token of its prefill.
@@ -58,7 +58,7 @@ def test_without_latency_a_rejection_wastes_at_most_the_pass_that_runs(seed):
 def test_cases_reach_every_kind_of_round():
     seen, origins = Counter(), Counter()
     for seed in range(400):
-        for one in Case(seed).run():
+        for one in ParallelScenario(seed).run():
             seen[one.mode] += 1
             origins.update(one.origins)
     assert min(seen[mode] for mode in ("prefill", "alone", "pre", "post")) > 50

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.decoding.parallel_world import Case, Span, enter
+from tests.decoding.parallel_world import BatchScenario, Span, enter
 from tests.tiers import full_but
 
 
@@ -13,7 +13,7 @@ def test_ten_thousand_orders_of_events_give_every_clip_its_text(block, monkeypat
     enter(monkeypatch)
     for seed in range(block * 1000, block * 1000 + 1000):
         try:
-            Case(seed, kill=seed % 5 == 0).run()
+            BatchScenario(seed, kill=seed % 5 == 0).run()
         except Exception as error:
             raise AssertionError(f"case {seed}: {error!r}") from error
 
@@ -31,7 +31,7 @@ def test_the_orders_reach_what_matters(monkeypatch):
 
     monkeypatch.setattr(Span, "gather", pruned)
     for seed in range(400):
-        case = Case(seed, kill=True)
+        case = BatchScenario(seed, kill=True)
         clips, lost = case.run()
         again[lost] += 1
         rounds = [one for _, _, sequence in clips.values() for one in sequence.rounds]

@@ -22,7 +22,7 @@ from vidspec.engine.sampling import Sampling
 GREEDY = Sampling()
 
 
-class World:
+class SharedPasses:
     """Clips that are decoded together in virtual time; a pass takes what its clips and rows cost.
 
     Args:
@@ -125,7 +125,7 @@ def test_it_changes_nothing(seed, share, costs, batch, gamma, tokens, eos):
     """The toys' cache checks that every row sees its own path; nor is any budget exceeded."""
     limits = StoppingRules(tokens, eos)
     pairs = [pair(seed + number, share) for number in range(5)]
-    texts = World(*COSTS[costs]).texts(pairs, limits, batch=batch, gamma=gamma, adaptive=True)
+    texts = SharedPasses(*COSTS[costs]).texts(pairs, limits, batch=batch, gamma=gamma, adaptive=True)
     assert texts == [greedy_text(table, limits) for table, _ in pairs]
 
 
@@ -133,7 +133,7 @@ def test_it_changes_nothing(seed, share, costs, batch, gamma, tokens, eos):
 def test_drawn_texts_take_one_draw_for_each_token(batch):
     limits, sampling = StoppingRules(30, frozenset({5})), Sampling(0.8, 0.95)
     pairs = [pair(seed, 0.4) for seed in range(24)]
-    world = World(*COSTS["rows cost nothing"])
+    world = SharedPasses(*COSTS["rows cost nothing"])
     texts = world.texts(pairs, limits, batch=batch, adaptive=True, sampling=sampling)
     for key, (table, _) in enumerate(pairs):
         rng = torch.Generator().manual_seed(key)
@@ -147,7 +147,7 @@ def compared(costs, batch, share=0.5, clips=8, tokens=80):
     pairs = [pair(seed, share) for seed in range(clips)]
     found = []
     for adaptive in (False, True):
-        world = World(*COSTS[costs])
+        world = SharedPasses(*COSTS[costs])
         world.texts(pairs, StoppingRules(tokens, frozenset()), batch=batch, adaptive=adaptive)
         found.append(world.tokens / world.now)
     return found[1] / found[0], world

@@ -5,24 +5,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoints import checkpoint
 from tests.decoding.toys import proposed
 from tests.engine.passing import forward, poison
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
-from vidspec.models import loading
 from vidspec.models.base import Pixels
-from vidspec.models.placement import resolve_placement
 
 GREEDY = Sampling()
 ROOM = 80
-
-
-@pytest.fixture(scope="module")
-def engine():
-    folder = checkpoint("readable", noise=0.05)
-    return Engine(loading.load_model(str(folder), resolve_placement("cpu", "float32")))
 
 
 @pytest.fixture(scope="module", params=["everything seen", "pruned", "pruned and compact"])

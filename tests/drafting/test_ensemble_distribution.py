@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from tests.decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of
+from tests.decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of, shifted
 from tests.drafting.toy_ensemble import ensemble
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
@@ -21,12 +21,6 @@ TARGET = random_table(11, VOCABULARY, 1.2)
 CONTEXTS = [blend(TARGET, random_table(30 + i, VOCABULARY, 1.5), 0.3 + 0.3 * i) for i in range(3)]
 LIMITS = StoppingRules(LENGTH, frozenset({EOS}))
 SAMPLINGS = [Sampling(1.0), Sampling(0.7, 0.8)]
-
-
-def shifted(table):
-    """The same table behind a first token that is always 0: with it, windows of two fit into texts of three."""
-    first = torch.tensor([99.0, 0.0, 0.0, 0.0])
-    return lambda prefix: table(prefix[1:]) if prefix else first
 
 
 def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: drafter):

@@ -10,7 +10,7 @@ from tests.checkpoints import checkpoint
 from tests.checkpoints import eagle3 as heads
 from tests.checkpoints import mtp as mtp_layers
 from tests.checkpoints.mtp import FAMILY as HYBRID
-from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
+from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, QwenKind, adapter
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -37,7 +37,7 @@ def clip(seed):
     return Clip(frames, np.arange(6) * 0.7, FACTS)
 
 
-class Pair:
+class HeadPair:
     """A target and a head of it, by the profile that drafts with such heads."""
 
     def __init__(self, profile, target, head):
@@ -55,11 +55,11 @@ class Pair:
         return {key: caption.token_ids for key, caption in serve_captions(captioner, requests, batch).items()}
 
 
-class Drawn(Pair):
+class Drawn(HeadPair):
     """The same of a random target."""
 
     def __init__(self, family, folder):
-        self.kind = Kind(family, tied=False)
+        self.kind = QwenKind(family, tied=False)
         if family == HYBRID:
             self.weights = mtp_layers.tensors(self.kind)
             target = loading.load_model(str(mtp_layers.save(self.kind, folder, self.weights)), PLACE)
@@ -198,10 +198,10 @@ def test_texts_of_the_built_in_targets_are_those_of_plain_decoding(name, tmp_pat
     """Also of one whose positions have one axis; and where some of every window is accepted."""
     target = loading.load_model(str(loading.embedded_folder(name, "target")), PLACE)
     hidden = target.embed(torch.zeros(1, dtype=torch.long)).shape[1]
-    settings = heads.config(Kind(QWEN25), hidden_size=hidden, vocab_size=target.vocabulary)
+    settings = heads.config(QwenKind(QWEN25), hidden_size=hidden, vocab_size=target.vocabulary)
     settings |= {"rope_scaling": None, "eagle_config": None}
     folder = heads.save(tmp_path, settings, heads.layout(hidden, target.vocabulary))
-    pair = Pair("eagle3", target, eagle3.load_eagle3(str(folder), target, PLACE))
+    pair = HeadPair("eagle3", target, eagle3.load_eagle3(str(folder), target, PLACE))
     assert pair.head.blocks == (2, 6, 9)
     plain = pair.texts(pair.captioner("ar"), 1)
     for batch in (1, 4):

@@ -198,7 +198,7 @@ def test_drawn_texts_do_not_depend_on_what_is_remembered(sampling, nodes):
     assert p_value(texts, exact_distribution(table, sampling, limits)) > SIGNIFICANCE
 
 
-class Timed:
+class TimedWindows:
     """A pace that has heard passes of given times."""
 
     def __new__(cls, verify, draft, beta=0.6):
@@ -224,7 +224,7 @@ def chain(table):
 
 def test_a_hybrid_takes_what_gains_more():
     kind = remembering([1, 2, 3, 5, 6, 7, 8])
-    sure = Timed(lambda rows: 1 + 0.01 * rows, 0.3)
+    sure = TimedWindows(lambda rows: 1 + 0.01 * rows, 0.3)
     one = hybrid(Reciter([9]), kind, sure, gamma=3)
     one.begin(1)
     one.lookup.wrote([2, 3, 5])
@@ -232,7 +232,7 @@ def test_a_hybrid_takes_what_gains_more():
     one = hybrid(Reciter([9]), kind, sure, gamma=3)
     one.begin(4)
     assert proposed(one, 8).tokens == (9, 9, 9)  # nothing was found
-    free = Timed(lambda rows: 1 + 0.01 * rows, 1e-6, beta=0.99)
+    free = TimedWindows(lambda rows: 1 + 0.01 * rows, 1e-6, beta=0.99)
     one = hybrid(Reciter([9]), kind, free, gamma=8)
     one.begin(1)
     assert proposed(one, 8).tokens == (9,) * 8  # a model that costs nothing and is always right
@@ -246,7 +246,7 @@ def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost):
     for clip in range(3):
         table = tables(seed + clip % 2)
         model = chain(blend(table, random_table(seed, VOCABULARY), 0.4))
-        one = hybrid(model, kind, Timed(lambda rows: 1 + 0.02 * rows, cost), gamma)
+        one = hybrid(model, kind, TimedWindows(lambda rows: 1 + 0.02 * rows, cost), gamma)
         rounds = rounds_of(sequential, on_tables(table, limits, draft=one, gamma=gamma or 16))
         text = [token for step in rounds for token in step.token_ids]
         assert text == greedy_text(table, limits)
@@ -259,7 +259,7 @@ def test_a_hybrid_mixes_both():
     table = tables(5)
     limits = StoppingRules(200)
     both = [0, 0]
-    one = hybrid(chain(table), remembering(greedy_text(table, limits)[30:60]), Timed(lambda rows: 1.0, 0.2), 4)
+    one = hybrid(chain(table), remembering(greedy_text(table, limits)[30:60]), TimedWindows(lambda rows: 1.0, 0.2), 4)
     propose = one.propose
 
     def counted(gamma):

@@ -5,24 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint
 from tests.decoding.toys import proposed
 from tests.engine.passing import forward, poison
 from vidspec.config.part_sections import TREE
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.forward import Engine
-from vidspec.models import loading
 from vidspec.models.base import Pixels
-from vidspec.models.placement import resolve_placement
 
 ROOM = 80
-
-
-@pytest.fixture(scope="module")
-def engine():
-    folder = checkpoint("readable", noise=0.05)
-    return Engine(loading.load_model(str(folder), resolve_placement("cpu", "float32")))
 
 
 @pytest.fixture(scope="module", params=["everything seen", "pruned"])

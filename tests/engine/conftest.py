@@ -16,3 +16,11 @@ def prefix(engine):
     from tests.checkpoints.llava_onevision import pixels
 
     return engine.model.prefix(engine.model.encode(pixels(2)), "Describe the video.")
+
+
+@pytest.fixture
+def no_gradients():
+    import torch
+
+    with torch.inference_mode():
+        yield

@@ -16,16 +16,12 @@ from vidspec.engine.rows import Rows
 pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
 from vidspec.engine.kernel_elementwise import add_norm, rotate, silu_product
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 DTYPES = full_but([torch.float16], CLOSE)
 KERNELS = BlockKernels(add_norm, rotate, silu_product)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.inference_mode():
-        yield
 
 
 def numbers(*shape, dtype, seed=0):

@@ -25,15 +25,11 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from vidspec.engine import kernel_quantised
 from vidspec.engine.kernel_quantised import few_row_product, split_count
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = (torch.float16, torch.bfloat16)
 CLOSE = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.inference_mode():
-        yield
 
 
 def to_float(handle):

@@ -164,7 +164,7 @@ def test_what_is_not_covered():
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_half_precision_agrees_with_float32(family):
     """To what bfloat16 can tell: its logits lie within its steps of the float32 ones."""
-    kind = qwen.Kind(family)
+    kind = qwen.QwenKind(family)
     exact = qwen.adapter(kind)
     half = qwen.adapter(kind)
     half.model.bfloat16()

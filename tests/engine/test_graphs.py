@@ -309,7 +309,7 @@ def test_such_a_reading_would_be_seen():
         int(torch.ones(1))
 
 
-class Recorded:
+class RecordedGraphs:
     """CUDA's graphs as far as a pass touches them: capturing computes nothing, a replay runs the pass."""
 
     def __init__(self, patch):
@@ -351,7 +351,7 @@ class Recorded:
 def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
     graphs._can_capture = True
-    cuda = Recorded(monkeypatch)
+    cuda = RecordedGraphs(monkeypatch)
     span = engine.prefill(prompts(engine)[0], ROOM).span
     counts = [8, 16, 32, 64, 128, 256]
 
@@ -377,7 +377,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
 def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
     graphs._can_capture = True
-    Recorded(monkeypatch)
+    RecordedGraphs(monkeypatch)
     run = GraphStep.__call__
 
     def limited(step):

@@ -13,18 +13,14 @@ from vidspec.engine.layouts import QuantisedLinear, build_matrix
 from vidspec.engine.matrix import LARGE, PackedMatrix, choose_packing
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel, quantise_weight, quantised_bytes
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 needs_packing = pytest.mark.skipif(not choose_packing(0, True), reason="this build of torch has no oneDNN to pack with")
 
 
 def layers(inner, outs, bias, seed=0, dtype=torch.float32):
     torch.manual_seed(seed)
     return [nn.Linear(inner, out, bias=bias, dtype=dtype) for out in outs]
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.checkpoints.qwen import HYBRIDS, Kind, adapter, pixels
+from tests.checkpoints.qwen import HYBRIDS, QwenKind, adapter, pixels
 from tests.engine.passing import forward
 from tests.tiers import full_but
 from vidspec.engine.forward import Engine
@@ -22,7 +22,7 @@ OPERATORS = 65
 
 @pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(HYBRIDS)))
 def engine(request):
-    return Engine(adapter(Kind(request.param, tied=False, padding=0)))
+    return Engine(adapter(QwenKind(request.param, tied=False, padding=0)))
 
 
 @pytest.fixture(scope="module")

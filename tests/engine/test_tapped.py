@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, Kind, adapter, pixels
+from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, QwenKind, adapter, pixels
 from tests.engine import standin
 from tests.engine.passing import unreplayed
-from tests.engine.test_graphs import Recorded
+from tests.engine.test_graphs import RecordedGraphs
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows
@@ -18,7 +18,7 @@ BLOCKS = (0, 3, 1, LAYERS)
 @pytest.fixture(scope="module", params=[(QWEN25, "fused"), (QWEN3, "fused"), (QWEN3, "stock")], ids=str)
 def engine(request):
     family, decoder = request.param
-    return Engine(adapter(Kind(family), decoder))
+    return Engine(adapter(QwenKind(family), decoder))
 
 
 def prompt(engine, seed):
@@ -65,10 +65,10 @@ def test_windows_and_trees_together_have_those_they_have_alone(engine):
 
 
 def test_a_replayed_pass_gives_them_and_runs_no_block_beside_the_graph(monkeypatch):
-    engine = Engine(adapter(Kind(QWEN25), "fused"))
+    engine = Engine(adapter(QwenKind(QWEN25), "fused"))
     decoder = engine.model.decoder
     monkeypatch.setattr(decoder, "graphs", ReplayedPasses(decoder, standin.attention))
-    decoder.graphs._can_capture, cuda = True, Recorded(monkeypatch)
+    decoder.graphs._can_capture, cuda = True, RecordedGraphs(monkeypatch)
     monkeypatch.setattr(engine, "_run_eager", lambda batch: pytest.fail("kernel by kernel"))
     spans = [engine.open(20) for _ in range(4)]
     tree = [-1, 0, 0, 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.checkpoints import qwen
-from tests.checkpoints.qwen import Kind
+from tests.checkpoints.qwen import QwenKind
 from vidspec.cli import main
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.memory_estimate import PROCESS
@@ -50,7 +50,7 @@ def said(vidspec, folder):
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatch):
-    kind = Kind(family, tied=False)
+    kind = QwenKind(family, tied=False)
     monkeypatch.setattr("vidspec.models.placement", lambda dtype: Placement(torch.device("cpu"), torch.float32))
     code, found = said(vidspec, written(qwen.config(kind)))
     model = qwen.adapter(kind)
@@ -106,7 +106,7 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
 
 
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
-    folder = written(qwen.config(Kind("qwen3_5")))
+    folder = written(qwen.config(QwenKind("qwen3_5")))
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
     ran = vidspec("models", str(folder))
     assert ran.code == 3 and "too little" in ran.out
@@ -193,7 +193,7 @@ def test_no_such_folder(vidspec):
 def test_a_target_that_is_rounded_when_it_is_loaded(vidspec, written, monkeypatch, family, rounded, tied):
     """It then takes what loading makes of it, and before that what it takes unrounded, and a block's largest weight."""
     monkeypatch.setattr("vidspec.models.placement", lambda dtype: Placement(torch.device("cpu"), torch.float32))
-    kind = Kind(family, tied=tied)
+    kind = QwenKind(family, tied=tied)
     folder = written(qwen.config(kind))
     _, plain = said(vidspec, folder)
     ran = vidspec("models", str(folder), "--weights", rounded, "--format", "json")
@@ -246,9 +246,9 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
     """Its own config is counted beside the target's, and it alone is looked at."""
     target, draft, text, other = (tmp_path / name for name in ("target", "draft", "text", "other"))
     for folder, config in (
-        (target, qwen.config(Kind("qwen2_5_vl"))),
-        (draft, qwen.config(Kind("qwen2_5_vl"))),
-        (other, qwen.config(Kind("qwen3_vl"))),
+        (target, qwen.config(QwenKind("qwen2_5_vl"))),
+        (draft, qwen.config(QwenKind("qwen2_5_vl"))),
+        (other, qwen.config(QwenKind("qwen3_vl"))),
     ):
         config.save_pretrained(folder)
     rows = json.loads((target / "config.json").read_text())["text_config"]["vocab_size"]

@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import save_file
 
 from tests.checkpoints.eagle3 import DRAFTED, config, save, tensors
-from tests.checkpoints.qwen import HIDDEN, LAYERS, QWEN25, Kind, adapter
+from tests.checkpoints.qwen import HIDDEN, LAYERS, QWEN25, QwenKind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
 from vidspec.models import eagle3
 from vidspec.models.placement import resolve_placement
 
-KIND = Kind(QWEN25)
+KIND = QwenKind(QWEN25)
 PLACE = resolve_placement("cpu", "float32")
 
 

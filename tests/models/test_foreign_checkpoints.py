@@ -12,7 +12,7 @@ import transformers
 
 from research.random_init import random_model
 from tests.checkpoints import copy_checkpoint
-from tests.checkpoints.llava_onevision import TIED, pixels
+from tests.checkpoints.llava_onevision import pixels
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
 from vidspec.models.chat_template import TemplateRenderer
@@ -28,20 +28,11 @@ MAP = {
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_asked(monkeypatch):
+def nobody_is_asked(monkeypatch, library_verbosity):
     def asked(*_):
         raise AssertionError("a question on the terminal")
 
     monkeypatch.setattr(builtins, "input", asked)
-    verbosity = transformers.utils.logging.get_verbosity()
-    yield
-    transformers.utils.logging.set_verbosity(verbosity)
-    transformers.utils.logging.enable_progress_bar()
-
-
-@pytest.fixture
-def copy(tmp_path):
-    return copy_checkpoint(tmp_path / "model", TIED)
 
 
 def with_code(folder, **config):

@@ -14,13 +14,12 @@ from tests.checkpoints.gemma4 import MOST, PATCH, POOL, WINDOW, adapter, stock
 from tests.engine.passing import forward, poison
 from tests.models import record_preprocess_gemma4
 from tests.models.closeness import assert_close
-from tests.ready_clips import read_requests, serve_captions
+from tests.models.parity import PROMPT, ParityCase, check_generate, check_profiles
 from vidspec.captioner import Captioner
 from vidspec.cli.checkpoint import inspect
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.decoders import decoder_of
-from vidspec.engine.forward import Engine
 from vidspec.engine.gemma4 import Gemma4Decoder
 from vidspec.engine.rows import Rows
 from vidspec.errors import ProfileError
@@ -30,7 +29,6 @@ from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.placement import resolve_placement
 from vidspec.models.tiles import fit_token_grid
 
-PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_gemma4.npz"
 SEEDS = range(20)
 FRAMES = 3
@@ -64,10 +62,7 @@ def clip(height=40, width=60, seed=0):
 
 def made(kind="small", seed=0):
     model = adapter(seed=seed, **KINDS[kind])
-    pixels = model.preprocess(clip(seed=seed))
-    prefix = model.prefix(model.encode(pixels), PROMPT)
-    inputs, own = model.stock_inputs(pixels, prefix), stock(seed=seed, **KINDS[kind])
-    return SimpleNamespace(model=model, pixels=pixels, prefix=prefix, inputs=inputs, stock=own, engine=Engine(model))
+    return ParityCase(model, stock(seed=seed, **KINDS[kind]), model.preprocess(clip(seed=seed)))
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
@@ -213,19 +208,10 @@ def test_a_published_one():
 
 
 @pytest.mark.full
-@torch.inference_mode()
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_plain_decoding_is_generate(kind):
     for seed in SEEDS:
-        case = made(kind, seed)
-        padding = list(range(case.model.vocabulary, case.stock.lm_head.out_features))
-        expected = case.stock.generate(**case.inputs, max_new_tokens=12, suppress_tokens=padding)
-        expected = expected[0, case.prefix.length :].tolist()
-        read = case.engine.prefill(case.prefix, 32)
-        text = [int(read.logits.argmax())]
-        while len(text) < len(expected):
-            text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
-        assert text == expected, seed
+        check_generate(made(kind, seed))
 
 
 PROFILES = (
@@ -247,24 +233,10 @@ def test_profiles_are_exact():
     place = resolve_placement("cpu", "float32")
     target = loading.load_model(str(checkpoint("gemma4", **KINDS["large"])), place)
     draft = loading.load_model(str(checkpoint("gemma4")), place)
-
-    def captioner(name):
-        profile = profiles.load(name, {"generate.max_new_tokens": 24, "video.frames": 4}, env={})
-        return Captioner(profile, target, draft if profile.drafts_with_a_model else None)
-
-    clips = [str(path) for path in shipped()]
-    plain = captioner("ar")
-    texts = {path: plain.caption(path).token_ids for path in clips}
-    for number, name in enumerate(PROFILES):
-        path = clips[number % len(clips)]
-        assert captioner(name).caption(path).token_ids == texts[path], name
-    for name in ("ar", "specvlm"):
-        four = captioner(name)
-        captions = serve_captions(four, read_requests(four, clips), batch=4)
-        together = {key: caption.token_ids for key, caption in captions.items()}
-        assert together == texts, name
+    settings = {"generate.max_new_tokens": 24, "video.frames": 4}
+    check_profiles(target, draft, PROFILES, [str(path) for path in shipped()], settings)
     with pytest.raises(ProfileError, match=r"lossy.method: blocks of gemma4 cannot go on with fewer rows"):
-        captioner("fastv")
+        Captioner(profiles.load("fastv", settings, env={}), target, draft)
 
 
 def test_models_counts_its_cache():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import checkpoint
-from tests.checkpoints.qwen import HYBRIDS, STOCK, Kind
+from tests.checkpoints.qwen import HYBRIDS, STOCK, QwenKind
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -24,7 +24,7 @@ TOKENS = 40
 
 @pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(STOCK)))
 def pair(request):
-    kinds = Kind(request.param, tied=False), Kind(request.param, tied=False, padding=0, noise=0.03)
+    kinds = QwenKind(request.param, tied=False), QwenKind(request.param, tied=False, padding=0, noise=0.03)
     target, draft = (loading.load_model(str(checkpoint(kind)), resolve_placement("cpu", "float32")) for kind in kinds)
     return target, draft
 

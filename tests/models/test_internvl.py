@@ -11,14 +11,13 @@ from tests.checkpoints import checkpoint
 from tests.checkpoints.internvl import IMAGE_SIZE, SIDE, adapter, stock
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
+from tests.models.parity import PROMPT, ParityCase
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 
-PROMPT = "Describe the video."
 FRAMES = 3
 
 
@@ -30,16 +29,7 @@ def clip(height=40, width=60):
 @pytest.fixture(scope="module", params=["qwen2", "qwen3"])
 def case(request):
     model = adapter(language=request.param)
-    pixels = model.preprocess(clip())
-    prefix = model.prefix(model.encode(pixels), PROMPT)
-    return SimpleNamespace(
-        model=model,
-        pixels=pixels,
-        prefix=prefix,
-        inputs=model.stock_inputs(pixels, prefix),
-        stock=stock(language=request.param),
-        engine=Engine(model),
-    )
+    return ParityCase(model, stock(language=request.param), model.preprocess(clip()))
 
 
 def test_prompt_is_the_processors(case):
@@ -82,12 +72,8 @@ def test_prefill_windows_and_generate(case):
     longer = {**case.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
     expected = case.stock(**longer).logits[0, case.prefix.length :, : case.model.vocabulary]
     assert_close(forward(case.engine, read, new).logits, expected)
-    made = case.stock.generate(**case.inputs, max_new_tokens=16)[0, case.prefix.length :].tolist()
-    read = case.engine.prefill(case.prefix, 32)
-    text = [int(read.logits.argmax())]
-    while len(text) < len(made):
-        text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
-    assert text == made
+    made = case.generated(16)
+    assert case.greedy(len(made)) == made
 
 
 @pytest.mark.full

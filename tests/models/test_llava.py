@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.checkpoints import checkpoint
-from tests.checkpoints.llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, stock, tokenizer
+from tests.checkpoints.llava import IMAGE_SIZE, PATCH, SIDE, LlavaKind, adapter, clip, stock, tokenizer
 from tests.checkpoints.llava_onevision import causal
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
+from tests.models.parity import PROMPT, ParityCase, check_chunks, check_rollback, check_tree
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
@@ -20,32 +21,23 @@ from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
 FRAMES = 3
-PROMPT = "Describe the video."
 NEW = [300, 41, 117, 77, 77, 260, 123, 288]
 CPU = Placement(torch.device("cpu"), torch.float32)
 KINDS = {
-    "llava": Kind(),
-    "llava-qwen2": Kind(text="qwen2", seed=3),
-    "llava-all-features": Kind(select="full", layer=(-3, -1)),
-    "llava-window": Kind(text="mistral", window=7),
-    "next": Kind(family="llava_next"),
-    "next-mistral": Kind(family="llava_next", text="mistral"),
-    "next-window": Kind(family="llava_next", text="mistral", window=7),
+    "llava": LlavaKind(),
+    "llava-qwen2": LlavaKind(text="qwen2", seed=3),
+    "llava-all-features": LlavaKind(select="full", layer=(-3, -1)),
+    "llava-window": LlavaKind(text="mistral", window=7),
+    "next": LlavaKind(family="llava_next"),
+    "next-mistral": LlavaKind(family="llava_next", text="mistral"),
+    "next-window": LlavaKind(family="llava_next", text="mistral", window=7),
 }
 
 
-class Case:
-    """A model behind our interface, the same model untouched, and a prompt."""
-
-    def __init__(self, kind: Kind, decoder: str = "auto", reference: str = "sdpa") -> None:
-        self.kind, self.model, self.stock = kind, adapter(kind, decoder), stock(kind, reference)
-        self.engine = Engine(self.model)
-        self.pixels = self.model.preprocess(clip(FRAMES, 60, 90))
-        self.seen = self.model.encode(self.pixels)
-        self.prefix = self.model.prefix(self.seen, PROMPT)
-
-    def prefill(self, prefix=None):
-        return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
+class LlavaCase(ParityCase):
+    def __init__(self, kind: LlavaKind, decoder: str = "auto", reference: str = "sdpa") -> None:
+        self.kind, model = kind, adapter(kind, decoder)
+        super().__init__(model, stock(kind, reference), model.preprocess(clip(FRAMES, 60, 90)))
 
     @torch.inference_mode()
     def expected(self, new=(), **options):
@@ -58,12 +50,12 @@ class Case:
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def case(request):
-    return Case(request.param)
+    return LlavaCase(request.param)
 
 
 @pytest.fixture(scope="module", params=["llava", "next-mistral"])
 def plain(request):
-    return Case(KINDS[request.param])
+    return LlavaCase(KINDS[request.param])
 
 
 def test_full_prompt_and_margins(case):
@@ -75,41 +67,20 @@ def test_full_prompt_and_margins(case):
 
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2], [4, 1, 3]])
 def test_chunked_decoding(case, chunks):
-    state, left, rows = case.prefill(), list(NEW), []
-    for size in chunks:
-        rows.append(forward(case.engine, state, left[:size]).logits)
-        left = left[size:]
-    assert_close(torch.cat(rows), case.expected(NEW)[-8:])
+    check_chunks(case, NEW, chunks)
 
 
 def test_rollback(case):
-    state = case.prefill()
-    forward(case.engine, state, [150, 151, 152, 153, 154])
-    state.span.rollback(case.prefix.length + 1)
-    got = forward(case.engine, state, NEW).logits
-    assert_close(got, case.expected([150, *NEW])[-8:])
+    check_rollback(case, NEW, [150, 151, 152, 153, 154])
 
 
 def test_a_tree_equals_each_path_alone(case):
-    parents, tokens = [-1, -1, 0, 0, 1, 3, 4], [200, 201, 202, 203, 204, 205, 206]
-    state = case.prefill()
-    forward(case.engine, state, NEW[:2])
-    got = forward(case.engine, state, tokens, parents).logits
-    for node in range(len(tokens)):
-        path, at = [], node
-        while at >= 0:
-            path.insert(0, tokens[at])
-            at = parents[at]
-        assert_close(got[node], case.expected(NEW[:2] + path)[-1])
+    check_tree(case, NEW, [200, 201, 202, 203, 204, 205, 206])
 
 
 def test_greedy_decoding_equals_generate(case):
-    inputs = case.model.stock_inputs(case.pixels, case.prefix)
-    expected = case.stock.generate(**inputs, max_new_tokens=24, do_sample=False)[0, case.prefix.length :].tolist()
-    state = case.prefill()
-    made = [int(state.logits.argmax())]
-    while len(made) < len(expected):
-        made.append(int(forward(case.engine, state, made[-1:]).logits[0].argmax()))
+    expected = case.generated(24, do_sample=False)
+    made = case.greedy(len(expected))
     assert made == expected and len(set(made)) > 3
 
 
@@ -117,7 +88,7 @@ def test_greedy_decoding_equals_generate(case):
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llava", "llava-window", "next-mistral"])
 def test_decoders(name, decoder, reference):
-    case = Case(KINDS[name], decoder, reference)
+    case = LlavaCase(KINDS[name], decoder, reference)
     assert case.model.decoder.name == decoder
     state = case.prefill()
     passes = [forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
@@ -125,7 +96,7 @@ def test_decoders(name, decoder, reference):
 
 
 def test_window_matters():
-    near, far = (Case(Kind(text="mistral", window=window)) for window in (7, None))
+    near, far = (LlavaCase(LlavaKind(text="mistral", window=window)) for window in (7, None))
     assert (near.prefill().logits - far.prefill().logits).abs().max() > 0.1
 
 
@@ -174,7 +145,7 @@ def test_loaded_from_a_folder(name):
 
 
 def test_visual_tokens():
-    case = Case(Kind())
+    case = LlavaCase(LlavaKind())
     visual = case.prefix.visual
     cells = [(t, r, c) for t in range(FRAMES) for r in range(SIDE) for c in range(SIDE)]
     assert list(zip(visual.frame.tolist(), visual.row.tolist(), visual.column.tolist(), strict=True)) == cells
@@ -185,7 +156,7 @@ def test_visual_tokens():
 
 
 def test_a_class_token_is_nowhere_and_stays():
-    visual = Case(KINDS["llava-all-features"]).prefix.visual
+    visual = LlavaCase(KINDS["llava-all-features"]).prefix.visual
     assert len(visual) == FRAMES * (SIDE**2 + 1)
     assert visual.required.nonzero()[:, 0].tolist() == [t * (SIDE**2 + 1) for t in range(FRAMES)]
     assert visual.row[1:4].tolist() == [0, 0, 0] and visual.column[1:4].tolist() == [0, 1, 2]
@@ -200,7 +171,7 @@ def mute(model):
 
 
 def test_cells_are_where_their_pixels_are():
-    model = mute(adapter(Kind()))
+    model = mute(adapter(LlavaKind()))
     plain = model.preprocess(clip(2, IMAGE_SIZE, IMAGE_SIZE))
     changed = plain.values.clone()
     changed[1, :, PATCH : 2 * PATCH, 2 * PATCH :] += 3.0  # of the second frame, the middle patch of the last column
@@ -212,7 +183,7 @@ def test_cells_are_where_their_pixels_are():
 @pytest.mark.parametrize("name", ["llava", "llava-all-features"])
 def test_pooled_features(name):
     """2 x 2 means of the tower's features before the projector; of an odd side the last stands alone."""
-    case = Case(KINDS[name])
+    case = LlavaCase(KINDS[name])
     tower = case.stock.model.vision_tower(case.pixels.values, output_hidden_states=True).hidden_states
     chosen = torch.cat([tower[layer] for layer in ((-3, -1) if "all" in name else (-2,))], dim=-1)
     own, cells = chosen[:, :1], chosen[:, 1:].reshape(FRAMES, SIDE, SIDE, -1)
@@ -250,13 +221,13 @@ def test_prompt_that_says_image(plain):
 
 
 def test_template_without_a_place_for_images():
-    model = adapter(Kind(), template="{{ messages[0]['role'] }}")
+    model = adapter(LlavaKind(), template="{{ messages[0]['role'] }}")
     with pytest.raises(ModelError, match=r"tiny.*<image>"):
         model.prefix(model.encode(model.preprocess(clip(1, 50, 50))), PROMPT)
 
 
 def test_template_with_one_image_takes_all_frames():
-    model = adapter(Kind(tokenizer="bare"), template="see <image> now")
+    model = adapter(LlavaKind(tokenizer="bare"), template="see <image> now")
     words, ids = tokenizer("bare"), model.visual_id
     prefix = model.prefix(model.encode(model.preprocess(clip(2, 50, 50))), PROMPT)
     assert prefix.token_ids.tolist() == [*words.encode("see "), *[ids] * 2 * SIDE**2, *words.encode(" now")]
@@ -264,11 +235,11 @@ def test_template_with_one_image_takes_all_frames():
 
 def test_next_without_a_template_speaks_its_language_models_form():
     for text, expected in (("mistral", MISTRAL), ("llama", VICUNA)):
-        assert adapter(Kind(family="llava_next", text=text)).template == expected
+        assert adapter(LlavaKind(family="llava_next", text=text)).template == expected
 
 
 def test_vocabulary_ends_where_the_tokenizer_does():
-    model = adapter(Kind(padding=62))
+    model = adapter(LlavaKind(padding=62))
     assert model.model.lm_head.weight.shape[0] == len(tokenizer()) + 62
     assert model.vocabulary == len(tokenizer())
     assert Engine(model).prefill(model.text_prefix(model.text_ids("", "Describe.")), 1).logits.shape == (
@@ -277,7 +248,7 @@ def test_vocabulary_ends_where_the_tokenizer_does():
 
 
 def test_frames_of_one_clip_do_not_influence_each_other():
-    model, shown = adapter(Kind(family="llava_next")), clip(3, 60, 90)
+    model, shown = adapter(LlavaKind(family="llava_next")), clip(3, 60, 90)
     whole = model.preprocess(shown)
     shown.frames = np.ascontiguousarray(shown.frames[1:2])
     torch.testing.assert_close(model.preprocess(shown).values[0], whole.values[1], rtol=0, atol=0)

@@ -14,7 +14,7 @@ from tests.checkpoints.llava_onevision import (
     PROCESSOR,
     TIED,
     UNTIED,
-    Kind,
+    OnevisionKind,
     adapter,
     as_masks,
     as_pixels,
@@ -26,26 +26,18 @@ from tests.checkpoints.llava_onevision import (
 )
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
+from tests.models.parity import PROMPT, ParityCase, check_chunks, check_decoders, check_rollback, check_tree
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.families.llava_onevision import LlavaOnevision
 
 FRAMES = 3
-PROMPT = "Describe the video."
 NEW = [300, 41, 517, 77, 77, 260, 123, 388]
 
 
-class Case:
-    """A model behind our interface, the same model untouched, and a prompt."""
-
-    def __init__(self, kind: Kind, decoder: str = "auto", reference: str = "sdpa") -> None:
-        self.model, self.stock = adapter(kind, decoder), stock(kind, reference)
-        self.engine = Engine(self.model)
-        self.pixels = pixels(FRAMES)
-        self.prefix = self.model.prefix(self.model.encode(self.pixels), PROMPT)
-
-    def prefill(self, prefix=None):
-        return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
+class OnevisionCase(ParityCase):
+    def __init__(self, kind: OnevisionKind, decoder: str = "auto", reference: str = "sdpa") -> None:
+        super().__init__(adapter(kind, decoder), stock(kind, reference), pixels(FRAMES))
 
     @torch.inference_mode()
     def expected(self, new=(), **options):
@@ -57,12 +49,12 @@ class Case:
 
 @pytest.fixture(scope="module", params=[TIED, UNTIED, PADDED], ids=["tied", "untied", "padded"])
 def case(request):
-    return Case(request.param)
+    return OnevisionCase(request.param)
 
 
 @pytest.fixture(scope="module")
 def tied():
-    return Case(TIED)
+    return OnevisionCase(TIED)
 
 
 def test_full_prompt_and_margins(case):
@@ -75,53 +67,22 @@ def test_full_prompt_and_margins(case):
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 def test_decoders(decoder, reference):
-    case = Case(TIED, decoder, reference)
+    case = OnevisionCase(TIED, decoder, reference)
     assert case.model.decoder.name == decoder
-    state = case.prefill()
-    got = torch.cat(
-        [state.logits[None], forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
-    )
-    assert_close(got, case.expected(NEW[:6])[-7:])
+    check_decoders(case, NEW)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2], [4, 1, 3]])
 def test_chunked_decoding(case, chunks):
-    state, left, rows = case.prefill(), list(NEW), []
-    for size in chunks:
-        rows.append(forward(case.engine, state, left[:size]).logits)
-        left = left[size:]
-    assert_close(torch.cat(rows), case.expected(NEW)[-8:])
-    assert state.span.length == case.prefix.length + 8
+    check_chunks(case, NEW, chunks)
 
 
 def test_rollback(tied):
-    state = tied.prefill()
-    forward(tied.engine, state, [500, 501, 502, 503, 504])
-    state.span.rollback(tied.prefix.length + 1)
-    got = forward(tied.engine, state, NEW).logits
-    assert_close(got, tied.expected([500, *NEW])[-8:])
-
-
-def path_to(node, parents):
-    found = []
-    while node >= 0:
-        found.insert(0, node)
-        node = parents[node]
-    return found
-
-
-PARENTS = [-1, -1, 0, 0, 1, 3, 4]
+    check_rollback(tied, NEW, [500, 501, 502, 503, 504])
 
 
 def test_a_tree_equals_each_path_alone(tied):
-    state = tied.prefill()
-    forward(tied.engine, state, NEW[:2])
-    tokens = [600, 601, 602, 603, 604, 605, 606]
-    got = forward(tied.engine, state, tokens, PARENTS)
-    for node in range(len(tokens)):
-        path = path_to(node, PARENTS)
-        expected = tied.expected(NEW[:2] + [tokens[i] for i in path])[-1]
-        assert_close(got.logits[node], expected)
+    got = check_tree(tied, NEW, [600, 601, 602, 603, 604, 605, 606])
     with torch.inference_mode():
         logits = tied.model.decoder.logits(got.hidden)[:, : tied.model.vocabulary]
         assert_close(logits, got.logits)

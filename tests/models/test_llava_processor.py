@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from tests.checkpoints.llava import PATCH, Kind, adapter, clip, stock, tokenizer
+from tests.checkpoints.llava import PATCH, LlavaKind, adapter, clip, stock, tokenizer
 from tests.tiers import full_but
 from vidspec.models.families.llava import VICUNA
 from vidspec.models.families.llava_next import MISTRAL
@@ -38,7 +38,7 @@ ALREADY = VICUNA.replace("{% for message", "<s>{% for message", 1)
 @pytest.mark.parametrize("prompt, system", [(PROMPT, None), ("Zwei Wörter?\n Ein 🚲!", "Be brief.")])
 @pytest.mark.parametrize("family", full_but(["llava_next"], ["llava", "llava_next"]))
 def test_prompt_is_the_processors(family, words, template, prompt, system):
-    kind = Kind(family=family, tokenizer=words)
+    kind = LlavaKind(family=family, tokenizer=words)
     model, shown = adapter(kind, template=template), clip(FRAMES, 60, 90)
     content = [*[{"type": "image"}] * FRAMES, {"type": "text", "text": prompt}]
     messages = [{"role": "user", "content": content}]
@@ -72,7 +72,7 @@ def same_bytes(got, expected, deviation):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
 def test_pixels_are_the_processors(family, size):
-    kind, shown = Kind(family=family), clip(2, *size)
+    kind, shown = LlavaKind(family=family), clip(2, *size)
     expected = processor(kind, VICUNA).image_processor(list(shown.frames), return_tensors="pt")
     got = adapter(kind).preprocess(shown)
     same_bytes(got.values, expected["pixel_values"], kind.processor["image_std"])
@@ -97,7 +97,7 @@ def test_pixels_are_the_processors(family, size):
 def test_other_processors(changes, size):
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
-    kind, shown = Kind(), clip(2, *size)
+    kind, shown = LlavaKind(), clip(2, *size)
     settings = {**kind.processor, **changes}
     oracle = LlavaImageProcessorPil(**{k: v for k, v in settings.items() if k != "image_processor_type"})
     model = type(adapter(kind))("tiny", stock(kind), tokenizer(), settings)
@@ -106,5 +106,7 @@ def test_other_processors(changes, size):
 
 
 def test_no_processor_config_is_clips():
-    model = type(adapter(Kind()))("tiny", stock(Kind()), tokenizer(), {})
-    assert torch.equal(model.preprocess(clip(1, 50, 90)).values, adapter(Kind()).preprocess(clip(1, 50, 90)).values)
+    model = type(adapter(LlavaKind()))("tiny", stock(LlavaKind()), tokenizer(), {})
+    assert torch.equal(
+        model.preprocess(clip(1, 50, 90)).values, adapter(LlavaKind()).preprocess(clip(1, 50, 90)).values
+    )

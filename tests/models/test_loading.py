@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import checkpoint, copy_checkpoint, qwen
-from tests.checkpoints.llava import Kind
+from tests.checkpoints.llava import LlavaKind
 from tests.checkpoints.llava_onevision import (
     IMAGE_SIZE,
     PADDED,
@@ -29,22 +29,9 @@ from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import check_pair, embedded_folder, load_model, prepare_decoder
 from vidspec.models.placement import Placement, cpu_dtype, resolve_placement
 
+pytestmark = pytest.mark.usefixtures("library_verbosity")
+
 CPU = Placement(torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet_library():
-    """``load`` silences transformers; leave it as it was."""
-    before = transformers.utils.logging.get_verbosity()
-    yield
-    transformers.utils.logging.set_verbosity(before)
-    transformers.utils.logging.enable_progress_bar()
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """A checkpoint of one's own to damage."""
-    return copy_checkpoint(tmp_path / "model", TIED)
 
 
 @pytest.fixture
@@ -394,7 +381,7 @@ def test_pairs_of_two_families(checkpoints):
 
 def test_pairs_of_llava_and_llava_next():
     """TABED's: a LLaVA-1.5 drafts for LLaVA-NeXT. Words must be the same nevertheless."""
-    kinds = Kind(family="llava_next"), Kind(padding=62, seed=1), Kind(tokenizer="foreign")
+    kinds = LlavaKind(family="llava_next"), LlavaKind(padding=62, seed=1), LlavaKind(tokenizer="foreign")
     target, draft, foreign = (load_model(str(checkpoint(kind)), CPU) for kind in kinds)
     check_pair(target, draft)
     check_pair(draft, target)
@@ -425,15 +412,15 @@ def test_adapters_are_refused(tmp_path):
 
 
 def test_image_processor_inside_the_processors_config(tmp_path):
-    copy_checkpoint(tmp_path, Kind())
+    copy_checkpoint(tmp_path, LlavaKind())
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"size": {"shortest_edge": 31}}}))
     assert load_model(str(tmp_path), CPU).rules.edge == 31
 
 
-def salmonn(folder: Path) -> qwen.Kind:
+def salmonn(folder: Path) -> qwen.QwenKind:
     """A checkpoint as video-SALMONN 2+ are published: Qwen2.5-VL under older names, with an audio branch beside it."""
-    kind = qwen.Kind(tied=False)
+    kind = qwen.QwenKind(tied=False)
     copy_checkpoint(folder, kind)
     words = qwen.tokenizer(kind.corpus)
     config = json.loads((folder / "config.json").read_text())

@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.mtp import EXPERTS, FAMILY, save, tensors
-from tests.checkpoints.qwen import HIDDEN, LAYERS, Kind, adapter
+from tests.checkpoints.qwen import HIDDEN, LAYERS, QwenKind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
 from vidspec.models import loading, mtp
 from vidspec.models.placement import resolve_placement
 
-DENSE, EXPERT = Kind(FAMILY), Kind(f"{FAMILY}_moe")
+DENSE, EXPERT = QwenKind(FAMILY), QwenKind(f"{FAMILY}_moe")
 PLACE = resolve_placement("cpu", "float32")
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from tests.checkpoints import checkpoint, llava, llava_onevision, qwen
-from tests.checkpoints.llava import Kind
+from tests.checkpoints.llava import LlavaKind
 from tests.checkpoints.llava_onevision import TIED, stock
 from tests.engine.passing import forward
 from vidspec.captioner import Captioner
@@ -27,16 +27,9 @@ from vidspec.models import hub, loading
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement, resolve_placement
 
+pytestmark = pytest.mark.usefixtures("library_verbosity")
+
 CPU = Placement(torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet_library():
-    """``load`` silences transformers; leave it as it was."""
-    before = transformers.utils.logging.get_verbosity()
-    yield
-    transformers.utils.logging.set_verbosity(before)
-    transformers.utils.logging.enable_progress_bar()
 
 
 LANGUAGE = {
@@ -62,10 +55,10 @@ def onevision_pixels(_model):
     return llava_onevision.pixels(2)
 
 
-QWEN25, QWEN3 = (qwen.Kind(name, tied=False) for name in (qwen.QWEN25, qwen.QWEN3))
+QWEN25, QWEN3 = (qwen.QwenKind(name, tied=False) for name in (qwen.QWEN25, qwen.QWEN3))
 FAMILIES = {
-    "llava": (Kind(), CLIP, llava_pixels),
-    "llava_next": (Kind(family="llava_next"), NEWLINE, llava_pixels),
+    "llava": (LlavaKind(), CLIP, llava_pixels),
+    "llava_next": (LlavaKind(family="llava_next"), NEWLINE, llava_pixels),
     "llava_onevision": (llava_onevision.UNTIED, NEWLINE, onevision_pixels),
     "qwen2_5_vl": (QWEN25, QWEN, qwen.pixels),
     "qwen3_vl": (QWEN3, QWEN, qwen.pixels),
@@ -228,7 +221,7 @@ def test_what_shares_the_targets_cache_or_states_stays_with_it(monkeypatch, name
 
 
 def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch):
-    model = SimpleNamespace(device=torch.device("cuda:0"), name="m", decoder=SimpleNamespace(eager=None))
+    model = SimpleNamespace(device=torch.device("cuda:0"), name="m", note=None, decoder=SimpleNamespace(eager=None))
 
     def notes(name, device):
         profile = profiles.load(name, env={})

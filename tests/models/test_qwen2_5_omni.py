@@ -14,35 +14,30 @@ from tests.checkpoints import checkpoint
 from tests.checkpoints.qwen2_5_omni import NAMED, PROCESSOR, adapter, pixels, sound, stock
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
+from tests.models.parity import PROMPT, ParityCase, check_generate
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.reader import ClipReader
 from vidspec.embedded.samples import shipped
-from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.placement import resolve_placement
 from vidspec.models.vision import token_bytes
 from vidspec.video import Clip
 
-PROMPT = "Describe the video."
 SEEDS = range(20)
 NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
 SETTINGS = ("feature_size", "chunk_length", "hop_length", "n_fft", "sampling_rate")
 
 
-class Case:
+class OmniCase(ParityCase):
     """The thinker behind our interface, the same untouched, and a prompt of both."""
 
     def __init__(self, heard=0.0, seed=0, every=0.7, prompt=PROMPT, **shape):
-        self.model, self.stock = adapter(seed), stock(seed)
-        self.engine = Engine(self.model)
-        self.pixels = pixels(self.model, seed=seed, every=every, heard=heard, **shape)
-        self.seen = self.model.encode(self.pixels)
-        self.prefix = self.model.prefix(self.seen, prompt)
-        self.inputs = self.model.stock_inputs(self.pixels, self.prefix)
+        model = adapter(seed)
+        super().__init__(model, stock(seed), pixels(model, seed=seed, every=every, heard=heard, **shape), prompt)
 
     def positions(self, new=0):
         """(3, 1, L + n) as the stock model's own function has them, were all of the prompt."""
@@ -67,13 +62,13 @@ class Case:
 
 @pytest.fixture(scope="module", params=[0.0, 3.1], ids=["silent", "sound"])
 def case(request):
-    return Case(request.param)
+    return OmniCase(request.param)
 
 
 @pytest.mark.parametrize("heard", [0.0, 0.05, 1.2, 2.0, 7.3, 11.99])
 @pytest.mark.parametrize("every", full_but([0.7, 2.0], [0.04, 0.7, 1.0, 2.0, 3.3, 12.5]))
 def test_positions_are_the_librarys(every, heard):
-    case = Case(heard, every=every)
+    case = OmniCase(heard, every=every)
     positions = case.positions(1)
     assert torch.equal(case.prefix.positions, positions[..., :-1])
     assert positions[..., -1].tolist() == [[case.prefix.next_position]] * 3
@@ -126,25 +121,16 @@ def test_prefill_and_windows(case):
 
 
 @pytest.mark.full
-@torch.inference_mode()
 @pytest.mark.parametrize("heard", [0.0, 2.3])
 def test_plain_decoding_is_generate(heard):
     for seed in SEEDS:
-        case = Case(heard, seed)
-        padding = list(range(case.model.vocabulary, case.stock.lm_head.out_features))
-        expected = case.stock.generate(**case.inputs, max_new_tokens=12, suppress_tokens=padding)
-        expected = expected[0, case.prefix.length :].tolist()
-        read = case.engine.prefill(case.prefix, 32)
-        text = [int(read.logits.argmax())]
-        while len(text) < len(expected):
-            text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
-        assert text == expected, seed
+        check_generate(OmniCase(heard, seed))
 
 
 def test_sound_is_heard_in_parts(monkeypatch):
     """A tower that may take little at a time gives what it gives at once; a rest too short for a token counts."""
     for heard, count in ((7.3, 2), (8.01, 2), (8.03, 3)):
-        whole = Case(heard)
+        whole = OmniCase(heard)
         monkeypatch.setattr(
             "vidspec.models.families.qwen2_5_omni.BUDGET", 200 * token_bytes(whole.model.model.config.audio_config)
         )
@@ -155,7 +141,7 @@ def test_sound_is_heard_in_parts(monkeypatch):
 
 
 def test_what_is_heard_is_neither_seen_nor_text():
-    case = Case(3.1, prompt="What does <|AUDIO|> mean?")
+    case = OmniCase(3.1, prompt="What does <|AUDIO|> mean?")
     prefix, heard = case.prefix, len(case.seen.audio)
     assert (prefix.token_ids == case.model.audio_id).sum() == heard + 1 == len(prefix.audio) + 1
     assert torch.equal(prefix.embeds[0, prefix.audio], case.seen.audio)

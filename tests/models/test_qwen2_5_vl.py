@@ -10,7 +10,7 @@ from tests.checkpoints.qwen import (
     PATCH,
     QWEN25,
     TOKENS_PER_SECOND,
-    Kind,
+    QwenKind,
     adapter,
     pixels,
     processor,
@@ -28,7 +28,7 @@ DEFAULT = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 
 @pytest.fixture(scope="module")
 def model():
-    return adapter(Kind(QWEN25))
+    return adapter(QwenKind(QWEN25))
 
 
 def seen(steps, rows, columns, seconds=()):
@@ -95,7 +95,7 @@ def test_preprocess(model):
 
 def test_rules_come_from_the_processor():
     config = {**processor(QWEN25), "max_pixels": 512, "image_mean": [0.1, 0.2, 0.3]}
-    rules = Qwen25VL("tiny", stock(Kind(QWEN25)), tokenizer(), config).rules
+    rules = Qwen25VL("tiny", stock(QwenKind(QWEN25)), tokenizer(), config).rules
     assert (rules.patch, rules.max_pixels, rules.mean) == (PATCH, 512, (0.1, 0.2, 0.3))
 
 
@@ -113,7 +113,7 @@ def test_prompt_text(model, prompt, system):
 
 def test_templates(model):
     def with_template(text):
-        return Qwen25VL("tiny", stock(Kind(QWEN25)), tokenizer(), {}, template=text)
+        return Qwen25VL("tiny", stock(QwenKind(QWEN25)), tokenizer(), {}, template=text)
 
     own = with_template("see <|vision_start|><|video_pad|><|vision_end|> now")
     ids = own.prefix(seen(1, 1, 1, (0,)), PROMPT).token_ids
@@ -137,7 +137,7 @@ def test_prompts_in_the_published_vocabulary():
     if not file:
         pytest.skip("VIDSPEC_QWEN_TOKENIZER names no tokenizer.json; it is too large to come with the tests")
     real = PreTrainedTokenizerFast(tokenizer_file=file)
-    small = stock(Kind(QWEN25))
+    small = stock(QwenKind(QWEN25))
     for name in ("video_token", "vision_start_token", "vision_end_token"):
         token = {"video_token": "<|video_pad|>"}.get(name, f"<|{name.removesuffix('_token')}|>")
         setattr(small.config, f"{name}_id", real.convert_tokens_to_ids(token))

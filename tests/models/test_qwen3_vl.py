@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints.qwen import DEEPSTACK, QWEN3, UNIT, Kind, adapter, pixels, stock
+from tests.checkpoints.qwen import DEEPSTACK, QWEN3, UNIT, QwenKind, adapter, pixels, stock
 from vidspec.engine.forward import Engine
 from vidspec.models.preprocess_qwen import patches
 
@@ -14,7 +14,7 @@ PROMPT = "Describe the video."
 
 @pytest.fixture(scope="module")
 def model():
-    return adapter(Kind(QWEN3))
+    return adapter(QwenKind(QWEN3))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_frames_are_steps(prefix):
 
 def test_deepstack_is_the_towers(model):
     shown = pixels(model)
-    seen, untouched = model.encode(shown), stock(Kind(QWEN3))
+    seen, untouched = model.encode(shown), stock(QwenKind(QWEN3))
     found = untouched.get_video_features(shown.values, torch.tensor([shown.grid])).deepstack_features
     assert len(seen.deepstack) == len(found) == len(DEEPSTACK)
     for ours, (theirs,) in zip(seen.deepstack, found, strict=True):

@@ -7,9 +7,10 @@ import torch
 
 from tests.checkpoints import checkpoint
 from tests.checkpoints.llava_onevision import as_masks, causal
-from tests.checkpoints.qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, stock, tokenizer
+from tests.checkpoints.qwen import CLASSES, QWEN3, QWEN25, QwenKind, adapter, pixels, stock, tokenizer
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
+from tests.models.parity import PROMPT, ParityCase, check_chunks, check_decoders, check_rollback, check_tree
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
@@ -18,23 +19,16 @@ from vidspec.errors import GenerationError, ModelError
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 
-PROMPT = "Describe the video."
 NEW = [300, 41, 317, 77, 77, 260, 123, 338]
 FAMILIES = sorted(CLASSES)
 
 
-class Case:
-    """A model behind our interface, the same model untouched, and a prompt whose time axis ends behind its text."""
+class QwenCase(ParityCase):
+    """The time axis of its prompt ends behind its text."""
 
-    def __init__(self, kind: Kind, decoder: str = "auto", reference: str = "sdpa") -> None:
-        self.model, self.stock = adapter(kind, decoder), stock(kind, reference)
-        self.engine = Engine(self.model)
-        self.pixels = pixels(self.model, every=12.5)
-        self.prefix = self.model.prefix(self.model.encode(self.pixels), PROMPT)
-        self.inputs = self.model.stock_inputs(self.pixels, self.prefix)
-
-    def prefill(self, prefix=None):
-        return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
+    def __init__(self, kind: QwenKind, decoder: str = "auto", reference: str = "sdpa") -> None:
+        model = adapter(kind, decoder)
+        super().__init__(model, stock(kind, reference), pixels(model, every=12.5))
 
     def masks(self, mask):
         """A mask that the library takes as it is, whatever the positions."""
@@ -63,12 +57,12 @@ class Case:
         return self.stock(**inputs, use_cache=False).logits[0, :, : self.model.vocabulary]
 
 
-KINDS = [Kind(family, tied) for family in FAMILIES for tied in (True, False)]
+KINDS = [QwenKind(family, tied) for family in FAMILIES for tied in (True, False)]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind.family}-{'tied' if kind.tied else 'untied'}")
 def case(request):
-    return Case(request.param)
+    return QwenCase(request.param)
 
 
 def test_full_prompt_and_margins(case):
@@ -84,43 +78,22 @@ def test_full_prompt_and_margins(case):
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 def test_decoders(family, decoder, reference):
-    case = Case(Kind(family, tied=False), decoder, reference)
+    case = QwenCase(QwenKind(family, tied=False), decoder, reference)
     assert case.model.decoder.name == decoder
-    state = case.prefill()
-    several, one = forward(case.engine, state, NEW[:5]), forward(case.engine, state, NEW[5:6])
-    got = torch.cat([state.logits[None], several.logits, one.logits])
-    assert_close(got, case.expected(NEW[:6])[-7:])
+    check_decoders(case, NEW)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2]])
 def test_chunked_decoding(case, chunks):
-    state, left, rows = case.prefill(), list(NEW), []
-    for size in chunks:
-        rows.append(forward(case.engine, state, left[:size]).logits)
-        left = left[size:]
-    assert_close(torch.cat(rows), case.expected(NEW)[-8:])
-    assert state.span.length == case.prefix.length + 8
+    check_chunks(case, NEW, chunks)
 
 
 def test_rollback(case):
-    state = case.prefill()
-    forward(case.engine, state, [300, 301, 302, 303, 304])
-    state.span.rollback(case.prefix.length + 1)
-    got = forward(case.engine, state, NEW).logits
-    assert_close(got, case.expected([300, *NEW])[-8:])
+    check_rollback(case, NEW, [300, 301, 302, 303, 304])
 
 
 def test_a_tree_equals_each_path_alone(case):
-    state = case.prefill()
-    forward(case.engine, state, NEW[:2])
-    parents, tokens = [-1, -1, 0, 0, 1, 3, 4], [300, 301, 302, 303, 304, 305, 306]
-    paths = []
-    for node, parent in enumerate(parents):
-        paths.append([*(paths[parent] if parent >= 0 else []), node])
-    got = forward(case.engine, state, tokens, parents)
-    for node, path in enumerate(paths):
-        expected = case.expected(NEW[:2] + [tokens[i] for i in path])[-1]
-        assert_close(got.logits[node], expected)
+    check_tree(case, NEW, [300, 301, 302, 303, 304, 305, 306])
 
 
 def test_greedy_decoding_equals_generate(case):
@@ -218,7 +191,7 @@ def test_taps_see_the_models_own_attention(case):
 
 
 def replace_kind(case):
-    return Kind(case.model.family, case.stock.config.tie_word_embeddings)
+    return QwenKind(case.model.family, case.stock.config.tie_word_embeddings)
 
 
 def pool_slowly(tower, family, values, grid):
@@ -320,7 +293,7 @@ def test_prompt_that_says_video(case):
 @pytest.mark.full
 def test_saved_and_loaded(family):
     place = resolve_placement("cpu", "float32")
-    kinds = {"target": Kind(family, tied=False, padding=40), "draft": Kind(family, padding=7, seed=1, layers=2)}
+    kinds = {"target": QwenKind(family, tied=False, padding=40), "draft": QwenKind(family, padding=7, seed=1, layers=2)}
     target, draft = (loading.load_model(str(checkpoint(kind)), place) for kind in kinds.values())
     loading.check_pair(target, draft)
     size = max(tokenizer().get_vocab().values()) + 1
@@ -341,4 +314,4 @@ def test_saved_and_loaded(family):
 
 def test_families_do_not_mix():
     with pytest.raises(ModelError, match="family"):
-        loading.check_pair(adapter(Kind(QWEN25)), adapter(Kind(QWEN3)))
+        loading.check_pair(adapter(QwenKind(QWEN25)), adapter(QwenKind(QWEN3)))

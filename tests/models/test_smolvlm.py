@@ -15,17 +15,13 @@ from tests.checkpoints.smolvlm import IMAGE_SIZE, SIDE, adapter, stock
 from tests.engine.passing import forward
 from tests.models import record_preprocess_smolvlm
 from tests.models.closeness import assert_close
-from tests.ready_clips import read_requests, serve_captions
-from vidspec.captioner import Captioner
-from vidspec.config import profiles
+from tests.models.parity import PROMPT, ParityCase, check_generate, check_profiles
 from vidspec.embedded.samples import shipped
-from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.families.smolvlm import SmolVLM, number_in_words
 from vidspec.models.placement import resolve_placement
 from vidspec.models.preprocess import resize, resize_as_floats
 
-PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_smolvlm.npz"
 SEEDS = range(20)
 FRAMES, RATE, DURATION = 3, 0.03, 95.7
@@ -39,12 +35,7 @@ def clip(height=40, width=60, seed=0):
 
 def made(seed=0):
     model = adapter(seed=seed)
-    pixels = model.preprocess(clip(seed=seed))
-    prefix = model.prefix(model.encode(pixels), PROMPT)
-    inputs = model.stock_inputs(pixels, prefix)
-    return SimpleNamespace(
-        model=model, pixels=pixels, prefix=prefix, inputs=inputs, stock=stock(seed=seed), engine=Engine(model)
-    )
+    return ParityCase(model, stock(seed=seed), model.preprocess(clip(seed=seed)))
 
 
 @pytest.fixture(scope="module")
@@ -145,18 +136,9 @@ def test_prefill_and_windows(case):
 
 
 @pytest.mark.full
-@torch.inference_mode()
 def test_plain_decoding_is_generate():
     for seed in SEEDS:
-        case = made(seed)
-        padding = list(range(case.model.vocabulary, case.stock.lm_head.out_features))
-        expected = case.stock.generate(**case.inputs, max_new_tokens=12, suppress_tokens=padding)
-        expected = expected[0, case.prefix.length :].tolist()
-        read = case.engine.prefill(case.prefix, 32)
-        text = [int(read.logits.argmax())]
-        while len(text) < len(expected):
-            text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
-        assert text == expected, seed
+        check_generate(made(seed))
 
 
 PROFILES = (
@@ -175,19 +157,5 @@ PROFILES = (
 def test_profiles_are_exact():
     place = resolve_placement("cpu", "float32")
     target, draft = (loading.load_model(str(checkpoint("smolvlm", noise=noise)), place) for noise in (0.0, 0.03))
-
-    def captioner(name):
-        profile = profiles.load(name, {"generate.max_new_tokens": 40, "video.frames": 8}, env={})
-        return Captioner(profile, target, draft if profile.drafts_with_a_model else None)
-
-    clips = [str(path) for path in shipped()]
-    plain = captioner("ar")
-    texts = {path: plain.caption(path).token_ids for path in clips}
-    for number, name in enumerate(PROFILES):
-        path = clips[number % len(clips)]
-        assert captioner(name).caption(path).token_ids == texts[path], name
-    for name in ("ar", "specvlm"):
-        four = captioner(name)
-        captions = serve_captions(four, read_requests(four, clips), batch=4)
-        together = {key: caption.token_ids for key, caption in captions.items()}
-        assert together == texts, name
+    settings = {"generate.max_new_tokens": 40, "video.frames": 8}
+    check_profiles(target, draft, PROFILES, [str(path) for path in shipped()], settings)

@@ -4,27 +4,23 @@ import pytest
 import torch
 
 from tests.checkpoints import checkpoint
-from tests.checkpoints.qwen import HYBRIDS, STOCK, Kind, adapter, pixels, stock
+from tests.checkpoints.qwen import HYBRIDS, STOCK, QwenKind, adapter, pixels, stock
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
+from tests.models.parity import ParityCase
 from tests.tiers import full_but
-from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 
-PROMPT = "Describe the video."
 SEEDS = range(20)
 
 
-class Case:
+class StockFamilyCase(ParityCase):
     def __init__(self, family, seed=0):
-        self.kind = Kind(family, tied=False, padding=0, seed=seed)
-        self.model, self.stock = adapter(self.kind), stock(self.kind)
-        self.engine = Engine(self.model)
-        shown = pixels(self.model, every=12.5, seed=seed)
-        self.prefix = self.model.prefix(self.model.encode(shown), PROMPT)
-        self.inputs = self.model.stock_inputs(shown, self.prefix)
+        self.kind = QwenKind(family, tied=False, padding=0, seed=seed)
+        model = adapter(self.kind)
+        super().__init__(model, stock(self.kind), pixels(model, every=12.5, seed=seed))
 
     @torch.inference_mode()
     def whole(self, new):
@@ -45,7 +41,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=sorted(STOCK))
 def case(request):
-    return Case(request.param)
+    return StockFamilyCase(request.param)
 
 
 def test_prefill_and_a_window(case):
@@ -70,7 +66,7 @@ def test_a_pass_of_several_clips(case):
 @pytest.mark.parametrize("family", full_but([], sorted(STOCK)))
 def test_plain_decoding_is_generate(family):
     for seed in SEEDS:
-        case = Case(family, seed)
+        case = StockFamilyCase(family, seed)
         with torch.inference_mode():
             expected = case.stock.generate(**case.inputs, max_new_tokens=12, do_sample=False)[0, case.prefix.length :]
         assert case.greedy(12) == expected.tolist()[: len(case.greedy(12))], seed

@@ -19,7 +19,7 @@ STEPS = 7
 GRIDS = {"equal": (3, 6), "border": (3, 5), "borders": (7, 8), "corner": (4, 7), "one": (1, 1)}
 
 
-class Case:
+class TowerCase:
     """A model behind our interface, the same model untouched, and a clip of so many frames (temporal steps)."""
 
     def __init__(self, name: str) -> None:
@@ -27,11 +27,11 @@ class Case:
         self.onevision = name == "llava_onevision"
         self.every_block = not self.qwen
         if self.qwen:
-            made, kind = qwen, qwen.Kind(name)
+            made, kind = qwen, qwen.QwenKind(name)
         elif self.onevision:
             made, kind = llava_onevision, llava_onevision.TIED
         else:
-            made, kind = llava, llava.Kind(family=name)
+            made, kind = llava, llava.LlavaKind(family=name)
         self.model, self.stock = made.adapter(kind), made.stock(kind)
         self.config = self.model.model.config.vision_config
         self.tower = self.model.tower if self.qwen else self.model.model.model.vision_tower
@@ -69,12 +69,12 @@ FAMILIES = [QWEN25, QWEN3, "llava", "llava_next", "llava_onevision"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request):
-    return Case(request.param)
+    return TowerCase(request.param)
 
 
 @pytest.fixture(scope="module")
 def qwen25():
-    return Case(QWEN25)
+    return TowerCase(QWEN25)
 
 
 def assert_equal(seen, levels):
@@ -94,7 +94,7 @@ def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", [QWEN25, QWEN3])
 def test_windows_in_batches_give_the_stock_features(name, grid):
-    case = Case(name)
+    case = TowerCase(name)
     pixels = case.pixels(2, GRIDS[grid])
     assert_equal(case.model.encode(pixels), case.expected(pixels))
 
@@ -137,7 +137,7 @@ def test_one_call_for_windows_of_a_length(qwen25, calls, grid, lengths, windows,
 
 
 def test_one_call_for_the_frames_of_a_clip(calls):
-    case = Case(QWEN3)
+    case = TowerCase(QWEN3)
     case.model.encode(case.pixels(4))
     assert calls == [4] * 4
 

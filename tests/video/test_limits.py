@@ -12,7 +12,6 @@ import pytest
 
 from vidspec import memory, video
 from vidspec.dataset.read_worker import MOST_MEMORY
-from vidspec.dataset.reader import ClipReader
 from vidspec.dataset.segments import cut_clip
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.video import decode_av, reading
@@ -42,13 +41,6 @@ def solid(path, width, height, frames, *, delta=100):
 @pytest.fixture(scope="module")
 def huge(tmp_path_factory):
     return solid(tmp_path_factory.mktemp("huge") / "huge.mp4", 8192, 8192, 2)
-
-
-@pytest.fixture
-def reader():
-    made = ClipReader()
-    yield made
-    made.close()
 
 
 def most_held(reader):

@@ -148,6 +148,5 @@ def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int,
 
 def _context_length(model: VideoLanguageModel) -> int | None:
     """Return the context length of the language model, if its config has one."""
-    config = getattr(getattr(model, "language", None), "config", None)
-    limit: int | None = getattr(config, "max_position_embeddings", None)
+    limit: int | None = getattr(model.language.config, "max_position_embeddings", None)
     return limit

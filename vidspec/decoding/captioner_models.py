@@ -127,7 +127,9 @@ def _draft_name(setup: DecodingSetup) -> str | None:
 def notes_on(setup: DecodingSetup) -> tuple[str, ...]:
     """Return notes for the user on the loaded models, a line each."""
     models = [engine.model for engine in (setup.target, setup.draft) if engine is not None]
-    lines = [getattr(part, "note", None) for part in (*models, setup.drafter)]
+    lines = [model.note for model in models]
+    if setup.drafter is not None:
+        lines.append(setup.drafter.note)
     lines += [
         f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
         for model in models

@@ -101,9 +101,11 @@ class LanguageModel(Protocol):
     """The engine's view of a model.
 
     Attributes:
+        name: for messages.
         vocabulary: number of logits to keep.
     """
 
+    name: str
     vocabulary: int
 
     @property

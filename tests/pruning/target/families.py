@@ -25,10 +25,10 @@ def case(family):
         model = qwen2_5_omni.adapter()
         shown = qwen2_5_omni.pixels(model, frames=12)
     elif family.startswith("qwen"):
-        model = qwen.adapter(qwen.Kind(family))
+        model = qwen.adapter(qwen.QwenKind(family))
         shown = qwen.pixels(model, frames=12)
     else:
-        model = llava.adapter(llava.Kind(family))
+        model = llava.adapter(llava.LlavaKind(family))
         shown = model.preprocess(llava.clip(6, 60, 90))
     return model, model.prefix(model.encode(shown), PROMPT)
 
@@ -68,7 +68,7 @@ def stock_logits(model, prefix, token_ids):
     return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
 
 
-class Recorded(TargetPruner):
+class RecordingPruner(TargetPruner):
     """A method that notes, per stage, which of the prompt's visual tokens are left."""
 
     def __init__(self, method, visual):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.engine.passing import forward
-from tests.pruning.target.families import FAMILIES, ROOM, Recorded, case, decode, stock_logits
+from tests.pruning.target.families import FAMILIES, ROOM, RecordingPruner, case, decode, stock_logits
 from vidspec.engine.forward import Engine
 from vidspec.pruning.target.engine import PrunedTargetEngine, kept_per_layer
 from vidspec.pruning.target.methods.dycoke import DyCokeTargetPruner
@@ -76,7 +76,7 @@ def test_keeping_everything_is_plain_decoding(family, method):
 def test_dropped_rows_are_rows_that_nobody_sees(family, method):
     """Positions, deepstack features and the cache of every layer: they give what masks give."""
     model, prefix = case(family)
-    recorded = Recorded(method, prefix.visual)
+    recorded = RecordingPruner(method, prefix.visual)
     text, logits, state = decode(PrunedTargetEngine(model, recorded), prefix)
     rows = prefix.length + len(text) - 1
     hidden, lengths, read, left = {}, [], [], len(prefix.visual)

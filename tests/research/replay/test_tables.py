@@ -21,10 +21,17 @@ NAMES = [
 ]
 
 
+class Replayed(dict):
+    """Tables by name, each replayed once, when a test asks for it: it may take seconds."""
+
+    def __missing__(self, name):
+        self[name] = tables.replay(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def replayed():
-    """Every table once; a second replay would cost seconds."""
-    return {name: tables.replay(name) for name in NAMES}
+    return Replayed()
 
 
 def cells(replay, method, models=None):

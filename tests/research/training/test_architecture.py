@@ -19,11 +19,6 @@ LLAVA, QWEN = (architecture(family) for family in ("llava_onevision", "qwen2_5_v
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return QWEN.tokenizer()
-
-
-@pytest.fixture(scope="module")
 def assembled(tokenizer, tmp_path_factory):
     """A small Qwen2.5-VL model as the training leaves it, and the stock model of its folder."""
     from transformers import Qwen2_5_VLForConditionalGeneration

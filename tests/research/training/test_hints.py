@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from research.training.architecture import Grid, architecture, build_tokenizer
+from research.training.architecture import Grid, architecture
 from research.training.codes import shares
 from research.training.hints import NAMED, SEEN, Hints, colour_ids, named_truth, seen_truth
 from research.training.stage_language import Fresh, Reader, Shown, encode, fact_ids, hint_truth, read_loss, text_batch
@@ -66,11 +66,6 @@ def test_a_name_says_all_of_its_thing(words):
     assert named == ["red", "circle", "is"]
     row = dict(zip(NAMED, truth[truth[:, 0] >= 0][0].tolist(), strict=True))
     assert MOTIONS[row["motion"]] == "vanishes" and row["end"] == len(PLACES)
-
-
-@pytest.fixture(scope="module")
-def words():
-    return build_tokenizer(samples=300)
 
 
 def test_hints_are_learned_and_leave_no_hooks(words):

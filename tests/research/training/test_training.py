@@ -42,16 +42,6 @@ LLAVA, QWEN = (architecture(family) for family in FAMILIES)
 GRID = Grid(4, 4)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return QWEN.tokenizer()
-
-
-@pytest.fixture(scope="module")
-def words():
-    return build_tokenizer(samples=300)
-
-
 def draft(family, tokens, **more):
     return family.config(family.sizes["draft"], tokens, **more)
 

@@ -120,6 +120,7 @@ class FakeCaptioner:
         )
     )
     slot = None
+    choices: tuple[tuple[str, str, str], ...] = ()
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded

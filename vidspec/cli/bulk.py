@@ -22,6 +22,7 @@ from vidspec.cli.request import (
     job_config,
     output_formats,
     profile_overrides,
+    tolerated_failures,
 )
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.tally import Tally
@@ -243,7 +244,20 @@ def _run(run: BulkRun) -> int:
         print_note(
             f"note: --report: no clip was left to caption; run `vidspec report` on the output, -o {request.report}"
         )
-    return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
+    return max(_exit_code(run, tally, code), exit_code([*unseen, *undrawn]))
+
+
+def _exit_code(run: BulkRun, tally: Tally, code: int) -> int:
+    """Return the exit code of a run over all its clips, from that of those it captioned."""
+    unreadable, tolerate = len(run.found.unreadable), run.request.tolerate
+    failed = tally.failed + tally.earlier_failed + unreadable
+    if code > 1 or not (code or failed):
+        return code
+    if tolerate is None or tally.stopped or failed > tolerated_failures(tolerate, tally.total + unreadable):
+        return 1
+    if not run.request.quiet:
+        print_note(f"note: {failed} failed, not more than --tolerate {tolerate} allows")
+    return 0
 
 
 def _close(run: BulkRun, tally: Tally, *, complete: bool) -> None:

@@ -348,6 +348,9 @@ class CaptionArguments:
     )
     fail_fast: Annotated[bool, _resume("--fail-fast", help="Stop at the first failure.")] = False
     max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after N failures.")] = None
+    tolerate: Annotated[
+        str | None, _resume(metavar="N|P%", help="Exit with 0 although so many clips failed: 10, or 1% of all.")
+    ] = None
     timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up on a clip after this long.")] = None
     max_fetch: Annotated[
         str, _resume(metavar="SIZE", help="Give up on a clip of a shard or URL larger than this: 500MB, 2GiB.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -18,7 +18,11 @@ from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "needed_bytes", "reserve_memory"]
+if TYPE_CHECKING:
+    from vidspec.decoding.setup import DecodingSetup
+    from vidspec.models.request import CaptionRequest
+
+__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "memory_claims", "needed_bytes", "reserve_memory"]
 
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
@@ -40,6 +44,34 @@ class MemoryClaim(NamedTuple):
     prompt: int = 0
     tower: int = 0
     other_slab: int = 0
+
+
+def memory_claims(setup: DecodingSetup, request: CaptionRequest) -> list[MemoryClaim]:
+    """Return the memory that a clip needs for each model.
+
+    A draft counts as if it saw what the target sees. A draft in another process on the target's device, whose slab is
+    not known here, counts as much memory as the target.
+    """
+    profile, model, sound = setup.profile, setup.target.model, request.frames.sound
+    frames, height, width, _ = request.frames.frames.shape
+    size = frames, height, width
+    text = request.prompt or profile.generate.prompt, request.system or profile.generate.system, request.earlier
+    visual = model.visual_tokens(*size)
+    visual += 0 if sound is None else model.audio_tokens(len(sound))
+    tokens = visual + model.text_tokens(*text)
+    own = model.clip_memory(size, visual, tokens, setup.room)
+    claims = [MemoryClaim(model, own.entries, own.prompt, own.tower)]
+    if setup.draft is not None and profile.shows_the_video:
+        needed = setup.draft.model.clip_memory(size, visual, tokens, setup.room)
+        claims.append(MemoryClaim(setup.draft.model, needed.entries, needed.prompt, needed.tower))
+    if setup.slot is not None and setup.slot.device == model.device and profile.shows_the_video:
+        claims.append(MemoryClaim(model, 0, own.prompt, own.tower, other_slab=own.kv))
+    if setup.head is not None:  # its prompt consists of states of several blocks of the target
+        prompt = own.prompt * (1 + len(setup.head.model.blocks))
+        claims.append(MemoryClaim(setup.head.model, own.entries, prompt))
+    if profile.drafts_with_the_target and not profile.concurrent:  # after a prompt of its own
+        claims.append(MemoryClaim(model, own.entries))
+    return claims
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:

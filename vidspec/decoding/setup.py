@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from vidspec.acceptance.base import AcceptanceRule, build_rule
 from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import check_prompt
+from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
 from vidspec.decoding.text_history import make_history
 from vidspec.draft_length.pace import WindowController
-from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
-from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.forward import Engine
 from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
@@ -39,10 +38,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.slot import DraftProcessSlot
 
-__all__ = ["ROWS", "DecodingSetup"]
-
-#: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
-ROWS = MOST
+__all__ = ["DecodingSetup"]
 
 
 @dataclass
@@ -112,8 +108,8 @@ class DecodingSetup:
             pruner,
             schedules.get(profile.schedule.kind).run,
             frozenset().union(*(part.needs for part in observing if part is not None)),
-            _max_window(profile),
-            WindowController() if _measures_passes(profile, drafter) else None,
+            max_window(profile),
+            WindowController() if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
         )
@@ -150,17 +146,8 @@ class DecodingSetup:
 
     @property
     def late(self) -> bool:
-        """True if a draft that reads during the target's prefill reads the whole video and prunes its cache afterwards.
-
-        States of recurrent blocks cannot be pruned, and positions that were rotated into the keys cannot be compacted.
-        """
-        prune, pruner = self.profile.prune, self.pruner
-        if pruner is None or self.profile.schedule.prefill == "sequential":
-            return False
-        if prune.when is not None:
-            return prune.when == "late"
-        prunable = prune.positions == "original" and self.target.model.decoder.cached is None
-        return prunable and not pruner.needs.isdisjoint(("attention", "visual_attention"))
+        """True if a draft that reads during the target's prefill prunes its cache afterwards."""
+        return prunes_late(self.profile, self.pruner, self.target.model)
 
     def history(self, prefix: EmbeddedPrompt) -> TextHistory | None:
         """Return the history of a clip after its prompt, for penalties and a grammar; None if the profile has none."""
@@ -205,21 +192,3 @@ def _build_pruner(profile: Profile, target: VideoLanguageModel) -> Pruner | None
     if prune.method == "none":
         return None
     return build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family)
-
-
-def _measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:
-    """Return True if the times of passes decide what is drafted."""
-    if drafter is None or profile.concurrent:
-        return False
-    return profile.draft.gamma == "auto" or profile.draft.topology == "adaptive" or drafter.paces
-
-
-def _max_window(profile: Profile) -> int:
-    draft = profile.draft
-    if draft.kind == "none":
-        return 0
-    if profile.concurrent:
-        return ROWS
-    if draft.topology == "tree":
-        return len(parse_tree(draft.tree))
-    return ROWS if draft.gamma == "auto" or draft.topology == "adaptive" else draft.gamma

@@ -55,12 +55,13 @@ class Engine(Generic[M]):
 
     Attributes:
         alone: True if a pass takes one sequence only.
+        preparing: seconds so far of compiling and capturing passes; not part of any pass's time.
     """
 
     alone: ClassVar[bool] = False
 
     def __init__(self, model: M) -> None:
-        self.model = model
+        self.model, self.preparing = model, 0.0
 
     @property
     def chunk(self) -> int:
@@ -87,7 +88,10 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
-            return read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+            prepared = graphs.preparing
+            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+            self.preparing += graphs.preparing - prepared
+            return results
         return read_back_tokens(batch, self._run_eager(batch))
 
     def _run_replayed(
@@ -116,12 +120,6 @@ class Engine(Generic[M]):
         """Fall back to eager passes if a kernel cannot be built or a pass cannot be captured."""
         decoder = self.model.decoder
         decoder.graphs, decoder.eager = None, f"{type(error).__name__}: {error}".splitlines()[0]
-
-    @property
-    def preparing(self) -> float:
-        """Seconds spent so far on compiling and capturing passes; not part of any pass's time."""
-        graphs = self.model.decoder.graphs
-        return 0.0 if graphs is None else graphs.preparing
 
     def _run_eager(self, batch: Sequence[Rows]) -> list[PassResult]:
         """Run one pass, kernel by kernel."""
@@ -166,8 +164,11 @@ class Engine(Generic[M]):
         lengths = [span.length for span, _, _ in batch]
         first, gammas = [Rows(span, token_ids) for span, token_ids, _ in batch], [gamma for _, _, gamma in batch]
         if graphs is not None and graphs.is_replayable(first):
+            prepared = graphs.preparing
             try:
-                return graphs.greedy(first, gammas, self.model.vocabulary)
+                drafted = graphs.greedy(first, gammas, self.model.vocabulary)
+                self.preparing += graphs.preparing - prepared
+                return drafted
             except Exception as error:
                 for (span, _, _), length in zip(batch, lengths, strict=True):
                     span.rollback(length)

@@ -13,7 +13,7 @@ from vidspec.cli import start
 from vidspec.cli.destinations import check_files_distinct, open_output, plan_destinations, writes_parts
 from vidspec.cli.options import CaptionArguments
 from vidspec.cli.printed import print_note
-from vidspec.cli.report import left_out, totals
+from vidspec.cli.report import left_out, print_progress, totals
 from vidspec.cli.request import (
     check_arguments,
     check_fields,
@@ -263,6 +263,8 @@ def _exit_code(run: BulkRun, tally: Tally, code: int) -> int:
 def _close(run: BulkRun, tally: Tally, *, complete: bool) -> None:
     for line in run.output.close(run.entries, complete=complete):
         print_note(line)  # also with --quiet: files were kept, moved or repaired
+    if run.request.progress == "json":
+        print_progress(tally, "end")
 
 
 def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:

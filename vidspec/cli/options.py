@@ -326,6 +326,13 @@ class CaptionArguments:
     notify_every: Annotated[
         str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
     ] = None
+    progress: Annotated[
+        TextOrJson,
+        _output(
+            "--progress",
+            help="json: lines of progress are JSON objects, also at the end and with --quiet, for a scheduler.",
+        ),
+    ] = "text"
     quiet: QuietOption = False
     verbose: Annotated[bool, _output("--verbose", "-v", help="Also report loaded models and timings.")] = False
     no_live: Annotated[bool, _output("--no-live", help="Do not show the live panel.")] = False

@@ -127,7 +127,7 @@ class Pipe:
         pass
 
 
-class Terminal(Pipe):
+class TerminalPipe(Pipe):
     def isatty(self):
         return True
 
@@ -187,10 +187,10 @@ def test_what_comes_whole(monkeypatch, args):
 def test_a_panel_on_the_same_terminal_shows_it_alone(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "__stdout__", Terminal())
-    assert len(written(monkeypatch, out=Terminal)) == 1
-    assert len(written(monkeypatch, "--no-live", out=Terminal)) > 3
-    assert len(written(monkeypatch, "--quiet", out=Terminal)) > 3
+    monkeypatch.setattr(sys, "__stdout__", TerminalPipe())
+    assert len(written(monkeypatch, out=TerminalPipe)) == 1
+    assert len(written(monkeypatch, "--no-live", out=TerminalPipe)) > 3
+    assert len(written(monkeypatch, "--quiet", out=TerminalPipe)) > 3
 
 
 def test_a_clip_that_fails_amid_its_text_ends_the_line(monkeypatch, capsys):

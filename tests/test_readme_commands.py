@@ -135,7 +135,7 @@ def run(line, capfd):
 @pytest.mark.parametrize(("page", "title"), [key for key, lines in RUN.items() if lines and key[1] not in FAKED])
 def test_the_commands_of_a_section(page, title, folder, capfd):
     for line in RUN[page, title]:
-        assert run(line, capfd) or re.search(" -o |--output-dir|^cp |^mkdir |^tar |> ", line), (
+        assert run(line, capfd) or re.search(" -o |--output-dir|--format txt|^cp |^mkdir |^tar |> ", line), (
             f"{line}: printed nothing"
         )
 

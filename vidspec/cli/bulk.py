@@ -13,7 +13,7 @@ from vidspec.cli import start
 from vidspec.cli.destinations import check_files_distinct, open_output, plan_destinations, writes_parts
 from vidspec.cli.options import CaptionArguments
 from vidspec.cli.printed import print_note
-from vidspec.cli.report import left_out, totals
+from vidspec.cli.report import left_out, print_progress, totals
 from vidspec.cli.request import (
     check_arguments,
     check_fields,
@@ -22,6 +22,7 @@ from vidspec.cli.request import (
     job_config,
     output_formats,
     profile_overrides,
+    tolerated_failures,
 )
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.tally import Tally
@@ -243,12 +244,27 @@ def _run(run: BulkRun) -> int:
         print_note(
             f"note: --report: no clip was left to caption; run `vidspec report` on the output, -o {request.report}"
         )
-    return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
+    return max(_exit_code(run, tally, code), exit_code([*unseen, *undrawn]))
+
+
+def _exit_code(run: BulkRun, tally: Tally, code: int) -> int:
+    """Return the exit code of a run over all its clips, from that of those it captioned."""
+    unreadable, tolerate = len(run.found.unreadable), run.request.tolerate
+    failed = tally.failed + tally.earlier_failed + unreadable
+    if code > 1 or not (code or failed):
+        return code
+    if tolerate is None or tally.stopped or failed > tolerated_failures(tolerate, tally.total + unreadable):
+        return 1
+    if not run.request.quiet:
+        print_note(f"note: {failed} failed, not more than --tolerate {tolerate} allows")
+    return 0
 
 
 def _close(run: BulkRun, tally: Tally, *, complete: bool) -> None:
     for line in run.output.close(run.entries, complete=complete):
         print_note(line)  # also with --quiet: files were kept, moved or repaired
+    if run.request.progress == "json":
+        print_progress(tally, "end")
 
 
 def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:

@@ -53,7 +53,11 @@ def start_engine(stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tall
         stack.callback(traces.write)
         observers.append(traces)
     observers.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
-    observers.append(ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
+    as_json = request.progress == "json"
+    quiet = request.quiet and not as_json
+    observers.append(
+        ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=quiet, as_json=as_json)
+    )
     return engine, observer
 
 
@@ -167,7 +171,7 @@ def _observer(stack: ExitStack, run: BulkRun, tally: Tally) -> tuple[RunObserver
     from rich.console import Console
 
     console = Console(stderr=True)
-    if request.no_live or not sys.stderr.isatty() or console.is_dumb_terminal:
+    if request.no_live or request.progress == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
         restarts = RestartNotes()
         stack.enter_context(start.report_stage(restarts.stage))
         return restarts, False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_note
-from vidspec.cli.report import print_failure, progress, summary, timing_summary
+from vidspec.cli.report import print_failure, print_progress, progress, summary, timing_summary
 from vidspec.dataset.formats.base import MARK
 from vidspec.dataset.job import JobConfig
 from vidspec.dataset.rendering import rendered_beginning, whole_words
@@ -116,12 +116,14 @@ class ProgressNotes(RunObserver):
         every: ``100`` clips or a time such as ``5m``; None for every minute of a run of ``several`` clips.
         several: True if the run has several clips.
         quiet: print only if ``every`` is given.
+        as_json: print JSON objects.
 
     Raises:
         UsageError: ``every`` is neither.
     """
 
-    def __init__(self, every: str | None, *, several: bool, quiet: bool) -> None:
+    def __init__(self, every: str | None, *, several: bool, quiet: bool, as_json: bool = False) -> None:
+        self._as_json = as_json
         self.clips: int | None = None
         self.seconds: float | None = PROGRESS_INTERVAL if several and not quiet else None
         if every is not None:
@@ -135,7 +137,10 @@ class ProgressNotes(RunObserver):
         by_time = self.seconds is not None and now - self._last >= self.seconds
         if by_count or by_time:
             self._last, self._reported = now, done
-            print_note(progress(tally))
+            if self._as_json:
+                print_progress(tally)
+            else:
+                print_note(progress(tally))
 
 
 def parse_interval(text: str) -> tuple[int | None, float | None]:

@@ -326,6 +326,13 @@ class CaptionArguments:
     notify_every: Annotated[
         str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
     ] = None
+    progress: Annotated[
+        TextOrJson,
+        _output(
+            "--progress",
+            help="json: lines of progress are JSON objects, also at the end and with --quiet, for a scheduler.",
+        ),
+    ] = "text"
     quiet: QuietOption = False
     verbose: Annotated[bool, _output("--verbose", "-v", help="Also report loaded models and timings.")] = False
     no_live: Annotated[bool, _output("--no-live", help="Do not show the live panel.")] = False
@@ -348,6 +355,9 @@ class CaptionArguments:
     )
     fail_fast: Annotated[bool, _resume("--fail-fast", help="Stop at the first failure.")] = False
     max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after N failures.")] = None
+    tolerate: Annotated[
+        str | None, _resume(metavar="N|P%", help="Exit with 0 although so many clips failed: 10, or 1% of all.")
+    ] = None
     timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up on a clip after this long.")] = None
     max_fetch: Annotated[
         str, _resume(metavar="SIZE", help="Give up on a clip of a shard or URL larger than this: 500MB, 2GiB.")

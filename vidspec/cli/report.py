@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error
 from vidspec.errors import VidspecError
-from vidspec.escaping import escape_text
+from vidspec.escaping import escape_text, json_text
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally, format_duration
 
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.dataset.inputs import InputListing
 
-__all__ = ["left_out", "loaded_summary", "print_failure", "progress", "summary", "timing_summary", "totals"]
+__all__ = [
+    "left_out",
+    "loaded_summary",
+    "print_failure",
+    "print_progress",
+    "progress",
+    "summary",
+    "timing_summary",
+    "totals",
+]
 
 
 def print_failure(caption: Caption, error: Exception, *, debug: bool) -> None:
@@ -87,6 +96,11 @@ def timing_summary(caption: Caption) -> str:
     facts += [f"{caption.schedule['kind']}"] if caption.schedule.get("kind") else []
     facts += [f"ended: {caption.ended}", ", ".join(totals), ", ".join(f"{kind} {s:.2f} s" for s, kind in times)]
     return "  " + "; ".join(filter(None, facts))
+
+
+def print_progress(tally: Tally, event: str = "progress") -> None:
+    """Print the progress of a run as a JSON object on a line of standard error."""
+    print(json_text({"event": event, **tally.counts()}), file=sys.stderr, flush=True)
 
 
 def progress(tally: Tally) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ __all__ = [
     "output_formats",
     "parse_settings",
     "profile_overrides",
+    "tolerated_failures",
 ]
 
 #: Options of which only one may be given.
@@ -44,6 +46,7 @@ EXCLUSIVE = (
     ("output", "name"),
     ("overwrite", "retry_failed"),
     ("fail_fast", "max_failures"),
+    ("fail_fast", "tolerate"),
 )
 
 
@@ -72,6 +75,8 @@ def check_arguments(request: CaptionArguments) -> None:
     if any(not turn.strip() for turn in request.turn or ()):
         raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
     _batch(request.batch)
+    if request.tolerate is not None:
+        tolerated_failures(request.tolerate, 0)
     if request.template is not None:
         check_template(request.template, "--template")
     texts = [request.template, *prompts, *(request.turn or ())]
@@ -147,6 +152,18 @@ def _batch(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
         raise UsageError(f"--batch {text}: must be auto or a number of clips, 1 or more")
     return int(text)
+
+
+def tolerated_failures(text: str, total: int) -> int:
+    """Parse ``--tolerate``; return the number of failures among ``total`` clips that it allows.
+
+    Raises:
+        UsageError: it is neither a number of clips nor a share of at most 100%.
+    """
+    found = re.fullmatch(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,6})?)%", text.strip(), re.ASCII)
+    if found is None or float(found[2] or 0) > 100:
+        raise UsageError(f"--tolerate {text}: must be a number of clips or a share, such as 10 or 1%")
+    return int(found[1]) if found[1] else int(total * Fraction(found[2]) / 100)
 
 
 def input_sources(request: CaptionArguments) -> InputSources:

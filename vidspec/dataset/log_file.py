@@ -52,7 +52,7 @@ class LogFile(RunObserver):
 
     def start(self, tally: Tally, profile: str, options: Mapping[str, object]) -> None:
         """Log the start of the run."""
-        self._write("start", profile=profile, options=options, **_counts(tally))
+        self._write("start", profile=profile, options=options, **tally.counts())
 
     def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
         self._write(
@@ -62,11 +62,11 @@ class LogFile(RunObserver):
             tokens=len(caption.token_ids),
             timings=caption.timings,
             error=caption.error,
-            **_counts(tally),
+            **tally.counts(),
         )
 
     def ended(self, tally: Tally) -> None:
-        self._write("end", kinds=dict(tally.kinds), stopped=tally.stopped, **_counts(tally))
+        self._write("end", kinds=dict(tally.kinds), stopped=tally.stopped, **tally.counts())
 
     def close(self) -> None:
         self._file.close()
@@ -83,16 +83,3 @@ class LogFile(RunObserver):
             self._warned = True
             self.warn(f"warning: --log-file {self.path}: cannot be written: {why}; the run goes on, lines are missing")
         self._torn = written < len(line) and (self._torn or written > 0)
-
-
-def _counts(tally: Tally) -> dict[str, object]:
-    return {
-        "total": tally.total,
-        "earlier": tally.earlier + tally.earlier_failed + tally.reused + tally.kept,
-        "captioned": tally.captioned,
-        "failed": tally.failed,
-        "seconds": round(tally.seconds, 3),
-        "clips_per_s": round(tally.clips_per_s, 4),
-        "tokens_per_s": round(tally.tokens_per_s, 2),
-        "eta_s": None if tally.eta is None else round(tally.eta, 1),
-    }

@@ -63,6 +63,19 @@ class Tally:
         mine = self.captioned + self.failed
         return (self.total - self.done) * self.seconds / mine if mine else None
 
+    def counts(self) -> dict[str, object]:
+        """Return the progress of the run as plain values, for logs."""
+        return {
+            "total": self.total,
+            "earlier": self.earlier + self.earlier_failed + self.reused + self.kept,
+            "captioned": self.captioned,
+            "failed": self.failed,
+            "seconds": round(self.seconds, 3),
+            "clips_per_s": round(self.clips_per_s, 4),
+            "tokens_per_s": round(self.tokens_per_s, 2),
+            "eta_s": None if self.eta is None else round(self.eta, 1),
+        }
+
     def add(self, number: int, caption: Caption, *, last: bool = True) -> bool:
         """Count the result of clip ``number`` or of one of its segments; return True if the clip is finished."""
         error = caption.error

@@ -160,11 +160,26 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     assert (folder / "scenes/day1/two.en.srt").is_file()
 
 
-@pytest.mark.parametrize("page", ["README", "library"])
+@pytest.mark.parametrize("page", ["README", "python"])
 def test_the_library_as_it_is_shown(page, folder, capfd):
-    for code in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
+    text = PAGES[page].replace("```\n<!-- next cell -->\n```python\n", "")
+    for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         exec(compile(code, page, "exec"), {})
         assert capfd.readouterr().out.strip()
+    if page == "python":
+        assert all(clip.with_suffix(".txt").read_text() for clip in folder.glob("clips/**/*.mp4"))
+
+
+def test_a_web_handler_names_the_error(folder):
+    """The page's WSGI application, on a clip, a file that is not there, one that is no video, and one outside."""
+    code = next(one for one in re.findall(r"```python\n(.*?)```", PAGES["python"], re.DOTALL) if "environ" in one)
+    names, statuses = {}, []
+    exec(code, names)
+    (folder / "clips/notes.mp4").write_text("no video")
+    for clip in ("one.mp4", "none.mp4", "notes.mp4", "../clip.mp4"):
+        (body,) = names["application"]({"QUERY_STRING": f"clip={clip}"}, lambda status, _: statuses.append(status[:3]))
+        assert json.loads(body).keys() == ({"caption"} if clip == "one.mp4" else {"error"})
+    assert statuses == ["200", "404", "422", "404"]
 
 
 def test_what_is_not_run_says_where_it_is():

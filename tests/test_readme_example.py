@@ -1,5 +1,6 @@
 """The pruner in docs/extend/parts.md works as it stands there: both files, both commands."""
 
+import csv
 import re
 import shlex
 import shutil
@@ -26,7 +27,9 @@ FILES = {"python": "inner_attention.py", "yaml": "inner.yaml"}
 def blocks():
     text = PAGE.read_text(encoding="utf-8")
     example = text.split("<!-- example: pruner -->", 1)[1].split("<!-- end of example -->", 1)[0]
-    found = dict(re.findall(r"```(\w+)\n(.*?)```", example, re.DOTALL))
+    found = {}
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", example, re.DOTALL):
+        found[language] = found.get(language, "") + block.replace("\\\n", " ")
     assert all(f"`{name}`" in example for name in FILES.values())
     return found
 
@@ -37,6 +40,9 @@ def folder(blocks, tmp_path, monkeypatch):
     for language, name in FILES.items():
         (tmp_path / name).write_text(blocks[language], encoding="utf-8")
     shutil.copy(shipped()[0], tmp_path / "clip.mp4")
+    (tmp_path / "clips").mkdir()
+    for number in range(8):
+        shutil.copy(shipped()[number % 4], tmp_path / f"clips/{number}.mp4")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "6")
     monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "8")
@@ -46,7 +52,8 @@ def folder(blocks, tmp_path, monkeypatch):
 
 def command(blocks, program):
     (line,) = [line for line in blocks["console"].splitlines() if line.startswith(f"$ {program} ")]
-    return shlex.split(line.removeprefix(f"$ {program} "))
+    words = shlex.split(line.removeprefix(f"$ {program} "))
+    return [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
 
 
 def test_the_pruner_keeps_its_contract(folder):
@@ -69,9 +76,20 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     with Image.open("inner.png") as picture:
         assert picture.width > 1000
     monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
-    assert cli.main(["bench", *command(blocks, "vidspec bench"), "--repeats", "1"]) == 0
+    small = ("--repeats", "1", "--frames", "6", "--max-new-tokens", "8")
+    assert cli.main(["bench", *command(blocks, "vidspec bench"), *small]) == 0
     out = capsys.readouterr().out
-    assert "| inner.yaml | 1/1 |" in out  # the same tokens as plain decoding
+    assert "| inner.yaml | 8/8 |" in out  # the same tokens as plain decoding
+    with open("inner.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == [
+        "ar",
+        "sd-attention",
+        "inner.yaml",
+        "inner.yaml+prune.options.border=0",
+    ]
+    assert {row["decode_significant"] for row in rows[1:]} <= {"True", "False"}
+    assert Path("inner.tex").read_text(encoding="utf-8").count(r" \\") == 5
     assert position_bias.main(["clip.mp4", "--profiles", "inner.yaml"]) == 0
     (row,) = [row.split("|") for row in capsys.readouterr().out.splitlines() if row.startswith("| inner.yaml |")]
     assert row[4].strip().startswith("0.0%")  # no kept token at the upper and lower border

@@ -12,16 +12,64 @@ from vidspec._version import __version__
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
+    from vidspec.errors import (
+        ArgumentError,
+        ClosedError,
+        DeviceError,
+        GenerationError,
+        ModelError,
+        OutputError,
+        ProfileError,
+        UsageError,
+        VideoError,
+        VidspecError,
+    )
+    from vidspec.events.events import Event, Finished, Opened, Prefilled, PrefillProgress, Restarted, Round
     from vidspec.events.record import Caption
+    from vidspec.models.request import CaptionOptions
 
-__all__ = ["Caption", "Captioner", "__version__"]
+__all__ = [
+    "ArgumentError",
+    "Caption",
+    "CaptionOptions",
+    "Captioner",
+    "ClosedError",
+    "DeviceError",
+    "Event",
+    "Finished",
+    "GenerationError",
+    "ModelError",
+    "Opened",
+    "OutputError",
+    "PrefillProgress",
+    "Prefilled",
+    "ProfileError",
+    "Restarted",
+    "Round",
+    "UsageError",
+    "VideoError",
+    "VidspecError",
+    "__version__",
+]
 
-_LAZY = {"Captioner": "vidspec.captioner", "Caption": "vidspec.events.record"}
+#: Module of each name, which is imported on first use; the names that end in Error are in ``vidspec.errors``.
+_MODULES = {
+    "Caption": "vidspec.events.record",
+    "CaptionOptions": "vidspec.models.request",
+    "Captioner": "vidspec.captioner",
+    **dict.fromkeys(
+        ("Event", "Finished", "Opened", "PrefillProgress", "Prefilled", "Restarted", "Round"), "vidspec.events.events"
+    ),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        import importlib
+    if name not in __all__:
+        raise AttributeError(f"module 'vidspec' has no attribute {name!r}")
+    from importlib import import_module
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'vidspec' has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "vidspec.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

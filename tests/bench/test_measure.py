@@ -41,6 +41,20 @@ def test_lossy_rows_and_names_of_one_thing(twin, tmp_path):
     assert json.loads(file.read_text())["rows"][1]["retention"] == pruned.retention
 
 
+def test_keys_of_all_profiles_are_settings_of_the_results(tmp_path):
+    """They hold for every label that does not set them itself; a file with others is refused."""
+    file = tmp_path / "r.json"
+    keys = {"video.frames": 2, "generate.max_new_tokens": "3", "generate.prompt": "What moves?"}
+    bench = Bench(["ar", "ar+generate.max_new_tokens=2"], shipped()[:1], repeats=1, json=file, overrides=keys)
+    rows = measure(bench).rows
+    assert [row.tokens for row in rows] == [3, 2]
+    content = json.loads(file.read_text())
+    assert content["settings"]["overrides"] == keys and content["records"][0]["video"]["frames"] == 2
+    for other in ({}, {**keys, "video.frames": 3}):
+        with pytest.raises(UsageError, match="other profiles, overrides"):
+            measure(replace(bench, overrides=other))
+
+
 def test_turns_are_measured_apart(tmp_path):
     names, file = [f"ar{SMALL}", f"tabed-mt{SMALL}"], tmp_path / "r.json"
     turns = ("Describe the video.", "Where does it end?")

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,62 @@ def test_without_a_command_it_runs(vidspec, monkeypatch):
     assert str(asked[3].clips[0]) == "clip.mp4" and asked[3].source.pair == "embedded-qwen"
 
 
+@pytest.fixture
+def measured(monkeypatch):
+    """Benches that were asked for; each gives three rows."""
+    from tests.display.pages.clips_of_reports import MEASURED
+    from vidspec.bench.measure import BenchResult
+
+    asked = []
+
+    def measure(bench, say):
+        asked.append(bench)
+        return BenchResult(MEASURED, "the table", {}, {}, {"x_y": "no head"})
+
+    monkeypatch.setattr("vidspec.bench.measure.measure", measure)
+    return asked
+
+
+def test_keys_of_all_profiles(vidspec, measured):
+    args = (
+        "--frames",
+        "8",
+        "--max-new-tokens",
+        "16",
+        "--seed",
+        "3",
+        "--prompt",
+        "What moves?",
+        "--set",
+        "draft.gamma=4",
+    )
+    assert vidspec("bench", *args).code == 0
+    assert measured[0].overrides == {
+        "video.frames": 8,
+        "generate.max_new_tokens": 16,
+        "generate.seed": 3,
+        "generate.prompt": "What moves?",
+        "draft.gamma": "4",
+    }
+    assert vidspec("bench").code == 0 and measured[1].overrides == {}
+
+
+def test_figures_as_csv_and_latex(vidspec, measured, tmp_path):
+    files = ("--csv", "table.csv", "--latex", "table.tex")
+    for _ in range(2):  # its own files are replaced
+        assert vidspec("bench", *files).code == 0
+    assert Path("table.csv").read_text().startswith("method,same_tokens,clips,tau,")
+    latex = Path("table.tex").read_text().splitlines()
+    assert latex[:2] == [
+        "% vidspec bench: vidspec bench run --csv table.csv --latex table.tex",
+        "% left out: x_y: no head",
+    ]
+    Path("mine.csv").write_text("a,b")
+    assert "is there already, and is no CSV" in vidspec("bench", "--csv", "mine.csv").err
+    assert "is the same file as --csv" in vidspec("bench", "--csv", "x", "--latex", "x").err
+    assert len(measured) == 2
+
+
 def test_compare(vidspec, results):
     before, after = results("a.json", 1.0), results("b.json", 2.0)
     ran = vidspec("bench", "compare", before, after, "--format", "json")
@@ -67,6 +124,12 @@ def test_compare(vidspec, results):
         (("compare", "a.json", "b.json", "--level", "1"), "--level must lie between 0.5 and 1, not 1"),
         (("compare", "a.json"), "Missing argument"),
         (("--repeats", "0"), "--repeats"),
+        (("--frames", "0"), "--frames"),
+        (("--set", "video.frames"), "--set video.frames: must be KEY=VALUE"),
+        (("--frames", "2", "--set", "video.frames=3"), "video.frames is set twice"),
+        (("--set", "models.pair=embedded"), "--set models.pair: all profiles share the models"),
+        (("--prompt", " "), "--prompt: is empty"),
+        (("--prompt", "a", "--turn", "b"), "--prompt and --turn exclude each other"),
         (("no.mp4",), "no.mp4: there is no such file"),
         (("--profiles", ","), "--profiles names none"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),

@@ -24,6 +24,7 @@ __all__ = [
     "compare",
     "interval",
     "is_different",
+    "is_significant",
     "markdown",
     "places",
 ]
@@ -251,6 +252,19 @@ def is_different(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
         return False
     if len(logs) < MIN_CLIPS:
         return bool(logs.min() > 0 or logs.max() < 0)
+    return _excludes_one(logs)
+
+
+def is_significant(ratios: Sequence[float]) -> bool | None:
+    """Return True if ratios by clip differ from 1 by more than noise: the 95% bootstrap interval of their mean.
+
+    None with fewer than :data:`MIN_CLIPS` clips. Clips without a ratio (0 or infinite) do not count.
+    """
+    known = [ratio for ratio in ratios if 0 < ratio < math.inf]
+    return None if len(known) < MIN_CLIPS else _excludes_one(np.log(known))
+
+
+def _excludes_one(logs: NDArray[np.float64]) -> bool:
     low, high = interval(logs, PLACES_LEVEL)
     return not low <= 1 <= high
 

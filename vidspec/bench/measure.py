@@ -40,6 +40,7 @@ class Bench:
         json: file for the records, written one by one.
         overwrite: start that file from scratch.
         turns: of a dialogue about each clip; the profiles' own prompt if empty. Each turn is measured by itself.
+        overrides: keys of all profiles, by dotted key; those of a label win.
     """
 
     profiles: Sequence[str]
@@ -50,6 +51,7 @@ class Bench:
     json: Path | None = None
     overwrite: bool = False
     turns: tuple[str, ...] = ()
+    overrides: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class BenchRun:
     ) -> None:
         self.bench, self.loaded, self._say = bench, loaded, say
         self.clips = [str(clip) for clip in bench.clips or shipped()]
-        named = {name: loaded.captioner(name) for name in bench.profiles}
+        named = {name: loaded.captioner(name, bench.overrides) for name in bench.profiles}
         self._also = group_equal_profiles({name: one.profile for name, one in named.items()})
         self.captioners = {name: named[name] for name in self._also}
         self.baseline = next(iter(self.captioners))
@@ -187,6 +189,7 @@ class BenchRun:
             "profiles": {name: fingerprint(one.profile) for name, one in self.captioners.items()},
             "clips": [[clip, Path(clip).stat().st_size] for clip in self.clips],
             **({"turns": list(self.bench.turns)} if self.bench.turns else {}),
+            **({"overrides": dict(self.bench.overrides)} if self.bench.overrides else {}),
         }
 
 

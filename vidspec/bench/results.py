@@ -84,7 +84,7 @@ class ResultsFile:
         content = read_results(path)
         known = content.get("settings", {})
         if known != self.settings:
-            other = [key for key in self.settings if known.get(key) != self.settings[key]]
+            other = [key for key in known | self.settings if known.get(key) != self.settings.get(key)]
             raise UsageError(
                 f"{path} holds a run with other {', '.join(other) or 'settings'}",
                 hint="name another file, or --overwrite",

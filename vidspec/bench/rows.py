@@ -10,7 +10,7 @@ from statistics import fmean, mean, median
 from types import MappingProxyType
 from typing import TypeAlias
 
-from vidspec.bench.compare import places
+from vidspec.bench.compare import is_significant, places
 from vidspec.bench.tables import cell, heading, inverted, left_out_rows, spread, table
 from vidspec.config.profiles import Profile
 from vidspec.draft_length import speed
@@ -57,6 +57,8 @@ class BenchRow:
             the baseline's length (:func:`~vidspec.events.compare.time_at_length`).
         end_to_end_raw: the same for the texts as they are, which loose and lossy methods may write shorter or longer.
         tokens: mean over its texts, the end token included.
+        noise: those of ``first``, ``decode`` and ``end_to_end`` that do not differ from 1 by more than noise
+            (:func:`~vidspec.bench.compare.is_significant`); None with too few clips, and for the baseline.
         model: the decode speed-up of the speed model from the measured times and lengths; None without a draft.
     """
 
@@ -81,11 +83,16 @@ class BenchRow:
     place: int | None = None
     tokens: float | None = None
     end_to_end_raw: tuple[float, float, float] | None = None
+    noise: tuple[str, ...] | None = None
 
     @property
     def first_time(self) -> tuple[float, float, float]:
         """Time to first token over the baseline's, as tables show it: below 1 is shorter."""
         return inverted(self.first)
+
+    def mark(self, figure: str) -> str:
+        """Return the mark of a figure that is within noise, as tables append it."""
+        return " ns" if self.noise and figure in self.noise else ""
 
     @property
     def names(self) -> str:
@@ -116,7 +123,7 @@ def bench_rows(
         accepted: shares of tokens that the target accepts, by contender, if they were measured.
     """
     ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
-    return [
+    rows = [
         replace(
             _row(name, by_clip, records[baseline], name in drawn),
             also=tuple(also.get(name, ())),
@@ -125,6 +132,15 @@ def bench_rows(
         )
         for name, by_clip in records.items()
     ]
+    return [replace(row, noise=None) if row.name == baseline else row for row in rows]
+
+
+def _noise(**ratios: Sequence[float]) -> tuple[str, ...] | None:
+    """Return the names of speed-ups by clip that are within noise; None with too few clips."""
+    verdicts = {name: is_significant(by_clip) for name, by_clip in ratios.items()}
+    if None in verdicts.values():
+        return None
+    return tuple(name for name, significant in verdicts.items() if not significant)
 
 
 def _row(
@@ -155,6 +171,7 @@ def _row(
         first=_spread(first),
         decode=_spread(decode),
         end_to_end=_spread(whole),
+        noise=_noise(first=first, decode=decode, end_to_end=whole),
         model=predicted_speedup(runs, [one for some in plain.values() for one in some]),
         run_length=_ratio(total["accepted"], segments),
         acceptance_rate=_ratio(total["accepted"], total["drafted"]),
@@ -250,8 +267,9 @@ def markdown(
 ) -> str:
     """Return the table: one line per row.
 
-    Has a column for lengths if some texts differ from the baseline's, and one each for the share of visual tokens that
-    a pruned target reads and the share of its tokens that the unpruned target accepts if a row has it.
+    Speed-ups within noise are marked ``ns`` (not significant). There is a column for lengths if some texts differ from
+    the baseline's, and one each for the share of visual tokens that a pruned target reads and the share of its tokens
+    that the unpruned target accepts if a row has it.
 
     Args:
         rows: as :func:`bench_rows` returns them.
@@ -283,17 +301,20 @@ def markdown(
                 cell(row.kept, ".0%"),
                 spread((row.tokens_per_s, *row.rate_spread), ".0f", ""),
                 cell(None if row.context is None else passes / limit(row.context), ".0%"),
-                spread(row.first_time),
-                spread(row.decode),
+                spread(row.first_time) + row.mark("first"),
+                spread(row.decode) + row.mark("decode"),
                 cell(row.place, "d"),
                 cell(row.model),
                 *([cell(row.tokens, ".1f")] if differ else ()),
-                spread(row.end_to_end),
+                spread(row.end_to_end) + row.mark("end_to_end"),
                 *[cell(row.retention, ".1%")] * pruned,
                 *[cell(row.accepted_by_target, ".1%")] * judged,
             ]
         )
-    return table(header, [*lines, *left_out_rows(left, len(header))])
+    drawn = table(header, [*lines, *left_out_rows(left, len(header))])
+    if not any(row.noise for row in rows):
+        return drawn
+    return f"{drawn}\n\nns: within noise of {baseline} (95% interval of a paired bootstrap over clips)."
 
 
 def _ratio(part: float, whole: float) -> float | None:

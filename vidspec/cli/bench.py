@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from typer.core import TyperGroup
 
-from vidspec.cli.options import ModelOptions, flatten_options
+from vidspec.cli.options import KeyNames, ModelOptions, SetOption, flatten_options
 from vidspec.cli.printed import print_facts, print_json, print_note
+from vidspec.cli.request import parse_settings
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +77,41 @@ class BenchOptions:
         list[str] | None,
         typer.Option(metavar="TEXT", help="Ask this after the previous answer; one table per turn."),
     ] = None
+    prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Question or instruction about the video, for all profiles."),
+    ] = None
+    #: Keys of all profiles, by dotted key: those that were given.
+    video: Annotated[Mapping[str, object], KeyNames(("frames",))] = field(default_factory=dict)
+    generate: Annotated[Mapping[str, object], KeyNames(("max_new_tokens", "seed"))] = field(default_factory=dict)
+    settings: SetOption = None
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures of the table as CSV, a row per method.")
+    ] = None
+    latex: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table's main columns as a LaTeX tabular.")
+    ] = None
+
+    def overrides(self) -> dict[str, object]:
+        """Return the keys that the options set in all profiles, by dotted key.
+
+        Raises:
+            UsageError: a key is set twice, a prompt is empty or given with ``--turn``, or a key is a model's.
+        """
+        keys = {**self.video, **self.generate}
+        if self.prompt is not None:
+            if self.turn:
+                raise UsageError("--prompt and --turn exclude each other")
+            if not self.prompt.strip():
+                raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
+            keys["generate.prompt"] = self.prompt
+        keys |= parse_settings(self.settings, "draft.gamma=4", keys)
+        if named := next((key for key in keys if key.startswith("models.")), None):
+            raise UsageError(
+                f"--set {named}: all profiles share the models",
+                hint="--pair, --target, --draft, --device, --dtype, --weights or --threads",
+            )
+        return keys
 
 
 app = typer.Typer(cls=RunByDefault, help="Measure profiles side by side; `run` is the default command.")
@@ -129,28 +165,56 @@ def run_bench(
     Raises:
         VidspecError: options exclude each other, or the bench fails.
     """
+    from vidspec.bench import exports
     from vidspec.bench.measure import Bench
-    from vidspec.bench.results import check_results
     from vidspec.display.pages.bench import write_bench
-    from vidspec.display.pages.page import check_page
-    from vidspec.files import check_distinct
+    from vidspec.files import write_whole
 
-    named, turns, json, report = list(map(str, clips)), tuple(options.turn or ()), options.json, options.report
-    if json is not None:
-        check_results(json, named, overwrite=options.overwrite)
-    if report is not None:
-        check_page(report, named)
-    check_distinct([("--json", json), ("--report", report)])
+    overrides, turns = options.overrides(), tuple(options.turn or ())
+    _check_files(options, list(map(str, clips)))
     if not all(one.strip() for one in turns):
         raise UsageError("--turn: is empty", hint="--turn 'Describe the video.' --turn 'Where does it end?'")
-    bench = Bench(names, clips, options.repeats, models.source, models.threads, json, options.overwrite, turns)
+    bench = Bench(
+        names,
+        clips,
+        options.repeats,
+        models.source,
+        models.threads,
+        options.json,
+        options.overwrite,
+        turns,
+        overrides,
+    )
     outcome = measure(bench, print_note)
     print(outcome.table)
     print_facts(outcome.machine)
-    if report is not None:
+    if options.csv is not None:
+        write_whole(options.csv, exports.csv_table(outcome.rows))
+    if options.latex is not None:
+        write_whole(options.latex, exports.latex_table(outcome.rows, _command(context), outcome.left))
+    if options.report is not None:
         demo = any(one.demo for by_clip in outcome.records.values() for runs in by_clip.values() for one in runs)
-        write_bench(report, outcome.rows, names[0], _command(context), outcome.machine, demo=demo, left=outcome.left)
+        command = _command(context)
+        write_bench(options.report, outcome.rows, names[0], command, outcome.machine, demo=demo, left=outcome.left)
     return outcome
+
+
+def _check_files(options: BenchOptions, clips: Sequence[str]) -> None:
+    """Check, before any model is loaded, that the files of a bench can be written."""
+    from vidspec.bench.exports import CSV, LATEX
+    from vidspec.bench.results import check_results
+    from vidspec.display.pages.page import check_page
+    from vidspec.files import check_distinct, check_output
+
+    if options.json is not None:
+        check_results(options.json, clips, overwrite=options.overwrite)
+    if options.report is not None:
+        check_page(options.report, clips)
+    if options.csv is not None:
+        check_output(options.csv, clips, "--csv", CSV)
+    if options.latex is not None:
+        check_output(options.latex, clips, "--latex", LATEX)
+    check_distinct((f"--{name}", getattr(options, name)) for name in ("json", "report", "csv", "latex"))
 
 
 def _command(context: typer.Context) -> str:

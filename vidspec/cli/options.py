@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -83,8 +83,17 @@ def _matching(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple
     return [choice for choice in choices if choice[0].startswith(incomplete)]
 
 
+@dataclass(frozen=True)
+class KeyNames:
+    """The only keys of a section that are options of a command."""
+
+    names: tuple[str, ...]
+
+
 class _OptionGroup(Generic[T]):
     """The options of a dataclass: one per field, and for a field called like a section those of the section's keys.
+
+    ``Annotated[..., KeyNames(...)]`` restricts them to some keys.
 
     Args:
         group: the dataclass.
@@ -98,7 +107,8 @@ class _OptionGroup(Generic[T]):
         for name, parameter in signature(group).parameters.items():
             options = [parameter.replace(annotation=types[name], kind=Parameter.KEYWORD_ONLY)]
             if name in KEY_SECTIONS:
-                options = list(key_parameters(name, COMPLETIONS))
+                only = next((one for one in get_args(types[name]) if isinstance(one, KeyNames)), None)
+                options = [one for one in key_parameters(name, COMPLETIONS) if only is None or one.name in only.names]
                 self.keys |= {option.name: name for option in options}
             self.parameters |= {option.name: option for option in options if not names or option.name in names}
 

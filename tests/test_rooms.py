@@ -26,6 +26,7 @@ ORDER = (
     ("decoding",),
     ("captioner",),
     ("display", "dataset", "bench"),
+    ("serve",),
     ("cli",),
     ("__init__", "__main__"),
 )

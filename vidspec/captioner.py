@@ -54,6 +54,8 @@ from vidspec.registry import nearest
 
 __all__ = ["CaptionOptions", "Captioner"]
 
+#: Most setups kept for options of requests.
+SETUPS = 64
 _PLAIN = {
     "models.captioner": None,
     "draft.kind": "none",
@@ -137,6 +139,7 @@ class Captioner:
         self._setup: DecodingSetup | None = DecodingSetup.of(
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
+        self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
         self._serving = Serving(synchroniser(*self.devices))
         _ = self.setup.self_draft  # copy weights now, not with the first clip
 
@@ -150,6 +153,23 @@ class Captioner:
         if self._setup is None:
             raise ClosedError
         return self._setup
+
+    def setup_of(self, request: CaptionRequest) -> DecodingSetup:
+        """Return the parts of the profile with a request's own options.
+
+        Raises:
+            ProfileError: an option is unknown, or does not fit the profile.
+        """
+        if not request.generate:
+            return self.setup
+        key = repr(sorted(request.generate.items()))
+        setup = self._setups.get(key)
+        if setup is None:
+            setup = self.setup.with_generate(request.generate)
+            if len(self._setups) >= SETUPS:
+                self._setups.clear()
+            self._setups[key] = setup
+        return setup
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -243,6 +263,7 @@ class Captioner:
             self.slot.drop()
         devices, drafter = self.devices, self.setup.drafter
         self._setup = self.slot = None
+        self._setups.clear()
         if any(device.type == "cuda" for device in devices):
             torch.cuda.empty_cache()
         if drafter is not None:
@@ -282,7 +303,7 @@ class Captioner:
         visual = model.visual_tokens(frames, height, width)
         visual += 0 if sound is None else model.audio_tokens(len(sound))
         tokens = visual + model.text_tokens(*text)
-        entries, read = tokens + self.setup.room, model.reading_bytes(visual, tokens)
+        entries, read = tokens + self.setup_of(request).room, model.reading_bytes(visual, tokens)
         claims = [MemoryClaim(model, entries, *read)]
         if self.draft is not None and self.profile.shows_the_video:
             claims.append(MemoryClaim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
@@ -521,20 +542,30 @@ class Captioner:
             check=partial(self.refuse, str(path), prompt),
         )
 
-    def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
+    def refuse(
+        self,
+        path: str,
+        prompt: str | None,
+        frames: int,
+        height: int,
+        width: int,
+        generate: Mapping[str, object] | None = None,
+    ) -> None:
         """Reject frames as :meth:`stream` would, as far as their size tells before they are decoded.
 
         Args:
             path: for the message.
             prompt: replaces the profile's.
             frames, height, width: as ``vidspec.video.read`` would return them.
+            generate: options of the request, see :class:`CaptionRequest`.
 
         Raises:
             GenerationError: their prompt would be too long for the model or the free memory.
         """
-        model, generate = self.target.model, self.profile.generate
-        text = model.text_tokens(prompt or generate.prompt, generate.system)
-        self.setup.check(path, model.visual_tokens(frames, height, width) + text)
+        setup = self.setup_of(CaptionRequest(path, generate=generate or {}))
+        model, section = self.target.model, setup.profile.generate
+        text = model.text_tokens(prompt or section.prompt, section.system)
+        setup.check(path, model.visual_tokens(frames, height, width) + text)
 
     def prepare(self, clip: video.Clip) -> int:
         """Preprocess a clip for the models in this process before its turn; may run in another thread.
@@ -597,7 +628,7 @@ class Captioner:
             try:
                 if sequence.job.reread is not None and not sequence.job.frames.frames.size:
                     sequence.job = replace(sequence.job, clip=sequence.job.reread())
-                sequence.attempt(self.setup)
+                sequence.attempt(self.setup_of(sequence.job))
                 yield from decode(sequence)
                 break
             except WorkerLost as error:

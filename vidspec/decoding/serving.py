@@ -249,7 +249,9 @@ class Serving:
     def _end_timed_out(self) -> None:
         now = time.monotonic()
         for call, sequence in list(self._flights.values()):
-            if sequence.deadline is not None and now > sequence.deadline:
+            if sequence.job.abandoned is not None and sequence.job.abandoned.is_set():
+                self._remove(sequence)
+            elif sequence.deadline is not None and now > sequence.deadline:
                 message = f"{sequence.job.path}: not captioned within {sequence.job.timeout:g} s"
                 call.news.append((sequence.job.key, GenerationError(message, kind="timeout", hint="raise --timeout")))
                 self._remove(sequence)

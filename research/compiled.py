@@ -230,7 +230,7 @@ def _run_tool(name: str, cubin: bytes, *options: str) -> str:
 
 def instructions_per_weight(launch: Launch, capability: int) -> float:
     """Return the instructions of a product's loop for each weight of a thread, which bound its rate."""
-    from vidspec.engine.few_rows import STEP
+    from vidspec.engine.matrix import STEP
 
     labels, count, longest = dict[str, int](), 0, 0
     for line in _run_tool("nvdisasm", _compile(launch, capability).asm["cubin"], "-c").splitlines():

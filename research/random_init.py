@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.base import VideoLanguageModel
-from vidspec.models.loading import check_kernels, load_error, prepare_decoder
+from vidspec.models.base import families
+from vidspec.models.checkpoint_config import check_kernels, load_error
+from vidspec.models.loading import prepare_decoder
 from vidspec.models.placement import Placement
 from vidspec.models.unsupported import unsupported_error
-from vidspec.registry import families
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["random_model"]
 

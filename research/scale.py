@@ -38,7 +38,8 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import UsageError
 from vidspec.models import loading
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisualTokens
+from vidspec.models.base import EmbeddedPrompt, VisualTokens
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.video import Clip
 
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]

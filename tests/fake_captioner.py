@@ -106,7 +106,7 @@ def asked(one: Any) -> dict[str, object]:
 
 class FakeCaptioner:
     made: ClassVar[list[FakeCaptioner]] = []
-    refuse: Exception | None = None
+    load_error: BaseException | None = None
     warm = False
     most = 0
     notes: tuple[str, ...] = ()
@@ -120,6 +120,7 @@ class FakeCaptioner:
         )
     )
     slot = None
+    choices: tuple[tuple[str, str, str], ...] = ()
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded
@@ -131,10 +132,13 @@ class FakeCaptioner:
     def start_vision_worker(self) -> None:
         self.has_vision_worker = True
 
+    def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
+        """No frames are too many for it."""
+
     @classmethod
     def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
-        if cls.refuse is not None:
-            raise cls.refuse
+        if cls.load_error is not None:
+            raise cls.load_error
         made = cls(profile)
         made.embedded = profile.models.pair == "embedded"
         cls.made.append(made)

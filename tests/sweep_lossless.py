@@ -17,7 +17,7 @@ from tests.ready_clips import ReadyClips
 from tests.test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
-from vidspec.registry import families
+from vidspec.models.base import families
 
 SEEDS = int(os.environ.get("VIDSPEC_SWEEP_SEEDS", "20"))
 TOKENS, FRAMES, WINDOWS, BATCH = 14, 4, 9, 4

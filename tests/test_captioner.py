@@ -14,6 +14,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
 from vidspec.decoding import plain_step, serving
+from vidspec.decoding.auto import ROWS
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
@@ -66,6 +67,15 @@ def other(captioner, overrides):
     """The same models under other settings."""
     profile = profiles.override(captioner.profile, overrides)
     return Captioner(profile, captioner.target.model, captioner.draft.model)
+
+
+def test_values_left_open_are_reported_with_the_reason(captioner):
+    assert [one.key for one in captioner.choices] == ["models.decoder"]
+    chain = {"draft.topology": "chain", "draft.gamma": "auto"}
+    again = other(captioner, {"models.device": "auto", "models.dtype": "auto", **chain})
+    choices = {key: value for key, value, why in again.choices if why}
+    assert choices.keys() == {"models.device", "models.draft_device", "models.dtype", "models.decoder", "draft.gamma"}
+    assert choices["models.dtype"] == "float32" and choices["draft.gamma"] == f"at most {ROWS}"
 
 
 def test_events_come_in_order(events):

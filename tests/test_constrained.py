@@ -110,7 +110,10 @@ def test_texts_are_those_of_generate(pair, profile, penalty, batch):
 
 
 def test_another_text_without(pair):
-    assert pair.captioner("ar").caption(CLIP).data is None
+    captioner = pair.captioner("ar")
+    assert captioner.caption(CLIP).data is None
+    prefix = pair.target.prefix(pair.target.encode(pair.target.preprocess(captioner.read(CLIP))), "What?")
+    assert captioner.setup.history(prefix) is None, "neither penalties nor a grammar"
 
 
 @pytest.mark.parametrize("seed", full_but([0], range(8)))

@@ -17,12 +17,13 @@ from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec import video
-from vidspec.acceptance.base import Verdict
+from vidspec.acceptance.base import Verdict, rules
 from vidspec.embedded.samples import shipped
 from vidspec.events.compare import first_difference
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.registry import families, pruners, rules
+from vidspec.models.base import families
+from vidspec.pruning.base import pruners
 
 
 def speculates_losslessly(profile):

@@ -11,22 +11,24 @@ from pathlib import Path
 import pytest
 
 from tests.plugins import forget_plugins
-from vidspec import cli, registry
+from vidspec import cli
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.config.plugins import names
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
+from vidspec.pruning.base import Pruner, pruners
 from vidspec.registry import build_part
 
 MINE = """
 from typing import Annotated
 from pydantic import Field
-from vidspec.registry import pruners
+from vidspec.pruning.base import Pruner, pruners
 @pruners.register("mine")
-class Mine:
-    needs = frozenset()
+class Mine(Pruner):
     def __init__(self, depth=0, size: Annotated[int, Field(ge=1)] = 1):
         self.size = size
+    def __call__(self, signals, alpha): ...
 """
 PROFILE = "plugins: mine.py\ndraft: {kind: model}\nprune: {method: mine}\nschedule: {kind: sequential}\n"
 
@@ -49,14 +51,14 @@ def folder(tmp_path, monkeypatch):
 def test_a_profile_names_a_file_beside_it(folder):
     profile = profiles.load("own/mine.yaml", env={})
     assert profile.plugins == (str(folder / "mine.py"),) and profile.prune.method == "mine"
-    assert registry.pruners.get("mine").__name__ == "Mine" and "mine" in registry.names("pruning")
+    assert pruners.get("mine").__name__ == "Mine" and "mine" in names("pruning")
 
 
 def test_a_file_is_run_once(folder):
     profiles.load("own/mine.yaml", env={})
-    method = registry.pruners.get("mine")
+    method = pruners.get("mine")
     again = profiles.override(profiles.load("own/mine.yaml", env={}), {"prune.alpha": 0.5})
-    assert registry.pruners.get("mine") is method and again.plugins == (str(folder / "mine.py"),)
+    assert pruners.get("mine") is method and again.plugins == (str(folder / "mine.py"),)
 
 
 def test_a_setting_names_a_file_of_the_working_folder(folder):
@@ -67,8 +69,8 @@ def test_a_setting_names_a_file_of_the_working_folder(folder):
 def test_a_profile_brings_its_plugins_to_another_process(folder):
     data = pickle.dumps(profiles.load("own/mine.yaml", env={}))
     code = (
-        "import pickle, sys; from vidspec import registry; profile = pickle.loads(sys.stdin.buffer.read());"
-        "print(profile.name, registry.pruners.get('mine').__name__)"
+        "import pickle, sys; from vidspec.pruning.base import pruners; profile = pickle.loads(sys.stdin.buffer.read());"
+        "print(profile.name, pruners.get('mine').__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
     assert done.stdout.split() == [b"mine", b"Mine"]
@@ -79,7 +81,7 @@ def test_options_reach_the_constructor(folder):
     (folder / "mine.yaml").write_text(text)
     profile = profiles.load("own/mine.yaml", env={})
     prune = profile.prune.model_dump(exclude_defaults=True)
-    assert build_part(registry.pruners.get("mine"), prune, depth=4).size == 3
+    assert build_part(pruners.get("mine"), prune, depth=4).size == 3
     assert profiles.override(profile, {"prune.options.size": "4"}).prune.options == {"size": 4}
     assert profiles.override(profile, {"prune.method": "uniform"}).prune.options == {}
 
@@ -115,12 +117,12 @@ def test_a_file_that_does_not_work(folder, text, message):
     (folder / "mine.py").unlink()
     if text is not None:
         (folder / "mine.py").write_text(text)
-    known = registry.names("pruning")
+    known = names("pruning")
     with pytest.raises(ProfileError) as caught:
         profiles.load("own/mine.yaml", env={})
     assert str(caught.value).startswith(f"plugins: {folder / 'mine.py'}: ") and message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert registry.names("pruning") == known and not [name for name in sys.modules if "vidspec_plugin" in name]
+    assert names("pruning") == known and not [name for name in sys.modules if "vidspec_plugin" in name]
 
 
 def test_two_files_of_one_name_that_register_one_name(folder, tmp_path):
@@ -128,7 +130,7 @@ def test_two_files_of_one_name_that_register_one_name(folder, tmp_path):
     profiles.load("own/mine.yaml", env={})
     with pytest.raises(ProfileError, match="pruner 'mine' is registered twice"):
         profiles.load("sd-uniform", {"plugins": "mine.py", "prune.method": "mine"}, env={})
-    assert registry.pruners.get("mine").__module__.startswith("vidspec_plugin_mine_")
+    assert pruners.get("mine").__module__.startswith("vidspec_plugin_mine_")
 
 
 @pytest.mark.parametrize("value", ["3", "[3]", "{a: b}"])
@@ -243,10 +245,21 @@ def test_keys_of_a_section_stay_there():
 
 
 def test_what_is_no_drafter(folder):
-    (folder / "mine.py").write_text(MINE.replace("pruners", "drafters"))
+    (folder / "mine.py").write_text(
+        MINE.replace("pruners", "drafters").replace("pruning", "drafting").replace("Pruner", "DrafterKind")
+    )
     (folder / "mine.yaml").write_text("plugins: mine.py\ndraft: {kind: mine}\nschedule: {kind: sequential}\n")
-    with pytest.raises(ProfileError, match=r"draft\.kind: the drafter mine has no attribute model \(see vidspec"):
+    with pytest.raises(ProfileError, match=r"draft\.kind: the drafter mine does not define open \(see vidspec"):
         profiles.load("own/mine.yaml", env={})
+
+
+def test_a_plugin_of_an_earlier_version_works(folder):
+    """It imports registries from where they were, and its class has no base."""
+    old = MINE.replace("vidspec.pruning.base import Pruner, pruners", "vidspec.registry import pruners")
+    (folder / "mine.py").write_text(old.replace("(Pruner)", ""))
+    with pytest.warns(DeprecationWarning, match="Mine should derive from vidspec.pruning.base.Pruner"):
+        profile = profiles.load("own/mine.yaml", env={})
+    assert profile.prune.method == "mine" and issubclass(pruners.get("mine"), Pruner)
 
 
 @pytest.mark.parametrize(
@@ -254,11 +267,13 @@ def test_what_is_no_drafter(folder):
     [
         ("vidspec.registry", "Problem", "OptionConflict"),
         ("vidspec.registry", "configured", "build_part"),
+        ("vidspec.registry", "drafters", "vidspec.drafting.base.drafters"),
+        ("vidspec.models.base", "VideoLanguageModel", "vidspec.models.video_language_model.VideoLanguageModel"),
         ("vidspec.pruning.base", "budget", "kept_count"),
         ("vidspec.pruning.target.base", "Choice", "KeptTokens"),
         ("vidspec.acceptance.base", "Grounded", "GroundedRule"),
         ("vidspec.models.base", "Seen", "VisionOutput"),
-        ("vidspec.models.adapter", "Message", "ChatMessage"),
+        ("vidspec.models.video_language_model", "Message", "ChatMessage"),
         ("vidspec.engine.requests", "Lane", "ModelLane"),
         ("vidspec.engine.rows", "Passed", "PassResult"),
         ("vidspec.draft_length.pace", "Pace", "WindowController"),
@@ -268,6 +283,7 @@ def test_an_old_name_gives_the_new_object_and_warns(module, old, new):
     loaded = importlib.import_module(module)
     with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated, use {new}$") as caught:
         found = getattr(loaded, old)
-    assert found is getattr(loaded, new) and caught[0].filename == __file__
+    home, _, name = new.rpartition(".")
+    assert found is getattr(importlib.import_module(home or module), name) and caught[0].filename == __file__
     with pytest.raises(AttributeError, match="has no attribute 'nothing_of_that_name'"):
         loaded.nothing_of_that_name  # noqa: B018

@@ -12,10 +12,10 @@ from PIL import Image
 from research import position_bias
 from tests.plugins import forget_plugins
 from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
-from vidspec import cli, registry
+from vidspec import cli
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.pruning.base import kept_count
+from vidspec.pruning.base import kept_count, pruners
 from vidspec.registry import build_part
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/extend/parts.md"
@@ -51,7 +51,7 @@ def command(blocks, program):
 
 def test_the_pruner_keeps_its_contract(folder):
     prune = profiles.load("inner.yaml", env={}).prune
-    pruner = build_part(registry.pruners.get(prune.method), {**prune.model_dump(), "options": {"border": 2}}, depth=4)
+    pruner = build_part(pruners.get(prune.method), {**prune.model_dump(), "options": {"border": 2}}, depth=4)
     assert pruner.border == 2
     for visual in (visual_tokens(4, 6, 5), visual_tokens(2, 3, 3), irregular_tokens(3, 5, 4)):
         for alpha in (0.0, 0.5, 0.9, 0.99):

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from importlib.metadata import EntryPoint
 from typing import Annotated
 
@@ -7,6 +8,8 @@ import pytest
 from pydantic import Field, ValidationError
 
 from vidspec import registry
+from vidspec.config.plugins import PARTS, names
+from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
 from vidspec.registry import Registry
 
@@ -17,9 +20,12 @@ def parts(tmp_path, monkeypatch):
     folder = tmp_path / "partsfortest"
     folder.mkdir()
     (folder / "__init__.py").write_text(
-        "from vidspec.registry import Registry\nmade = Registry('test', __name__, 'part', 'part.kind')\n"
+        "from vidspec.registry import Registry\n\nclass Part: ...\n\n"
+        "made = Registry(Part, 'test', __name__, 'part', 'part.kind')\n"
     )
-    (folder / "light.py").write_text("from partsfortest import made\n\n@made.register('light')\nclass Light: ...\n")
+    (folder / "light.py").write_text(
+        "from partsfortest import Part, made\n\n@made.register('light')\nclass Light(Part): ...\n"
+    )
     (folder / "heavy.py").write_text(
         'from partsfortest import made\nraise ImportError\n@made.register("heavy")\ndef f(): ...\n'
     )
@@ -49,22 +55,40 @@ def test_unknown_name_lists_the_valid_ones_and_the_nearest(parts):
 
 def test_methods_of_the_running_process(parts):
     @parts.register("own")
-    class Own: ...
+    class Own(parts.contract): ...
 
     assert parts.get("own") is Own and "own" in parts.names()
     parts.register("own")(Own)
     with pytest.raises(ValueError, match="registered twice"):
-        parts.register("own")(int)
+        parts.register("own")(parts.get("light"))
 
 
 def test_plugins_of_other_packages(parts, monkeypatch):
-    point = EntryPoint("basename", "os.path:basename", "vidspec.test")
+    point = EntryPoint("path", "pathlib:PurePath", "vidspec.test")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "vidspec.test" else [])
-    assert "basename" in parts.names()
-    assert parts.get("basename")("a/b") == "b"
+    assert "path" in parts.names()
+    with pytest.warns(DeprecationWarning, match=r"pathlib.PurePath should derive from partsfortest\.Part"):
+        found = parts.get("path")
+    assert issubclass(found, parts.contract) and found.__name__ == "PurePath"
 
 
-@pytest.mark.parametrize("part", registry._PARTS.values(), ids=lambda part: part.part)
+def test_a_part_defines_what_its_contract_needs(parts):
+    class Needs(ABC):
+        colour: str = "red"
+
+        @abstractmethod
+        def work(self): ...
+
+    made = Registry(Needs, "test", "partsfortest", "part", "part.kind")
+    with pytest.warns(DeprecationWarning, match=r"Idle should derive from .*Needs"):
+        made.register("idle")(type("Idle", (), {}))
+    with pytest.raises(ProfileError, match=r"^part\.kind: the part idle does not define work \(see .*Needs\)$"):
+        made.get("idle")
+    made.register("busy")(type("Busy", (Needs,), {"work": print}))
+    assert made.get("busy").colour == "red"
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=lambda part: part.part)
 def test_every_file_registers_its_own_name(part):
     assert {name for name in part.modules() if part.owns(name) or part.get(name)} == set(part.modules())
 
@@ -72,8 +96,8 @@ def test_every_file_registers_its_own_name(part):
 def test_a_profile_is_checked_without_torch():
     """Every part that a profile can name says what it is, and none imports torch for that."""
     code = (
-        "import sys\nfrom vidspec import registry\n"
-        "for part in registry._PARTS.values():\n"
+        "import sys\nfrom vidspec.config.plugins import PARTS\n"
+        "for part in PARTS.values():\n"
         "    for name in part.modules() if part.part != 'families' else ():\n"
         "        part.get(name)\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
@@ -84,7 +108,7 @@ def test_a_profile_is_checked_without_torch():
 
 def test_drafters_say_what_they_are():
     def facts(name, **options):
-        one = registry.drafters.get(name)(**options)
+        one = drafters.get(name)(**options)
         return one.model, one.sees, one.trees, one.remote
 
     assert facts("model") == ("draft", "kept", True, True) and facts("text_only") == ("draft", "nothing", True, True)
@@ -107,7 +131,6 @@ def test_options_are_what_a_constructor_takes():
 
 
 def test_the_parts_of_vidspec():
-    assert "none" in registry.names("pruning") and "none" in registry.names("drafting")
+    assert "none" in names("pruning") and "none" in names("drafting")
     with pytest.raises(KeyError):
-        registry.names("nonsense")
-    assert Registry is type(registry.pruners)
+        names("nonsense")

@@ -10,10 +10,10 @@ from tests.model_pairs import Pair, save_pair
 from tests.models.checkpoints_qwen import HYBRIDS
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
-from vidspec.drafting.base import FreeDrafter
+from vidspec.drafting.base import FreeDrafter, drafters
 from vidspec.events.events import Finished
+from vidspec.models.base import families
 from vidspec.models.request import CaptionRequest
-from vidspec.registry import drafters, families
 
 CLIP = CLIPS["two-objects"]
 TOKENS = 80

@@ -6,7 +6,7 @@ Importing the package loads neither torch nor transformers; the first use of :cl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vidspec._version import __version__
 
@@ -19,7 +19,7 @@ __all__ = ["Caption", "Captioner", "__version__"]
 _LAZY = {"Captioner": "vidspec.captioner", "Caption": "vidspec.events.record"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _LAZY:
         import importlib
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,38 +16,34 @@ from typing_extensions import Unpack
 from vidspec import garbage, video
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
-from vidspec.decoding.admission import MemoryClaim
+from vidspec.decoding import auto
+from vidspec.decoding.admission import MemoryClaim, memory_claims
 from vidspec.decoding.calls import Arrivals, ServingEvents, SingleArrival
+from vidspec.decoding.captioner_models import load_models, models_record, notes_on, start_draft_process
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
-from vidspec.decoding.plain_step import time_plain_step
-from vidspec.decoding.prompts import PromptQueue
-from vidspec.decoding.report import report
-from vidspec.decoding.schedules.parallel import WorkerLost
+from vidspec.decoding.prompts import caption_prompts
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Serving
 from vidspec.decoding.setup import DecodingSetup
-from vidspec.decoding.workers import places
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.draft_length.pace import WindowController
 from vidspec.embedded import ships
 from vidspec.engine.decoder import LanguageModel
-from vidspec.engine.device import synchroniser, use_one_core
+from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Steps
-from vidspec.errors import ArgumentError, ClosedError, GenerationError, ModelError
-from vidspec.events.events import Event, Finished, LoopLoad, Opened, Prefilled, Restarted
+from vidspec.errors import ClosedError
+from vidspec.events.events import Event, Finished, LoopLoad, Opened
 from vidspec.events.record import Caption, ModelsRecord
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
-from vidspec.models import eagle3, hub, image_captioner, loading, mtp
-from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
+from vidspec.models import loading
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
-from vidspec.models.request import CaptionRequest, DialogueTurn, Question
-from vidspec.models.vision_worker import VisionWorker, is_available
-from vidspec.registry import nearest
+from vidspec.models.request import CaptionOptions, CaptionRequest, check_options
+from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.models.vision_ahead import VisionAhead
 
 __all__ = ["CaptionOptions", "Captioner"]
 
@@ -66,21 +59,6 @@ _PLAIN = {
     "schedule.kind": "autoregressive",
     "schedule.prefill": "sequential",
 }
-
-
-class CaptionOptions(TypedDict, total=False):
-    """Per-call options; unset and None fields fall back to the profile.
-
-    ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
-    ``earlier`` earlier questions and answers about them.
-    """
-
-    start: float | None
-    end: float | None
-    prompt: str | None
-    system: str | None
-    clip: video.Clip | None
-    earlier: tuple[DialogueTurn, ...]
 
 
 class Captioner:
@@ -123,17 +101,12 @@ class Captioner:
         self.profile, self.embedded = profile, embedded
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
-            describe = DraftCaptioner(draft, beside=places.has_room_for_two(target.device, draft.device))
-        #: True if another thread encodes clips during the passes.
-        self.has_feed = False
-        self._vision_worker: VisionWorker | None = None
-        self._precomputed: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | VisionOutput]] = (
-            WeakKeyDictionary()
-        )
+            describe = DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
+        shown = draft if profile.shows_the_video and not profile.concurrent else None
+        self._vision = VisionAhead([model for model in (target, shown) if model is not None])
         self.slot = slot if profile.concurrent else None
         if profile.concurrent and slot is None:
-            drafting = target if draft is None else draft
-            self.slot = DraftProcessSlot(drafting.source, places.draft_placement(profile), profile)
+            self.slot = start_draft_process(profile, target if draft is None else draft)
         if self.slot is not None:
             self.slot.target = target
         self._setup: DecodingSetup | None = DecodingSetup.of(
@@ -197,49 +170,13 @@ class Captioner:
             profile = profiles.load(profile, overrides)
         elif overrides:
             profile = profiles.override(profile, overrides)
-        wanted = profile.models
-        if wanted.threads is not None:
-            torch.set_num_threads(wanted.threads)
-        where, draft_where = places.target_placement(profile), places.draft_placement(profile)
-        hub.require_models(profile.named_models)
-        embedded = wanted.pair is not None
-        if wanted.pair is not None:
-            folder = loading.embedded_folder(wanted.pair, "target")
-            if not (folder / "config.json").is_file():
-                raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-            names = (
-                str(folder),
-                str(loading.embedded_folder(wanted.pair, "head" if profile.names_a_head else "draft")),
-            )
-        else:
-            names = (wanted.target or "", wanted.draft or "")
-            loading.read_config(names[0])  # its errors are reported before the draft is loaded
+        if profile.models.threads is not None:
+            torch.set_num_threads(profile.models.threads)
         with ExitStack() as undo:
-            # The target last: its device map depends on the memory that is left.
-            describe_where = replace(draft_where, weights=None)
-            describe = (
-                image_captioner.load_image_captioner(wanted.captioner, describe_where) if wanted.captioner else None
-            )
-            draft = slot = None
-            if profile.concurrent:
-                slot = DraftProcessSlot(names[1] if profile.drafts_with_a_model else names[0], draft_where, profile)
-                undo.callback(slot.drop)
-            if profile.drafts_with_a_model and not profile.concurrent:
-                draft = loading.load_model(names[1], draft_where, text=True)
-            target = loading.load_model(names[0], where)
-            if embedded:
-                target.name = "embedded/target"
-                if draft is not None:
-                    draft.name = "embedded/draft"
-            head: Head | None = None
-            if profile.names_a_head:
-                head = eagle3.load_eagle3(names[1], target, draft_where)
-                head.name = "embedded/head" if embedded else head.name
-            elif profile.drafts_with_a_head:
-                head = mtp.load_mtp(target)
-            captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
-            if slot is not None:
-                slot.ready()  # it was loading in the meantime; its errors are reported now
+            models = load_models(profile, undo)
+            captioner = cls(profile, **models._asdict(), embedded=profile.models.pair is not None)
+            if models.slot is not None:
+                models.slot.ready()  # it was loading in the meantime; its errors are reported now
             undo.pop_all()
         return captioner
 
@@ -257,8 +194,7 @@ class Captioner:
         if self._setup is None:
             return
         self._serving.close()
-        if self._vision_worker is not None:
-            self._vision_worker.close()
+        self._vision.close()
         if self.slot is not None:
             self.slot.drop()
         devices, drafter = self.devices, self.setup.drafter
@@ -272,19 +208,7 @@ class Captioner:
     @property
     def models(self) -> ModelsRecord:
         """Names of target and draft; family, dtype, device and decoder of the target, as in the JSON record."""
-        model, decoder = self.target.model, self.target.model.decoder
-        adapter = self.profile.models.adapter
-        why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
-        return {
-            "target": model.name,
-            **({} if adapter is None else {"adapter": adapter}),
-            "draft": self._draft_name(),
-            "family": model.family,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "weights": self.profile.models.weights or (model.codes and f"{model.codes}, as stored"),
-            "device": str(model.device),
-            "decoder": f"{decoder.name}: {why}" if why else decoder.name,
-        }
+        return models_record(self.setup)
 
     @property
     def pace(self) -> WindowController | None:
@@ -292,30 +216,13 @@ class Captioner:
         return self.setup.pace
 
     def needs(self, request: CaptionRequest) -> list[MemoryClaim]:
-        """Return the memory that a clip needs for each model.
+        """Return the memory that a clip needs for each model."""
+        return memory_claims(self.setup_of(request), request)
 
-        A draft counts as if it saw what the target sees. A draft in another process on the target's device, whose slab
-        is not known here, counts as much memory as the target.
-        """
-        generate, model, sound = self.profile.generate, self.target.model, request.frames.sound
-        frames, height, width, _ = request.frames.frames.shape
-        text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
-        visual = model.visual_tokens(frames, height, width)
-        visual += 0 if sound is None else model.audio_tokens(len(sound))
-        tokens = visual + model.text_tokens(*text)
-        entries, read = tokens + self.setup_of(request).room, model.reading_bytes(visual, tokens)
-        claims = [MemoryClaim(model, entries, *read)]
-        if self.draft is not None and self.profile.shows_the_video:
-            claims.append(MemoryClaim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
-        if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
-            claims.append(MemoryClaim(model, 0, *read, other_slab=entries * model.decoder.slab.entry_bytes))
-        if self.setup.head is not None:  # its prompt consists of states of several blocks of the target
-            claims.append(
-                MemoryClaim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0)
-            )
-        if self.profile.drafts_with_the_target and not self.profile.concurrent:  # after a prompt of its own
-            claims.append(MemoryClaim(model, entries, 0, 0))
-        return claims
+    @property
+    def has_feed(self) -> bool:
+        """True if another thread encodes clips during the passes."""
+        return self._vision.has_feed
 
     @property
     def max_sound_s(self) -> float | None:
@@ -340,31 +247,16 @@ class Captioner:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on the loaded models, a line each."""
-        models = [engine.model for engine in (self.target, self.draft) if engine is not None]
-        lines = [getattr(part, "note", None) for part in (*models, self.setup.drafter)]
-        lines += [
-            f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
-            for model in models
-            if model.device.type == "cuda" and model.decoder.eager is not None
-        ]
-        place = self.slot.device if self.slot is not None else None
-        if place == self.devices[0] and place.type == "cuda":
-            advice = "that they work at the same time gains nothing there: it takes a GPU for each"
-            lines.append(f"{self.profile.name}: target and draft are both on {place}; {advice}")
-        return tuple(dict.fromkeys(line for line in lines if line))
+        return notes_on(self.setup)
 
-    def _draft_name(self) -> str | None:
-        if self.draft is not None:
-            return self.draft.model.name
-        if self.setup.head is not None:
-            return self.setup.head.model.name
-        if self.slot is None or not self.profile.drafts_with_a_model:
-            return None
-        return "embedded/draft" if self.embedded else self.slot.model
+    @property
+    def choices(self) -> list[auto.Choice]:
+        """Values that the profile leaves open, as chosen on this machine, with the reasons."""
+        return auto.explain(self.setup)
 
     def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        _check_arguments("caption", options)
+        check_options("caption", options)
         for event in self._caption_one(CaptionRequest(str(path), **options), result_only=True):
             if isinstance(event, Finished):
                 return event.caption
@@ -372,7 +264,7 @@ class Captioner:
 
     def baseline(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption a clip by plain decoding of the same target, with the same engine, cache and kernels."""
-        _check_arguments("baseline", options)
+        check_options("baseline", options)
         plain = profiles.override(self.profile, _PLAIN)
         captioner = Captioner(plain, self.target.model, None, embedded=self.embedded)
         return captioner.caption(path, **options)
@@ -421,7 +313,7 @@ class Captioner:
             ClosedError: the captioner is closed before the clip has ended.
             ArgumentError: an argument is unknown; raised by the call itself.
         """
-        _check_arguments("stream", options)
+        check_options("stream", options)
         return self._caption_one(CaptionRequest(str(path), **options))
 
     def dialogue(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Dialogue:
@@ -434,7 +326,7 @@ class Captioner:
         Raises:
             VideoError: the file gives no frames.
         """
-        _check_arguments("dialogue", options)
+        check_options("dialogue", options)
         return Dialogue(self._caption_one, self._read_request(path, options))
 
     def captions(self, path: str | Path, prompts: Items[str], **options: Unpack[CaptionOptions]) -> list[Caption]:
@@ -451,25 +343,8 @@ class Captioner:
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
         """
-        _check_arguments("captions", options)
-        request = self._read_request(path, options)
-        queue = PromptQueue(
-            [
-                replace(request, key=number, prompt=prompt, question=Question("prompt", number))
-                for number, prompt in enumerate(prompts)
-            ]
-        )
-        answers: dict[Hashable, Caption] = {}
-        with closing(self.serve(queue)) as events:
-            for key, event in events:
-                if isinstance(event, Exception):
-                    raise event
-                if isinstance(event, Prefilled) and isinstance(key, int):
-                    queue.read(key)
-                elif isinstance(event, Finished):
-                    queue.ended()
-                    answers[key] = event.caption
-        return [answers[number] for number in range(len(prompts))]
+        check_options("captions", options)
+        return caption_prompts(self.serve, self._read_request(path, options), prompts)
 
     def _read_request(self, path: str | Path, options: CaptionOptions) -> CaptionRequest:
         request = CaptionRequest(str(path), **options)
@@ -576,36 +451,17 @@ class Captioner:
         Returns:
             Bytes that are held until the clip has been captioned.
         """
-        if threading.current_thread() is not threading.main_thread():
-            self.has_feed = True
-            use_one_core()
-        models = self._vision_models
-        outputs: dict[VideoLanguageModel, Pixels | VisionOutput] = {}
-        if self._vision_worker is not None and self._vision_worker.alive:
-            with suppress(OSError):  # falls back to this process
-                outputs.update(zip(models, self._vision_worker.encode(clip), strict=True))
-        for model in models if not outputs else ():
-            pixels = model.preprocess(clip)
-            outputs[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
-        self._precomputed[clip] = outputs
-        return sum(_bytes_of(output) for output in outputs.values())
+        return self._vision.prepare(clip)
 
     def start_vision_worker(self) -> None:
         """Move :meth:`prepare` to a process of its own, if possible; call before other threads prepare clips."""
-        if self._vision_worker is None and self._vision_models and is_available(self._vision_models):
-            self._vision_worker = VisionWorker(self._vision_models)
-
-    @property
-    def _vision_models(self) -> list[VideoLanguageModel]:
-        """Models in this process that encode frames."""
-        engines = (self.target, self.draft if self.profile.shows_the_video else None)
-        return [engine.model for engine in engines if engine is not None]
+        self._vision.start_worker()
 
     def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
         """Return the request with profile defaults and precomputed vision output."""
         generate = self.profile.generate
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
-        ahead, return_probs = self._precomputed.pop(request.frames, {}), request.return_probs or self.return_probs
+        ahead, return_probs = self._vision.take(request.frames), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
 
     def start(self, request: CaptionRequest, trace: Trace) -> Sequence:
@@ -619,54 +475,11 @@ class Captioner:
         if clip is not None:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo))
-        sequence.steps = self._decode(sequence)
+        sequence.steps = decode(sequence, self.setup_of(request), self._with_defaults, self._can_estimate)
         return sequence
-
-    def _decode(self, sequence: Sequence) -> Steps[None]:
-        sequence.job = self._with_defaults(sequence.job)
-        for attempt in (1, 2):
-            try:
-                if sequence.job.reread is not None and not sequence.job.frames.frames.size:
-                    sequence.job = replace(sequence.job, clip=sequence.job.reread())
-                sequence.attempt(self.setup_of(sequence.job))
-                yield from decode(sequence)
-                break
-            except WorkerLost as error:
-                if attempt == 2:
-                    raise
-                why = error.message  # not the error itself, whose traceback holds the first attempt's cache
-            except torch.OutOfMemoryError as error:
-                count = len(sequence.job.frames.frames)
-                raise GenerationError(
-                    f"{sequence.job.path}: {count} frames do not fit into the device's memory",
-                    hint="fewer --frames, or a smaller dtype",
-                    kind="memory",
-                ) from error
-            sequence.emit(Restarted(why))
-        if self._can_estimate(sequence):
-            sequence.deadline = None  # its text is complete
-            sequence.plain_step_s = yield from time_plain_step(sequence)
-        if sequence.drafter is not None:
-            sequence.drafter.finish(sequence.token_ids)
-        sequence.emit(Finished(report(sequence, self.models)))
 
     def _can_estimate(self, sequence: Sequence) -> bool:
         """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
         undisturbed = not (sequence.shared or self.has_feed) and sequence.job.cache is None
         drafts = sequence.setup.acceptance is not None
         return self.estimates_speedup and undisturbed and drafts and not self.profile.prunes_the_target
-
-
-def _check_arguments(method: str, options: CaptionOptions) -> None:
-    """Reject keyword arguments that :class:`CaptionOptions` does not have."""
-    for name in options.keys() - CaptionOptions.__annotations__.keys():
-        closest = nearest(name, CaptionOptions.__annotations__)
-        hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
-        raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)
-
-
-def _bytes_of(vision: Pixels | VisionOutput) -> int:
-    """Return the bytes of a clip's precomputed vision input or output."""
-    audio = vision.audio if isinstance(vision, VisionOutput) else vision.sound
-    levels = (vision.features, *vision.deepstack) if isinstance(vision, VisionOutput) else (vision.stored,)
-    return sum(level.nbytes for level in levels) + (0 if audio is None else audio.nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], object
 
     Args:
         module: its ``__name__``.
-        renamed: old name to new name.
+        renamed: old name to new name; with dots, one of another module.
     """
 
     def resolve(name: str) -> object:
@@ -24,6 +24,7 @@ def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], object
         if new is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warnings.warn(f"{module}.{name} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[module], new)
+        home, _, last = new.rpartition(".")
+        return getattr(importlib.import_module(home or module), last)
 
     return resolve

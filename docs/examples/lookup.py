@@ -5,9 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vidspec.drafting.base import FreeDrafter
+from vidspec.drafting.base import FreeDrafter, drafters
 from vidspec.drafting.context import DraftContext
-from vidspec.registry import drafters
 
 
 @drafters.register("lookup")

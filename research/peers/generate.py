@@ -17,8 +17,8 @@ from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 from vidspec.models import loading
-from vidspec.models.base import VideoLanguageModel
 from vidspec.models.placement import Placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "PEERS",
@@ -149,7 +149,7 @@ class GeneratePeer:
         begun += time.perf_counter() - paused
         options: dict[str, object] = {}
         if self.name == "generate-assisted":
-            options = {"assistant_model": self.draft.model}  # type: ignore[attr-defined]
+            options = {"assistant_model": self.draft.model}
         elif self.name == "generate-prompt-lookup":
             options = {"prompt_lookup_num_tokens": peer_window(self.profile)}
         failed = f"{self.name} of transformers fails on {path}"

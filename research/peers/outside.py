@@ -25,7 +25,7 @@ from vidspec.bench.loaded import LoadedModels
 from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
 from vidspec.events.record import Caption
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.video import Clip
 
 __all__ = ["OUTSIDE", "ExternalPeer", "external_peers", "peer_interpreters"]

@@ -13,7 +13,7 @@ from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
 from research.sizes import DEVICES, MODELS, Device, Model
 from vidspec.draft_length import speed
-from vidspec.models.known_pairs import PROMPT
+from vidspec.models.memory_estimate import PROMPT
 
 __all__ = [
     "DEVICES",

@@ -25,12 +25,12 @@ from statistics import median, quantiles
 from research.world.samples import draw_sample
 from vidspec.bench.tables import table
 from vidspec.config.part_sections import TREE
-from vidspec.config.tree import parse_tree
 from vidspec.drafting.drafters.ngram import NgramDraft
 from vidspec.drafting.drafters.suffix import SuffixDraft
 from vidspec.drafting.lookup import LookupDrafter
 from vidspec.drafting.memory import TextMemory
 from vidspec.drafting.memory_file import MemoryFile
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.requests import run_to_completion
 from vidspec.models.loading import embedded_folder
 

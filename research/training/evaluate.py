@@ -32,8 +32,8 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.events.record import CountsRecord
 from vidspec.models import loading
-from vidspec.models.base import VideoLanguageModel
 from vidspec.models.placement import resolve_placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
 #: Questions after a caption: those answered by the clip, followed by those answered by the caption.
 QUESTIONS = 2

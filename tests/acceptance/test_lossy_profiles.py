@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fake_captioner import record
+from vidspec.acceptance.base import rules
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.acceptance.rules.fly import FlyRule
 from vidspec.acceptance.rules.lvspec import LVSpec
@@ -13,7 +14,7 @@ from vidspec.config import profiles
 from vidspec.config.profiles import load
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
-from vidspec.registry import build_part, rules
+from vidspec.registry import build_part
 
 LOSSY = ("fly", "fly_minus", "lvspec", "random_loose")
 

@@ -36,7 +36,7 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setattr("vidspec.models.hub.check_reachable", lambda name: True)
     monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", lambda found, named: None)
     monkeypatch.setattr(FakeCaptioner, "made", [])
-    monkeypatch.setattr(FakeCaptioner, "refuse", None)
+    monkeypatch.setattr(FakeCaptioner, "load_error", None)
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)

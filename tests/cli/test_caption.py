@@ -194,14 +194,14 @@ def test_a_bug_keeps_its_traceback_and_the_run_goes_on(vidspec):
 
 
 def test_a_bug_before_the_first_clip_escapes(vidspec, monkeypatch):
-    monkeypatch.setattr(FakeCaptioner, "refuse", ValueError("bug"))
+    monkeypatch.setattr(FakeCaptioner, "load_error", ValueError("bug"))
     with pytest.raises(ValueError, match="bug"):
         vidspec("caption", "good.mp4")
 
 
 @pytest.mark.parametrize("error", [ModelError("no model x", hint="fetch it"), DeviceError("no device y")])
 def test_missing_model_or_device(vidspec, monkeypatch, error):
-    monkeypatch.setattr(FakeCaptioner, "refuse", error)
+    monkeypatch.setattr(FakeCaptioner, "load_error", error)
     ran = vidspec("caption", "good.mp4")
     assert (ran.code, ran.out) == (3, "")
     told = [NOTICE, f"  vidspec caption good.mp4 {REAL}", "loading the built-in models (embedded)"]
@@ -223,7 +223,7 @@ def test_interrupted_keeps_what_is_done(vidspec, tmp_path):
 
 
 def test_interrupted_while_loading(vidspec, monkeypatch):
-    monkeypatch.setattr(FakeCaptioner, "refuse", KeyboardInterrupt())
+    monkeypatch.setattr(FakeCaptioner, "load_error", KeyboardInterrupt())
     ran = vidspec("caption", "good.mp4")
     assert ran.code == 130 and "interrupted: 0 of 1" in ran.err
 

@@ -337,7 +337,7 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch):
 
 
 def test_sigterm_ends_any_command_with_143(vidspec, monkeypatch):
-    monkeypatch.setattr(FakeCaptioner, "refuse", Terminated())
+    monkeypatch.setattr(FakeCaptioner, "load_error", Terminated())
     ran = vidspec("caption", CLIPS[0])
     assert ran.code == 143 and "terminated" in ran.err
     before = signal.getsignal(signal.SIGTERM)

@@ -98,6 +98,11 @@ def test_the_log_names_options_as_they_are_typed():
     assert logged["paths"] == ["x"] and logged["frames"] == 4 and "video" not in logged
 
 
+def test_threads_are_limited_by_the_schema(vidspec):
+    ran = vidspec("caption", "x.mp4", "--threads", "0")
+    assert (ran.code, ran.err) == (2, "error: --threads: must be greater than or equal to 1, not 0\n")
+
+
 @pytest.mark.parametrize("command", [("caption", "x"), ("profile", "x.mp4")])
 def test_a_key_is_set_once(vidspec, command):
     ran = vidspec(*command, "--set", "video.frames=4", "--set", "video.frames=8")

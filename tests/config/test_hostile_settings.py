@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.tiers import full_but
+from vidspec.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.config.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
 from vidspec.config.user_config import read_config, resolve
 from vidspec.dataset.journal import parse_record
 from vidspec.dataset.manifests import parse_manifest

@@ -5,9 +5,13 @@ import sys
 import pytest
 
 from tests.plugins import forget_plugins
+from vidspec.acceptance.base import rules
 from vidspec.config import part_sections, profiles
+from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
-from vidspec.registry import Registry, drafters, lossy, options_of, pruners, rules
+from vidspec.pruning.base import pruners
+from vidspec.pruning.target.base import lossy
+from vidspec.registry import Registry, options_of
 
 SECTIONS = {
     part_sections.DraftSection: drafters,
@@ -17,26 +21,27 @@ SECTIONS = {
 }
 PART = """
 from typing import Annotated
-from owned import made
+from owned import Owned, made
 from vidspec.registry import key
 
 @made.register("{name}")
-class Part:
+class Part(Owned):
     def __init__(self, known, size: Annotated[int, key("how large", ge=1)] = {default}, other=0): ...
 """
 REFUSES = """
-from vidspec.registry import OptionConflict, pruners
+from vidspec.pruning.base import Pruner, pruners
+from vidspec.registry import OptionConflict
 
 @pruners.register("choosy")
-class Choosy:
-    needs = frozenset()
-
+class Choosy(Pruner):
     def __init__(self, most: int = 4) -> None:
         self.most = most
 
     def check(self, profile):
         if profile.draft.gamma > self.most:
             yield OptionConflict("draft.gamma", f"choosy takes {self.most}", f"draft.gamma: {self.most}")
+
+    def __call__(self, signals, alpha): ...
 """
 
 
@@ -66,7 +71,8 @@ def owned(tmp_path, monkeypatch):
     """A package of parts, with a function that adds one."""
     (tmp_path / "owned").mkdir()
     (tmp_path / "owned" / "__init__.py").write_text(
-        "from vidspec.registry import Registry\nmade = Registry('test', 'owned', 'part', 'part.kind', (), ('known',))\n"
+        "from vidspec.registry import Registry\n\nclass Owned: ...\n\n"
+        "made = Registry(Owned, 'test', 'owned', 'part', 'part.kind', known=('known',))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -2,10 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from vidspec import registry
+from vidspec.acceptance.base import rules
 from vidspec.config import files, profiles
 from vidspec.config.profiles import available, group_equal_profiles, load, override, parse
+from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
+from vidspec.registry import Registry
 
 NAMES = {
     "pruning": (
@@ -23,7 +25,7 @@ NAMES = {
         "uv_similarity",
         "window",
     ),
-    "drafting": registry.drafters.names(),
+    "drafting": drafters.names(),
     "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
     "schedules": ("autoregressive", "parallel", "sequential"),
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
@@ -35,7 +37,7 @@ PACKAGED = sorted(info.name for info in available() if info.source == "packaged"
 
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch, tmp_path):
-    monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
+    monkeypatch.setattr(Registry, "names", lambda self: NAMES[self.part])
     monkeypatch.setattr("vidspec.config.files.user_folder", lambda: tmp_path / "user")
 
 
@@ -52,7 +54,7 @@ def test_packaged_profiles_load_and_say_what_they_are():
     for info in available():
         profile = load(info.name, env={})
         assert profile.name == info.name and profile.about == info.about
-        lossless = registry.rules.get(profile.accept.rule).lossless and profile.lossy.method == "none"
+        lossless = rules.get(profile.accept.rule).lossless and profile.lossy.method == "none"
         assert ("Lossless" in info.about) == lossless and ("ot lossless." in info.about) == (not lossless)
         assert "\n" not in info.about and info.source == "packaged"
 

@@ -21,6 +21,7 @@ from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.feed import Feed, reader_count
 from vidspec.dataset.job import Job, JobConfig, JobQuestions
 from vidspec.dataset.local import caption_locally
+from vidspec.dataset.outputs import Output
 from vidspec.dataset.reader import ClipReader, MemoryBudget
 from vidspec.dataset.records import FileContent
 from vidspec.dataset.segments import fixed_segments, parse_segment
@@ -197,16 +198,16 @@ def test_a_group_of_frames_that_hangs_is_one_error_of_its_clip(monkeypatch, tmp_
 
 SLOW = """
 import time
-import vidspec.video.probing as probing
+import vidspec.video.packets as packets
 
-packets_of = probing.packets_of
+packets_of = packets.packets_of
 
 def slowly(container, stream):
     for number, packet in enumerate(packets_of(container, stream)):
         time.sleep(SECONDS if number == AT else 0.1)
         yield packet
 
-probing.packets_of = slowly
+packets.packets_of = slowly
 """
 
 
@@ -512,8 +513,8 @@ def test_frames_are_let_go_clip_by_clip(settings):
             alive.append(weakref.ref(clip.frames))
             return clip
 
-    class Kept:
-        def add(self, entry, record):
+    class Kept(Output):
+        def add(self, job, record):
             gc.collect()
             assert sum(one() is not None for one in alive) <= 3
 

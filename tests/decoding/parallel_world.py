@@ -171,7 +171,7 @@ class Engine:
     def _read(self, span, token_ids):
         span.tokens += token_ids
         token = Token(span.text, tuple(span.tokens))
-        return SimpleNamespace(logits=[token], chosen=[token.argmax()])
+        return SimpleNamespace(logits=[token], chosen=[token.argmax()], finite=True)
 
 
 class TargetSide:
@@ -212,7 +212,7 @@ class DraftClip(drafts.DraftClip):
         self.number, self.engine, self.emit = order.clip, engine, emit
         self._kind = self
         rows, release = (lambda prefix: torch.arange(prefix.length // 2)), (lambda: None)
-        profile = SimpleNamespace(generate=SimpleNamespace(penalties={}))
+        profile = SimpleNamespace(generate=SimpleNamespace(penalties={}, grammar_schema=None))
         self.context = SimpleNamespace(read=self.prefill, rows=rows, release=release, profile=profile)
         self.text, self.length, self.steps_of_look = order.request.prompt
         self._encode_now, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None

@@ -12,7 +12,8 @@ from tests.decoding import checkpoints
 from tests.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.admission import SHARE, has_room, reserve_memory
+from vidspec.decoding.admission import SHARE, MemoryClaim, has_room, needed_bytes, reserve_memory
+from vidspec.engine.slab import Slab
 from vidspec.events.events import Opened
 from vidspec.events.source import SourceFacts
 from vidspec.models.families.llava_onevision import LlavaOnevision
@@ -144,6 +145,14 @@ def test_a_draft_in_another_process_counts_on_the_device_of_the_target(device, s
     for other in beside:  # its slab is not this one
         keys = target.entries * target.model.decoder.slab.entry_bytes
         assert other[1:] == (0, target.prompt, target.tower, keys)
+
+
+def test_layers_count_on_their_devices():
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    slab = Slab(2, 8, torch.float32, [meta, cpu, cpu])
+    model = SimpleNamespace(device=meta, decoder=SimpleNamespace(slab=slab, state_bytes=100))
+    layer = 2 * 2 * 8 * 4 * 10
+    assert needed_bytes([MemoryClaim(model, 10)]) == {meta: layer + 100, cpu: 2 * layer}
 
 
 def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):

@@ -14,7 +14,6 @@ from research.sizes import Size
 from tests.engine import standin
 from tests.models.checkpoints import tokenizer
 from vidspec.acceptance.rules.exact import ExactRule
-from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.sequential import sequential
@@ -22,8 +21,10 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.graphs import GraphStep, ReplayedPasses
+from vidspec.engine.graph_step import GraphStep
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan

@@ -16,12 +16,12 @@ import torch
 
 from vidspec.acceptance.base import AcceptanceRule
 from vidspec.acceptance.rules.exact import ExactRule
-from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.sequence import ScheduleFunction, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.forward import CHUNK, Engine

@@ -8,12 +8,12 @@ from tests.model_pairs import ADAPTERS
 from tests.tiers import full_but
 from vidspec import video
 from vidspec.config import profiles
+from vidspec.config.plugins import names
 from vidspec.decoding.prefill import TargetPrompt
 from vidspec.display import heatmap_image
 from vidspec.display.heatmap_files import HeatmapFiles
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Opened
-from vidspec.registry import names
 
 
 def test_no_family_is_forgotten():

@@ -3,7 +3,7 @@
 import pytest
 
 from vidspec.config.part_sections import TREE
-from vidspec.config.tree import parse_tree
+from vidspec.drafting.static_tree import parse_tree
 
 
 def test_the_tree_of_the_papers():

@@ -9,7 +9,7 @@ from tests.decoding import checkpoints
 from tests.decoding.toys import proposed
 from tests.engine.passing import forward, poison
 from vidspec.config.part_sections import TREE
-from vidspec.config.tree import parse_tree
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.models import loading

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from research.random_decoder import engine_of, language
+from research.sizes import Size
 from tests.tiers import full_but
 from vidspec.engine import few_rows, quantised, stored_codes
 from vidspec.engine.few_rows import FEW_ROWS, KernelMatrix, pack_words, unpack_words
 from vidspec.engine.quantised import quantise_weight
+from vidspec.engine.rows import Rows
 from vidspec.engine.stored_codes import StoredCodes
 
 pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
@@ -227,3 +232,24 @@ def test_codes_of_a_checkpoint_stay(calls, bits, scales):
     dense = made.dense(torch.float32, torch.device("cpu")).double()
     torch.testing.assert_close(dense, torch.cat(weights), rtol=2**-22 if exact else 2**-8, atol=0)
     assert made.nbytes == 128 * ((256 + 4) if bits == 8 else 128 + 4 * 3)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu has it on the GPU itself")
+@pytest.mark.parametrize(("weights", "closeness"), [("int8", 0.02), ("int4", 0.3)])
+def test_a_models_pass_by_these_kernels(monkeypatch, weights, closeness):
+    """A window of one sequence and a token of another, by a target's own copy, which drafts on the target's slab."""
+    size, cpu = Size(layers=2, hidden=128, heads=2, kv_heads=1, inner=256, vocabulary=300), torch.device("cpu")
+    torch.manual_seed(1)
+    engine = engine_of(language(size, cpu, torch.float16))
+    spans = [engine.open(8) for _ in range(2)]
+    batch = [Rows(spans[0], [1, 2, 3]), Rows(spans[1], [4])]
+    expected = [one.logits.float() for one in engine.run(batch)]
+    monkeypatch.setattr(quantised, "kernel_on", lambda *_: "triton")
+    copied = engine.model.decoder.quantised_copy(weights)
+    assert all(isinstance(matrix, KernelMatrix) for block in copied.blocks for matrix in block.matrices)
+    for span in spans:
+        span.rollback(0)
+    drafting = engine_of(replace(engine.model, decoder=copied))
+    for got, wanted in zip(drafting.run(batch), expected, strict=True):
+        assert (got.logits.float() - wanted).norm() < closeness * wanted.norm()

@@ -21,7 +21,8 @@ from tests.engine.test_fused import SIZE, engine_of
 from tests.pruning.target.families import case
 from vidspec.engine.attention import split_count
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import GraphStep, ReplayedPasses, eager_reason, make_graphs
+from vidspec.engine.graph_step import GraphStep
+from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
 from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError
 from vidspec.pruning.target.span import PrunedSpan

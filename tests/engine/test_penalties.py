@@ -5,7 +5,7 @@ import torch
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from vidspec.engine.choices import read_back_tokens
-from vidspec.engine.penalties import Penalties, PenaltyHistory, make_history
+from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import DrawRule, Sampling
 
@@ -110,17 +110,6 @@ def test_ids_beyond_the_vocabulary_are_of_the_text_and_have_no_logits(penalties)
     assert torch.equal(
         history.changes_for_paths(paths)(logits), history.changes_for_paths(paths)(wider)[:, :VOCABULARY]
     )
-
-
-def test_without_penalties_there_is_no_history():
-    assert make_history({}, torch.tensor([1, 2])) is None
-    found = make_history({"no_repeat_ngram": 1}, torch.tensor([1, 2]))
-    assert found is not None and found.changes_for_paths([()])(torch.zeros(1, 4))[0].tolist() == [
-        0.0,
-        -torch.inf,
-        -torch.inf,
-        0.0,
-    ]
 
 
 def test_all_choices_of_a_pass_are_by_the_changed_logits():

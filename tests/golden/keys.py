@@ -5,10 +5,15 @@ from pathlib import Path
 
 from annotated_types import Ge, Gt, Le
 
+from vidspec.acceptance.base import rules
 from vidspec.cli.keys import FLAGS, choices
 from vidspec.config.profiles import KEYS
 from vidspec.config.schema import Profile
-from vidspec.registry import drafters, lossy, options_of, pruners, rules, schedules
+from vidspec.drafting.base import drafters
+from vidspec.pruning.base import pruners
+from vidspec.pruning.target.base import lossy
+from vidspec.registry import options_of
+from vidspec.schedule import schedules
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "use" / "keys.md"
 BEGIN, END = "<!-- keys, written by python -m tests.golden.make keys -->\n", "<!-- end of keys -->\n"

@@ -13,7 +13,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.models import checkpoints_qwen
-from vidspec.registry import families
+from vidspec.models.base import families
 
 PATCH, POOL, MOST, WINDOW = 4, 2, 12, 16
 MARKS = ("<bos>", "<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>")

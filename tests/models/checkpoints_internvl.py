@@ -12,7 +12,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.models import checkpoints_qwen
-from vidspec.registry import families
+from vidspec.models.base import families
 
 IMAGE_SIZE, PATCH = 24, 4
 #: Tokens per side of a frame.

@@ -18,7 +18,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from vidspec.registry import families
+from vidspec.models.base import families
 
 #: Three patches per side, an odd number.
 IMAGE_SIZE, PATCH, SIDE = 42, 14, 3

@@ -17,9 +17,8 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from vidspec.models.base import Pixels
+from vidspec.models.base import Pixels, families
 from vidspec.models.preprocess_qwen import patchify
-from vidspec.registry import families
 
 #: Of the published tokenizers of both generations.
 SPLIT = (

@@ -9,8 +9,8 @@ import torch
 from tests.models import checkpoints_qwen
 from tests.models.checkpoints_qwen import Kind
 from vidspec.cli import main
-from vidspec.models import loading
-from vidspec.models.known_pairs import PROCESS
+from vidspec.models.checkpoint_config import read_config
+from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.placement import Placement
 
 GIB = 1 << 30
@@ -234,8 +234,8 @@ def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tm
     """No pruning where the draft sees other visual tokens, no trees where the target keeps states."""
     config = json.loads((FIXTURES / f"{fixture}.json").read_text())["config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    read = loading.read_config(str(tmp_path))
-    monkeypatch.setattr("vidspec.models.loading.read_config", lambda named, text: read)
+    read = read_config(str(tmp_path))
+    monkeypatch.setattr("vidspec.cli.checkpoint.read_config", lambda named, text: read)
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 400 * GIB)
     _, found = said(vidspec, name)
     draft = next(fit["draft"] for fit in found["drafts"])

@@ -12,12 +12,18 @@ FAMILIES = ("llava_onevision", "llava", "llava_next", "qwen2_5_vl", "qwen2_5_omn
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_are_foreseen(family):
-    model = ADAPTERS[family]()
+def test_tokens_are_foreseen(family, monkeypatch):
+    model, encoded = ADAPTERS[family](), []
+    chunks = model.encode_chunks
+    monkeypatch.setattr(
+        model, "encode_chunks", lambda pixels, rows, *of: encoded.append(rows) or chunks(pixels, rows, *of)
+    )
     for frames, height, width in ((1, 60, 90), (3, 90, 60), (4, 41, 43)):
         shown = np.zeros((frames, height, width, 3), np.uint8)
-        seen = model.encode(model.preprocess(Clip(shown, np.arange(float(frames)), None)))
+        pixels = model.preprocess(Clip(shown, np.arange(float(frames)), None))
+        seen = model.encode(pixels)
         assert model.visual_tokens(frames, height, width) == len(seen)
+        assert (pixels.grid[0], encoded[-1]) == model.frame_rule.tower_rows(frames, height, width)
         prefix = model.prefix(seen, "What is seen?", "Be short." if family != "llava" else None)
         text = model.text_tokens("What is seen?", "Be short." if family != "llava" else None)
         between = prefix.length - len(seen) - text

@@ -25,6 +25,7 @@ from vidspec.engine.rows import Rows
 from vidspec.errors import ProfileError
 from vidspec.models import loading
 from vidspec.models.families.gemma4 import Gemma4
+from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.placement import resolve_placement
 from vidspec.models.tiles import fit_token_grid
 
@@ -87,7 +88,7 @@ def whole(case, new=()):
 def test_pixels_are_the_processors(name):
     most, _, height, width = record_preprocess_gemma4.CASES[name]
     model = object.__new__(Gemma4)
-    model.patch, model.pool, model.max_tokens, model.mode = 16, 3, most, "bicubic"
+    model.patch, model.pool, model.frame_rule, model.mode = 16, 3, TokenGrid(48, 3, most), "bicubic"
     model.language = SimpleNamespace(embed_tokens=SimpleNamespace(weight=torch.empty(0)))
     frames = record_preprocess_gemma4.frames(name)
     pixels = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(len(frames))))
@@ -266,6 +267,7 @@ def test_profiles_are_exact(tmp_path):
 
 
 def test_models_counts_its_cache(tmp_path):
-    found = inspect(str(save(tmp_path / "model")))
+    folder = str(save(tmp_path / "model"))
+    found, model = inspect(folder), loading.load_model(folder, resolve_placement("cpu"))
     assert (found.family, found.decoder, found.states, found.kv_bytes) == ("gemma4", "stock", 0, 4 * 2 * 128)
-    assert found.visual_tokens == 32 * 66  # of at most 70 a frame
+    assert found.visual_tokens == model.visual_tokens(32, 720, 1280)  # by its own processor

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from transformers import LlavaNextProcessor
 
-from vidspec.models.families.qwen2_5_omni import MAX_PIXELS, MIN_PIXELS
+from vidspec.models.base import families
 from vidspec.models.identity import is_related
-from vidspec.models.known_pairs import RESOLUTIONS, known_pairs, visual_tokens
-from vidspec.models.preprocess_qwen import GridRules
-from vidspec.registry import families
+from vidspec.models.known_pairs import PUBLISHED_RULES, MemoryWorkload, known_pairs
 
 MODELS = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
 
@@ -18,48 +16,57 @@ def sizes(count, low=60, high=2200, seed=0):
     return [*rng.randint(low, high, (count, 2)).tolist(), [720, 1280], [1080, 1920], [1280, 720], [336, 336]]
 
 
-def rules(**settings):
-    shared = {"merge": 2, "steps": 2, "capped": False, "max_video_tokens": 768, "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    return GridRules(**shared, **settings)
-
-
+#: Sizes of the published processors' configs, per family.
+QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "patch_size": 16}
 QWEN = {
-    "qwen2_5_vl": rules(patch=14, min_pixels=3136, max_pixels=12845056, whole_clip=False),
-    "qwen2_5_omni": rules(patch=14, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS, whole_clip=False),
-    "qwen3_vl": rules(patch=16, min_pixels=4096, max_pixels=25165824, whole_clip=True),
+    "qwen2_5_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
+    "qwen2_5_omni": {"min_pixels": 128 * 28**2, "max_pixels": 768 * 28**2, "patch_size": 14},
+    **{family: QWEN3 for family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")},
 }
 
 
-@pytest.mark.parametrize("family", [*QWEN, "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", QWEN)
 def test_qwen_counts_what_the_adapters_make(family):
-    given = QWEN.get(family, QWEN["qwen3_vl"])
-    side = given.patch * given.merge
+    vision = SimpleNamespace(patch_size=QWEN[family]["patch_size"], spatial_merge_size=2, temporal_patch_size=2)
+    config = SimpleNamespace(vision_config=vision)
+    rule, published = families.get(family).frame_rule_of(config, QWEN[family]), PUBLISHED_RULES[family]
     for frames in (1, 2, 3, 7, 32, 129):
-        for height, width in sizes(60):
-            rows, columns = given.size(frames, height, width)
-            expected = -(-frames // 2) * (rows // side) * (columns // side)
-            assert visual_tokens(family, frames, (height, width)) == expected, (frames, height, width)
+        for height, width in sizes(20):
+            assert published.visual_tokens(frames, height, width) == rule.visual_tokens(frames, height, width)
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision", "internvl", "smolvlm"])
+def test_squares_are_those_of_the_published_towers(family):
+    side, patch = {"llava": (336, 14), "llava_next": (336, 14), "internvl": ([448], [14])}.get(family, (384, 14))
+    grid = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
+    vision = SimpleNamespace(image_size=side, patch_size=patch)
+    config = SimpleNamespace(vision_config=vision, image_grid_pinpoints=grid, downsample_ratio=0.5, scale_factor=3)
+    rule, published = families.get(family).frame_rule_of(config, {}), PUBLISHED_RULES[family]
+    for height, width in sizes(20):
+        assert published.visual_tokens(5, height, width) == rule.visual_tokens(5, height, width)
+        assert published.tower_rows(5, height, width) == rule.tower_rows(5, height, width)
 
 
 def test_llava_next_counts_what_the_library_says():
+    rule = PUBLISHED_RULES["llava_next"]
     library = SimpleNamespace(
-        image_processor=SimpleNamespace(image_grid_pinpoints=[list(size) for size in RESOLUTIONS]),
+        image_processor=SimpleNamespace(image_grid_pinpoints=[list(size) for size in rule.resolutions]),
         patch_size=14,
         num_additional_image_tokens=1,
     )
     library._get_unpadded_features = lambda *args: LlavaNextProcessor._get_unpadded_features(library, *args)
     for height, width in sizes(200):
         each = LlavaNextProcessor._get_number_of_features(library, height, width, 336, 336) - 1
-        assert visual_tokens("llava_next", 5, (height, width)) == 5 * each
+        assert rule.visual_tokens(5, height, width) == 5 * each
 
 
 def test_frames_of_the_other_families_are_all_alike():
-    assert [visual_tokens("llava", 3, size) for size in ((9, 9), (720, 1280))] == [3 * 576] * 2
-    assert visual_tokens("llava_onevision", 3, (720, 1280)) == 3 * 196 + 1
-    assert visual_tokens("internvl", 3, (720, 1280)) == 3 * 256
-    assert visual_tokens("smolvlm", 3, (720, 1280)) == 3 * 81
-    with pytest.raises(ValueError, match="gpt2"):
-        visual_tokens("gpt2", 1, (9, 9))
+    for size in ((9, 9), (720, 1280)):
+        load = MemoryWorkload(3, size)
+        assert [load.visual_tokens(family) for family in ("llava", "internvl", "smolvlm")] == [3 * 576, 3 * 256, 3 * 81]
+        assert load.visual_tokens("llava_onevision") == 3 * 196 + 1
+    assert load.visual_tokens("gpt2") is None
+    assert MemoryWorkload(3, (9000, 9)).visual_tokens("qwen2_5_vl") is None, "its processor takes no such frames"
 
 
 def test_pairs_make_sense():

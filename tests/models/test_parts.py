@@ -17,7 +17,8 @@ from tests.models.checkpoints import TIED, stock
 from tests.models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.workers.places import draft_placement
+from vidspec.decoding.auto import draft_placement
+from vidspec.decoding.captioner_models import notes_on
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
@@ -229,11 +230,10 @@ def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch
     model = SimpleNamespace(device=torch.device("cuda:0"), name="m", decoder=SimpleNamespace(eager=None))
 
     def notes(name, device):
-        one = object.__new__(Captioner)
-        one.profile = profiles.load(name, env={})
-        one.slot = SimpleNamespace(device=torch.device(device)) if one.profile.concurrent else None
-        one._setup = SimpleNamespace(target=SimpleNamespace(model=model), draft=None, head=None, drafter=None)
-        return one.notes
+        profile = profiles.load(name, env={})
+        slot = SimpleNamespace(device=torch.device(device)) if profile.concurrent else None
+        target = SimpleNamespace(model=model)
+        return notes_on(SimpleNamespace(profile=profile, target=target, draft=None, drafter=None, slot=slot))
 
     (line,) = notes("parallelvlm", "cuda:0")
     assert "parallelvlm: target and draft are both on cuda:0" in line and "\n" not in line

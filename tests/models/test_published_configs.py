@@ -12,8 +12,8 @@ import transformers
 
 from vidspec.engine.recurrent import max_state_bytes
 from vidspec.engine.stock import StockDecoder
+from vidspec.models.base import families
 from vidspec.models.known_pairs import known_pairs
-from vidspec.registry import families
 
 FOLDER = Path(__file__).parent / "fixtures" / "configs"
 PUBLISHED = {found["name"]: found for found in (json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json")))}

@@ -16,9 +16,9 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import loading
-from vidspec.models.adapter import Adapter
 from vidspec.models.identity import check_identity, model_identity, require_vision
 from vidspec.models.placement import resolve_placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
 WHERE = resolve_placement("cpu", "float32")
 SMALL = {
@@ -72,13 +72,13 @@ def target(folders):
 def read(monkeypatch):
     """Prompts that were made of text alone, as (model, token ids)."""
     found = []
-    made = Adapter.text_prefix
+    made = VideoLanguageModel.text_prefix
 
     def noted(self, token_ids):
         found.append((self, list(token_ids)))
         return made(self, token_ids)
 
-    monkeypatch.setattr(Adapter, "text_prefix", noted)
+    monkeypatch.setattr(VideoLanguageModel, "text_prefix", noted)
     return found
 
 

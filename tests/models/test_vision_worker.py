@@ -83,7 +83,7 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     if not is_available(models):
         pytest.skip("needs Linux and two cores")
     captioner.start_vision_worker()
-    process = captioner._vision_worker.process
+    process = captioner._vision.worker.process
     expected = captioner.caption("clip", clip=clip).token_ids
     held = captioner.prepare(clip)
     assert held > 0 and captioner.caption("clip", clip=clip).token_ids == expected
@@ -92,7 +92,7 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     for _ in range(2):
         assert captioner.prepare(clip) == held
         assert captioner.caption("clip", clip=clip).token_ids == expected
-    assert not captioner._vision_worker.alive and not alive(process.pid)
+    assert not captioner._vision.worker.alive and not alive(process.pid)
     captioner.close()
 
 
@@ -105,7 +105,7 @@ def test_it_ends_with_the_captioner(models):
     captioner = Captioner(profiles.load("ar", settings, env={}), models[0], None)
     captioner.start_vision_worker()
     captioner.start_vision_worker()
-    pid = captioner._vision_worker.process.pid
+    pid = captioner._vision.worker.process.pid
     captioner.close()
     deadline = time.monotonic() + 5
     while alive(pid) and time.monotonic() < deadline:

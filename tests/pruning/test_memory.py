@@ -6,11 +6,11 @@ import torch
 
 from tests.pruning.allocation import Allocations
 from tests.pruning.given import distinct_rows, random_signals, visual_tokens
+from vidspec.config.plugins import names
 from vidspec.engine import taps
 from vidspec.engine.taps import language_to_video_attention
 from vidspec.pruning import scores
-from vidspec.pruning.base import kept_count
-from vidspec.registry import names, pruners
+from vidspec.pruning.base import kept_count, pruners
 
 METHODS = [name for name in names("pruning") if name != "none"]
 FRAMES, SIDE, HIDDEN, TEXT = 40, 7, 32, 600

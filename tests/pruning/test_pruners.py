@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
-from vidspec.pruning.base import Signals, kept_count, top_scored, with_required
-from vidspec.registry import names, pruners
+from vidspec.config.plugins import names
+from vidspec.pruning.base import Signals, kept_count, pruners, top_scored, with_required
 
 METHODS = [name for name in names("pruning") if name != "none"]
 ALPHA = st.one_of(st.floats(0, 0.99), st.sampled_from([0.0, 0.5, 0.9, 0.99]))

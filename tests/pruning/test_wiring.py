@@ -10,6 +10,7 @@ from tests.pruning.given import visual_tokens
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.config.plugins import names
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
@@ -18,7 +19,7 @@ from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.pruning import base
 from vidspec.pruning.base import Signals, evenly_spaced, kept_count, make_taps, token_grid, whole_frames
-from vidspec.registry import build_part, names
+from vidspec.registry import build_part
 
 METHODS = [name for name in names("pruning") if name != "none"]
 VISUAL = frozenset({"visual_attention", "features"})

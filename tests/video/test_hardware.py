@@ -14,7 +14,7 @@ import pytest
 from tests.tiers import full_but
 from vidspec import video
 from vidspec.errors import UsageError, VideoError
-from vidspec.video import decode_av, decode_hardware, opening
+from vidspec.video import decode_av, decode_hardware, opening, pictures
 from vidspec.video.decode_hardware import DEVICES, refusal_reason
 
 from . import clips
@@ -48,7 +48,7 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(decode_hardware, "refusal_reason", lambda *_: None)
     monkeypatch.setattr(opening, "accelerator", lambda device: None)
-    monkeypatch.setattr(decode_av, "accelerated", lambda codec: True)
+    monkeypatch.setattr(pictures, "accelerated", lambda codec: True)
     monkeypatch.setattr(decode_av, "decode_all", as_of_a_gpu)
     return given
 
@@ -93,7 +93,7 @@ def test_no_other_frame_stands_in(lost, gpu, monkeypatch, tmp_path):
 
 
 def test_a_stream_that_is_not_for_the_gpu_is_refused(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(decode_av, "accelerated", lambda codec: codec.is_hwaccel)
+    monkeypatch.setattr(pictures, "accelerated", lambda codec: codec.is_hwaccel)
     assert "h264 is not among what it decodes" in refused(clips.make(tmp_path / "plain.mp4"))
 
 

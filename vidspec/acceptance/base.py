@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.protect import protected_ids
 from vidspec.deprecation import old_names
 from vidspec.drafting.base import NO_DRAFT, Draft
 from vidspec.events.events import LooseToken, Origin, RejectedToken
-from vidspec.registry import build_part, rules
+from vidspec.registry import OptionConflict, Registry, build_part
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.config.part_sections import AcceptSection
+    from vidspec.config.schema import Profile
     from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "build_rule", "for_clip"]
+__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "build_rule", "for_clip", "rules"]
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Verdict:
         return cls(tuple(range(accepted)), token, loosened, seconds=seconds, round=round)
 
 
-class AcceptanceRule(Protocol):
+class AcceptanceRule(ABC):
     """An acceptance rule.
 
     Parameters of its constructor may be keys of a profile's ``accept`` section, its own options, ``sampling``, ``eos``,
@@ -104,12 +107,16 @@ class AcceptanceRule(Protocol):
         accepts_unverified: share of a window that is accepted without a check.
     """
 
-    lossless: ClassVar[bool]
-    draws: ClassVar[bool]
+    lossless: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    accepts_unverified: float = 0.0
 
-    @property
-    def accepts_unverified(self) -> float: ...
+    @classmethod
+    def check(cls, profile: Profile) -> Iterable[OptionConflict]:
+        """Yield conflicts of the rule with the rest of a profile."""
+        return ()
 
+    @abstractmethod
     def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
         """Verify a window.
 
@@ -119,15 +126,22 @@ class AcceptanceRule(Protocol):
                 which are on the host; row 0 follows the last emitted token, row i + 1 the i-th drafted one.
             rng: CPU generator.
         """
-        ...
 
 
-@runtime_checkable
-class GroundedRule(Protocol):
+rules: Registry[AcceptanceRule] = Registry(
+    AcceptanceRule,
+    "acceptance",
+    "vidspec.acceptance.rules",
+    "acceptance rule",
+    "accept.rule",
+    known=("sampling", "eos", "protected"),
+)
+
+
+class GroundedRule(AcceptanceRule):
     """A rule that also reads the target's visual states, given before a clip's first window."""
 
-    grounded: ClassVar[bool]
-
+    @abstractmethod
     def for_clip(self, visual_states: torch.Tensor) -> AcceptanceRule:
         """Return the rule for one clip.
 
@@ -135,14 +149,12 @@ class GroundedRule(Protocol):
             visual_states: (N, hidden) the target's last states, after the final norm, at the visual positions of its
                 prompt, each of length 1.
         """
-        ...
 
 
 def build_rule(section: AcceptSection, target: VideoLanguageModel, sampling: Sampling) -> AcceptanceRule:
     """Return the rule that a profile's ``accept`` section names."""
     protected = protected_ids(target.tokenizer, section.protect) if section.protect else frozenset[int]()
-    rule = build_part(rules.get(section.rule), section, sampling=sampling, eos=target.eos, protected=protected)
-    return cast(AcceptanceRule, rule)
+    return build_part(rules.get(section.rule), section, sampling=sampling, eos=target.eos, protected=protected)
 
 
 def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> AcceptanceRule:

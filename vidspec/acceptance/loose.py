@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.acceptance.base import Verdict
+from vidspec.acceptance.base import AcceptanceRule, Verdict
 from vidspec.errors import ProfileError
 from vidspec.events.events import LooseToken
 
@@ -41,7 +41,7 @@ class WindowBranch:
         return [i for i, token in enumerate(self.tokens) if token != self.wanted[i]]
 
 
-class LooseRule(ABC):
+class LooseRule(AcceptanceRule):
     """Accepts drafted tokens that equal the target's argmax, and the mismatches in :meth:`accepted_mismatches`.
 
     It goes from left to right and ends at the first rejected mismatch, where the target's argmax is emitted. If all
@@ -60,10 +60,6 @@ class LooseRule(ABC):
     Raises:
         ProfileError: sampling is not greedy.
     """
-
-    lossless: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-    accepts_unverified: float = 0.0
 
     def __init__(
         self, sampling: Sampling, eos: frozenset[int] = frozenset(), protected: frozenset[int] = frozenset()

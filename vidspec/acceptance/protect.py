@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+
+from vidspec.engine.stock_types import StockTokenizer
 
 __all__ = ["CLASSES", "protected_ids"]
 
@@ -26,7 +27,7 @@ _NUMERIC = re.compile(r"<0x3[0-9]>|(?!<0x..>$).*[0-9].*", re.DOTALL)
 
 
 @lru_cache(maxsize=8)
-def protected_ids(tokenizer: Any, protect: tuple[str, ...]) -> frozenset[int]:
+def protected_ids(tokenizer: StockTokenizer, protect: tuple[str, ...]) -> frozenset[int]:
     """Return the ids of every token that occurs in a protected word.
 
     A word is looked up as written, in lower case and capitalised, with and without a space before it. If the tokenizer
@@ -52,7 +53,7 @@ def protected_ids(tokenizer: Any, protect: tuple[str, ...]) -> frozenset[int]:
     return frozenset(found - set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 
 
-def _spellings(tokenizer: Any, word: str) -> Iterator[list[int]]:
+def _spellings(tokenizer: StockTokenizer, word: str) -> Iterator[list[int]]:
     for text in {word, word.lower(), word.capitalize()}:
         for spelt in (text, f" {text}"):
             yield tokenizer.encode(spelt, add_special_tokens=False)

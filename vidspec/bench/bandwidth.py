@@ -14,7 +14,7 @@ from vidspec.engine.matrix import Matrix
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["copy_bandwidth", "kv_bytes", "model_weight_bytes", "pass_bytes", "weight_bytes"]
 
@@ -51,7 +51,7 @@ def model_weight_bytes(model: VideoLanguageModel) -> int:
 
     Includes copies of weights packed for oneDNN.
     """
-    module: nn.Module = model.model  # type: ignore[attr-defined]
+    module: nn.Module = model.model
     own = sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
     return own + model.decoder.packed_bytes
 
@@ -63,5 +63,5 @@ def kv_bytes(model: VideoLanguageModel) -> int:
 
 def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:
     """Return the bytes that one decoding pass reads: weights, and cache entries of ``context`` tokens."""
-    stock: Any = model.model  # type: ignore[attr-defined]
+    stock: Any = model.model
     return weight_bytes(stock.model.language_model, stock.lm_head, model.decoder) + context * kv_bytes(model)

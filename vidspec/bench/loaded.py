@@ -13,9 +13,10 @@ from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.checkpoint_config import is_head
 from vidspec.models.head import Head
 from vidspec.models.placement import Placement, resolve_placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels"]
 
@@ -63,7 +64,7 @@ class LoadedModels:
         self.source, self.where = source, source.placement()
         first, second = source.names
         self.target = loading.load_model(first, replace(self.where, weights=source.weights))
-        self.named_head = second is not None and loading.is_head(second)
+        self.named_head = second is not None and is_head(second)
         self._drafts: dict[WeightFormat, VideoLanguageModel] = {}
         self.draft = self._load_draft("auto")
         self._slots: dict[tuple[str, str], DraftProcessSlot] = {}

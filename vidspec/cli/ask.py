@@ -92,8 +92,7 @@ def _open_session(
 
         captioner = stack.enter_context(Captioner.from_profile(profile))
     with start.stage_status("reading frames", on=not request.quiet):
-        refuse = getattr(captioner, "refuse", None)
-        frames = reader.read(clip, *part, how.video, partial(refuse, clip, None) if refuse is not None else None)
+        frames = reader.read(clip, *part, how.video, partial(captioner.refuse, clip, None))
     reader.close()
     page = stack.enter_context(dialogue_page(request.report, profile))
     captioner.return_probs = page is not None

@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-from torch import nn
 
 from vidspec.config import profiles
 from vidspec.decoding.recurrent_limits import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.forward import prefill_chunk
-from vidspec.engine.fused import packed_copy_bytes, unsupported_reason
+from vidspec.engine.fused import unsupported_reason
 from vidspec.engine.graphs import eager_reason_by_shape
-from vidspec.engine.layouts import unquantisable_reason
-from vidspec.engine.matrix import choose_packing
-from vidspec.engine.quantised import Precision, quantised_bytes
-from vidspec.errors import DeviceError
+from vidspec.engine.quantised import Precision
+from vidspec.errors import VidspecError
 from vidspec.models import loading
-from vidspec.models.adapter import Adapter
+from vidspec.models.base import StockConfig, families
+from vidspec.models.checkpoint_config import load_error, read_config, weight_source
+from vidspec.models.frame_rules import FrameRule
 from vidspec.models.identity import is_related
-from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, MemoryWorkload, known_pairs
-from vidspec.models.placement import Placement, fit_placement, resolve_placement
-from vidspec.models.quantised import method_description, quantization_config, weight_sizes
-from vidspec.models.text_only import TextModel
-from vidspec.models.vision import working_bytes
-from vidspec.registry import families
+from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs
+from vidspec.models.memory_estimate import PROCESS
+from vidspec.models.model_sizes import estimate_weights, sizes_of
+from vidspec.models.placement import resolve_placement
+from vidspec.models.processor_files import read_processor
+from vidspec.models.quantised import method_description, quantization_config
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
 
@@ -82,7 +79,7 @@ class CheckpointReport:
         rounded: codes that the language model's weights are rounded to; None if they are not.
         codes: bytes of codes, stored in the checkpoint or rounded to at load.
         weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
-        working: temporary bytes while such a clip is read, in the tower or in the passes of the prefill.
+        working: temporary bytes while such a clip is read: its prompt, and the tower or a pass of the prefill.
         needed, free: bytes of all of these, of keys and values and of the process, and bytes free on ``device``.
         while_loading: peak bytes before all weights are rounded; 0 if none are.
         text: True for a language model without vision, which can only be a draft.
@@ -207,33 +204,22 @@ def inspect(
 
 def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
     """Inspect a checkpoint without drafts."""
-    config = loading.read_config(name, text=True)
+    config = read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families.names()
-    kind: Any = TextModel if text else families.get(family)
+    kind = loading.adapter_class(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)
     except Exception as error:  # whatever a bad config makes the library raise
-        raise loading.load_error(name, error) from error
+        raise load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
-    plain, seeing, codes = weight_sizes(model, kind.language_of(model), quantization_config(config), where)
-    where = fit_placement(where, plain, seeing)
-    language = kind.language_of(model.to(where.dtype))
+    where, held = estimate_weights(name, kind, model, config, where)
+    language = kind.language_of(model)
     reason = unsupported_reason(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
-    tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
-    weights, packed_bytes, while_loading = plain * where.dtype.itemsize + codes, 0, 0
-    if where.vision is not None:
-        weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
-    if rounded is not None:
-        codes, freed, working_copy = _rounding_bytes(name, model, language, where, rounded)
-        while_loading, weights = weights + working_copy, weights - freed + codes
-    elif reason is None and where.device.type == "cpu":
-        copies = packed_copy_bytes(language, model.lm_head)
-        # The rule of loading: twice the copies must be free.
-        packed_bytes = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
-    chunk = prefill_chunk(where.device, decoder.numbers)
-    working = 0 if text or tokens is None else _working_bytes(model, language, load.frames, tokens, chunk)
+    rule = None if text else _frame_rule(kind, model.config, name)
+    tokens = load.tokens_by(rule)
+    clip = load.memory(sizes_of(kind, model, decoder, where.device), rule)
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
     return CheckpointReport(
         name=name,
@@ -250,51 +236,31 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         parameters=parameters,
         dtype=str(where.dtype).removeprefix("torch."),
         device=str(where.device),
-        kv_bytes=kv,
+        kv_bytes=decoder.slab.entry_bytes,
         visual_tokens=tokens,
         quantization=None if settings is None else method_description(settings),
         rounded=rounded,
-        codes=codes,
-        weights=weights,
-        packed_bytes=packed_bytes,
-        working=working,
-        needed=weights + packed_bytes + working + kv * load.tokens(tokens) + decoder.state_bytes + process,
-        while_loading=while_loading and while_loading + process,
+        codes=held.codes,
+        weights=held.weights,
+        packed_bytes=held.packed,
+        working=clip.working,
+        needed=held.weights + held.packed + clip.total + process,
+        while_loading=held.while_loading and held.while_loading + process,
         free=free_memory(where.device),
         text=text,
-        hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
+        hears=not text and kind.audio_tokens is not VideoLanguageModel.audio_tokens,
         drafts=(),
         command="",
         load=load,
     )
 
 
-def _rounding_bytes(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
-    """Return bytes of codes of the rounded language model, of the weights they replace, and of the peak while rounding.
-
-    Raises:
-        DeviceError: the weights cannot be rounded.
-    """
-    if (why := unquantisable_reason(language.layers)) is not None:
-        raise DeviceError(f"--weights {rounded}: {name}: {why}", hint="leave it out")
-    head, size = model.lm_head, where.dtype.itemsize
-    inner = [layer for layer in language.modules() if type(layer) is nn.Linear]
-    shapes = [(layer.out_features, layer.in_features) for layer in [*inner, head]]
-    codes = sum(quantised_bytes(shape, rounded, where.device) for shape in shapes)
-    tied = head.weight is language.embed_tokens.weight
-    freed = sum(layer.weight.numel() for layer in (inner if tied else [*inner, head])) * size
-    # Gate and up form one matrix; its weights exist twice, then as codes and packed.
-    return codes, freed, max((2 * layer.weight.numel() for layer in inner), default=0) * (size + 2)
-
-
-def _working_bytes(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
-    """Return peak temporary bytes of reading a clip: in the tower, or in a pass over ``chunk`` rows."""
-    seen = working_bytes(
-        model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
-    )
-    rows, config = min(tokens + PROMPT, chunk), language.config
-    inner = getattr(config, "intermediate_size", None) or config.hidden_size
-    return max(seen, int(rows * (3 * inner + 6 * config.hidden_size) * language.dtype.itemsize))
+def _frame_rule(adapter: type[VideoLanguageModel], config: StockConfig, name: str) -> FrameRule | None:
+    """Return the rule of a checkpoint's own processor; without its files, which loading needs, the published one."""
+    try:
+        return adapter.frame_rule_of(config, read_processor(name, weight_source(name)))
+    except (VidspecError, OSError, ValueError):
+        return PUBLISHED_RULES.get(adapter.family)
 
 
 def _listed_drafts(name: str, family: str, parameters: int) -> list[KnownModel]:

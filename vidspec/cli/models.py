@@ -68,10 +68,8 @@ def models(
     """
     from vidspec.models.known_pairs import MemoryWorkload
 
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if not found:
-        raise UsageError(f"--size {size}: is not a size", hint="width x height in pixels, such as 1280x720")
-    load = MemoryWorkload(frames, (int(found[2]), int(found[1])), max_new_tokens, dtype or "auto")
+    width, height = _parse_size(size)
+    load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb in ("use", "get"):
         from vidspec.cli import choosing
@@ -94,9 +92,17 @@ def models(
     if form == "json":
         print_json([row.to_dict() for row in _rows(load)])
     else:
-        clip = f"{frames} frames of {found[1]} x {found[2]} pixels"
+        clip = f"{frames} frames of {width} x {height} pixels"
         _print_pairs(list(_rows(load)), f"{clip}, {load.dtype}")
     return 0
+
+
+def _parse_size(size: str) -> tuple[int, int]:
+    """Parse ``--size`` into width and height."""
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
+    if not found:
+        raise UsageError(f"--size {size}: is not a size", hint="width x height in pixels, such as 1280x720")
+    return int(found[1]), int(found[2])
 
 
 def _print_checkpoint(
@@ -143,7 +149,7 @@ class PairRow:
     """
 
     pair: ModelPair
-    tokens: int
+    tokens: int | None
     needed: PairMemory
     cached: frozenset[str]
     fits: bool | None
@@ -177,11 +183,11 @@ class PairRow:
         here = [role for role, model in roles.items() if model.name in self.cached]
         parts = [getattr(needed, part) for part in (*roles, "kv")]
         marks = ["in use"] * self.chosen + ["recommended here"] * self.recommended
-        beyond = f"made for {context} tokens" if context and self.tokens > context else ""
+        beyond = f"made for {context} tokens" if context and (self.tokens or 0) > context else ""
         return (
             pair.target.name,
             "(itself)" if pair.draft is None else pair.draft.name,
-            str(self.tokens),
+            "?" if self.tokens is None else str(self.tokens),
             f"{_gib(needed.total)} = {' + '.join(map(_gib, parts))}",
             ", ".join(dict.fromkeys(model.licence or "?" for model in roles.values())),
             "no" if not here else "yes" if len(here) == len(roles) else f"{here[0]} only",
@@ -202,7 +208,7 @@ def _rows(load: MemoryWorkload) -> Iterator[PairRow]:
     cached = frozenset(name for name, whole in known_pairs.cached_models(model_cache()).items() if whole)
     for pair in known_pairs.known_pairs():
         needed = known_pairs.pair_memory(pair, load)
-        tokens = known_pairs.visual_tokens(pair.target.family, load.frames, load.size)
+        tokens = load.visual_tokens(pair.target.family)
         fits = None if free is None or needed.total is None else needed.total <= free
         chosen = (pair.target.name, pair.draft and pair.draft.name) == (target, draft)
         yield PairRow(pair, tokens, needed, cached, fits, chosen, pair is advised)

@@ -61,7 +61,7 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
 
 
 def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
-    """Return lines about a loaded captioner: one in general and one per model."""
+    """Return lines about a loaded captioner: in general, per model, and per value that its profile leaves open."""
     import torch
 
     lines = [f"loaded in {seconds:.1f} s; {torch.get_num_threads()} threads; torch {torch.__version__}"]
@@ -75,7 +75,7 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
         lines.append(f"{role}: {model.name} ({model.family}), {dtype} on {model.device}, {blocks}")
     if captioner.slot is not None:
         lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")
-    return lines
+    return lines + [f"{key}: {value}: {why}" for key, value, why in captioner.choices]
 
 
 def timing_summary(caption: Caption) -> str:

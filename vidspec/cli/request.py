@@ -9,9 +9,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from vidspec.bounds import LONGEST_PROMPT, MANY
 from vidspec.cli.keys import KEY_SECTIONS
 from vidspec.cli.options import CaptionArguments
-from vidspec.config.bounds import LONGEST_PROMPT, MANY
 from vidspec.dataset.rendering import check_template
 from vidspec.errors import UsageError
 from vidspec.files import read_whole

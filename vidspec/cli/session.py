@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing, contextmanager, redirect_stdout, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
+from vidspec.bounds import LONGEST_PROMPT
 from vidspec.cli.options import AnswerFormat
 from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import stage_status
-from vidspec.config.bounds import LONGEST_PROMPT
 from vidspec.dataset.formats.base import MARK, format_of_suffix, make_format, marked_caption, one_line_caption
 from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.escaping import escape_text, json_text

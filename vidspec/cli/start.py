@@ -61,10 +61,10 @@ def require_devices(profile: Profile) -> None:
     models, workers = profile.models, profile.workers
     named = (models.device, models.draft_device, workers.target, workers.draft)
     if any(device not in (None, "auto", "cpu") for device in named):
-        from vidspec.decoding.workers import places
+        from vidspec.decoding import auto
 
-        places.target_placement(profile)
-        places.draft_placement(profile)
+        auto.target_placement(profile)
+        auto.draft_placement(profile)
 
 
 def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:

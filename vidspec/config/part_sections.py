@@ -16,22 +16,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from vidspec.acceptance.base import rules
+from vidspec.bounds import SEED
 from vidspec.config import values
-from vidspec.config.bounds import SEED
 from vidspec.config.sections import Section
-from vidspec.registry import (
-    OptionConflict,
-    PartOptions,
-    Registry,
-    drafters,
-    key,
-    lossy,
-    nearest,
-    options_of,
-    pruners,
-    rules,
-    schedules,
-)
+from vidspec.drafting.base import drafters
+from vidspec.pruning.base import pruners
+from vidspec.pruning.target.base import lossy
+from vidspec.registry import OptionConflict, PartOptions, Registry, key, nearest, options_of
+from vidspec.schedule import schedules
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile

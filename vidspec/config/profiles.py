@@ -15,12 +15,16 @@ from typing import NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from vidspec.acceptance.base import rules
 from vidspec.config.files import LAST, ProfileEntry, ProfileStore, named_file
 from vidspec.config.schema import Profile
 from vidspec.config.yaml_files import describe_error
+from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
 from vidspec.escaping import one_line
-from vidspec.registry import drafters, lossy, nearest, pruners, rules
+from vidspec.pruning.base import pruners
+from vidspec.pruning.target.base import lossy
+from vidspec.registry import nearest
 
 __all__ = [
     "KEYS",

@@ -9,22 +9,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from vidspec.acceptance.base import AcceptanceRule, rules
 from vidspec.config.part_sections import AcceptSection, DraftSection, LossySection, PruneSection, ScheduleSection
+from vidspec.config.plugins import load_plugin
 from vidspec.config.sections import GenerateSection, ModelsSection, Section, VideoSection, WorkersSection
+from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.models.known_pairs import listed_draft
-from vidspec.registry import (
-    DrafterFacts,
-    OptionConflict,
-    RuleFacts,
-    build_part,
-    drafters,
-    load_plugin,
-    lossy,
-    option_conflicts,
-    pruners,
-    rules,
-    schedules,
-)
+from vidspec.pruning.base import pruners
+from vidspec.pruning.target.base import lossy
+from vidspec.registry import OptionConflict, build_part
+from vidspec.schedule import schedules
 
 __all__ = ["Profile"]
 
@@ -85,14 +79,14 @@ class Profile(Section):
         return data
 
     @property
-    def drafter(self) -> DrafterFacts | None:
+    def drafter(self) -> DrafterKind | None:
         """Properties of the drafter with its options; None without one."""
         if self.draft.kind == "none":
             return None
-        return build_part(drafters.get(self.draft.kind), self.draft)
+        return drafter_of(self.draft)
 
     @property
-    def rule(self) -> type[RuleFacts]:
+    def rule(self) -> type[AcceptanceRule]:
         """Properties of the acceptance rule."""
         return rules.get(self.accept.rule)
 
@@ -195,12 +189,12 @@ class Profile(Section):
         """Yield conflicts of the sections and their parts; a part's constructor may raise a ProfileError as well."""
         yield from self.draft.check(self)
         if self.drafter is not None:
-            yield from option_conflicts(self.drafter, self)
+            yield from self.drafter.check(self)
         for section in (self.lossy, self.video, self.models, self.schedule, self.prune, self.accept, self.generate):
             yield from section.check(self)
-        yield from option_conflicts(self.rule, self)
-        yield from option_conflicts(schedules.get(self.schedule.kind), self)
+        yield from self.rule.check(self)
+        yield from schedules.get(self.schedule.kind).check(self)
         if self.prune.method != "none":
-            yield from option_conflicts(build_part(pruners.get(self.prune.method), self.prune), self)
+            yield from build_part(pruners.get(self.prune.method), self.prune).check(self)
         if self.prunes_the_target:
-            yield from option_conflicts(build_part(lossy.get(self.lossy.method), self.lossy), self)
+            yield from build_part(lossy.get(self.lossy.method), self.lossy).check(self)

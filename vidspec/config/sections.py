@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from vidspec.bounds import FASTEST, MANY, SEED, STALL, THREADS
 from vidspec.config import values
-from vidspec.config.bounds import FASTEST, MANY, SEED, STALL, THREADS
 from vidspec.config.json_schema import fields_schema, json_grammar
 from vidspec.registry import OptionConflict, key
 
@@ -93,7 +93,7 @@ class ModelsSection(Section):
         Literal["auto", "fused", "stock"],
         key("Implementation of the language models' blocks; auto is fused wherever it covers a model"),
     ] = "auto"
-    threads: Annotated[int | None, key("CPU threads (default: torch's choice)", ge=1, le=THREADS)] = None
+    threads: Annotated[int | None, key("CPU threads (default: torch's choice)", ge=1, le=THREADS), Flag()] = None
     packed: Annotated[
         bool | Literal["auto"],
         BeforeValidator(values.packed),

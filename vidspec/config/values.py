@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from vidspec.config.bounds import COLDEST, HOTTEST, WIDEST
-from vidspec.config.tree import parse_tree
+from vidspec.bounds import COLDEST, HOTTEST, WIDEST
+from vidspec.drafting.static_tree import parse_tree
 
 __all__ = ["device", "gamma", "json_schema", "packed", "shares", "strings", "temperature", "tree", "words"]
 
@@ -59,7 +59,8 @@ def words(value: object) -> object:
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
         return value
-    return [word.strip() for line in lines for word in line.split(",") if word.strip()]
+    empty = isinstance(value, str)  # an empty text is no word, an empty item of a list a mistake
+    return [word.strip() for line in lines for word in line.split(",") if word.strip() or not (empty or line)]
 
 
 def strings(value: object) -> object:

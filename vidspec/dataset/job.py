@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from vidspec.config.bounds import STALL
+from vidspec.bounds import STALL
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.events.observer import ClipPart
 from vidspec.events.record import Caption

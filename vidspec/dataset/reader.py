@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from vidspec.config.bounds import STALL
+from vidspec.bounds import STALL
 from vidspec.dataset.read_worker import (
     MOST_MEMORY,
     CutRequest,

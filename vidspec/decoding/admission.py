@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,9 +16,13 @@ from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import free_memory
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "reserve_memory"]
+if TYPE_CHECKING:
+    from vidspec.decoding.setup import DecodingSetup
+    from vidspec.models.request import CaptionRequest
+
+__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "memory_claims", "needed_bytes", "reserve_memory"]
 
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
@@ -37,13 +41,48 @@ class MemoryClaim(NamedTuple):
 
     model: LanguageModel
     entries: int
-    prompt: int
-    tower: int
+    prompt: int = 0
+    tower: int = 0
     other_slab: int = 0
+
+
+def memory_claims(setup: DecodingSetup, request: CaptionRequest) -> list[MemoryClaim]:
+    """Return the memory that a clip needs for each model.
+
+    A draft counts as if it saw what the target sees. A draft in another process on the target's device, whose slab is
+    not known here, counts as much memory as the target.
+    """
+    profile, model, sound = setup.profile, setup.target.model, request.frames.sound
+    frames, height, width, _ = request.frames.frames.shape
+    size = frames, height, width
+    text = request.prompt or profile.generate.prompt, request.system or profile.generate.system, request.earlier
+    visual = model.visual_tokens(*size)
+    visual += 0 if sound is None else model.audio_tokens(len(sound))
+    tokens = visual + model.text_tokens(*text)
+    own = model.clip_memory(size, visual, tokens, setup.room)
+    claims = [MemoryClaim(model, own.entries, own.prompt, own.tower)]
+    if setup.draft is not None and profile.shows_the_video:
+        needed = setup.draft.model.clip_memory(size, visual, tokens, setup.room)
+        claims.append(MemoryClaim(setup.draft.model, needed.entries, needed.prompt, needed.tower))
+    if setup.slot is not None and setup.slot.device == model.device and profile.shows_the_video:
+        claims.append(MemoryClaim(model, 0, own.prompt, own.tower, other_slab=own.kv))
+    if setup.head is not None:  # its prompt consists of states of several blocks of the target
+        prompt = own.prompt * (1 + len(setup.head.model.blocks))
+        claims.append(MemoryClaim(setup.head.model, own.entries, prompt))
+    if profile.drafts_with_the_target and not profile.concurrent:  # after a prompt of its own
+        claims.append(MemoryClaim(model, own.entries))
+    return claims
 
 
 def has_room(claims: Sequence[MemoryClaim]) -> bool:
     """Return True if all of these clips fit in addition to what is allocated now."""
+    needed = needed_bytes(claims)
+    free = {device: free_memory(device) for device in needed}
+    return all(size is None or needed[device] <= SHARE * size for device, size in free.items())
+
+
+def needed_bytes(claims: Sequence[MemoryClaim]) -> Counter[torch.device]:
+    """Return the bytes of clips on each device, beyond the slabs' unused entries."""
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
@@ -52,8 +91,7 @@ def has_room(claims: Sequence[MemoryClaim]) -> bool:
     for slab, entries in _entries_by_slab(claims).items():
         for device, share in slab.shares.items():
             needed[device] += int(share * slab.growth_bytes(entries))
-    free = {device: free_memory(device) for device in needed}
-    return all(size is None or needed[device] + towers[device] <= SHARE * size for device, size in free.items())
+    return needed + towers
 
 
 def reserve_memory(claims: Sequence[MemoryClaim], clips: int) -> None:
@@ -90,21 +128,22 @@ def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int,
     Raises:
         GenerationError: of kind ``context`` or ``memory``.
     """
-    limit, free = _context_length(model), free_memory(model.device)
+    limit = _context_length(model)
     if limit is not None and prompt + tokens > limit:
         raise GenerationError(
             f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
             hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
             kind="context",
         )
-    needed = model.decoder.slab.growth_bytes(prompt + room) + model.decoder.state_bytes
-    if free is not None and needed > free:
-        raise GenerationError(
-            f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
-            f"and {free / 2**30:.1f} are free",
-            hint="fewer --frames, a lower --fps or a smaller --max-pixels",
-            kind="memory",
-        )
+    for device, needed in needed_bytes([MemoryClaim(model, prompt + room)]).items():
+        free = free_memory(device)
+        if free is not None and needed > free:
+            raise GenerationError(
+                f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
+                f"and {free / 2**30:.1f} are free",
+                hint="fewer --frames, a lower --fps or a smaller --max-pixels",
+                kind="memory",
+            )
 
 
 def _context_length(model: VideoLanguageModel) -> int | None:

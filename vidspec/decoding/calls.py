@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from vidspec.decoding.loop import PassRecord
 from vidspec.draft_length.batch import BatchSize
 from vidspec.engine.device import use_half_the_cores
+from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import VidspecError
-from vidspec.events.events import Event, LoopLoad
+from vidspec.events.events import Event, LoopLoad, PrefillProgress
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
     from vidspec.events.trace import Trace
     from vidspec.events.wake import WakeEvent
-    from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import CaptionRequest
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["Arrivals", "CaptionerCall", "ServedCaptioner", "ServingEvents", "SingleArrival"]
 
@@ -70,8 +71,8 @@ class ServedCaptioner(Protocol):
         has_feed: True if another thread encodes clips during the passes.
     """
 
-    has_feed: bool
-
+    @property
+    def has_feed(self) -> bool: ...
     @property
     def target(self) -> Engine[VideoLanguageModel]: ...
     @property
@@ -96,7 +97,7 @@ class CaptionerCall:
         result_only: True for a call of one clip that needs only ``Finished`` and errors.
 
     Attributes:
-        models, slab: models of its turns; slab of the target.
+        models, slab, pace: models of its turns; slab of the target; window controller, if there is one.
         sequences: clips in flight, by their keys in the loop.
         waiting: clips taken and not admitted yet.
         again: clips to be repeated without others.
@@ -116,6 +117,7 @@ class CaptionerCall:
         self.captioner, self.arrivals, self.batch, self.wake, self.trace = captioner, arrivals, batch, wake, trace
         self.result_only = result_only
         self.models, self.slab = captioner.language_models, captioner.target.model.decoder.slab
+        self.pace = captioner.pace
         self.sequences: dict[Hashable, Sequence] = {}
         self.waiting: deque[CaptionRequest] = deque()
         self.again: deque[CaptionRequest] = deque()
@@ -169,3 +171,30 @@ class CaptionerCall:
             self.halved = True
             if self.captioner.target.model.device.type == "cpu":
                 self.threads.enter_context(use_half_the_cores())
+
+    def load(self, clips: int) -> LoopLoad:
+        """Return the number of clips, ``clips`` of all calls, and the size of the last pass."""
+        slab = self.slab
+        return LoopLoad(
+            clips=clips,
+            waiting=len(self.waiting) + len(self.again),
+            sequences=round(self.last.sequences),
+            rows=round(self.last.rows),
+            accepted=self.accepted,
+            passes=self.passes,
+            kv_used=slab.used * slab.entry_bytes,
+            kv_capacity=slab.nbytes,
+            batch=self.limit,
+            reading=self.reading_s / max(time.monotonic() - self.begun, 1e-9),
+        )
+
+    def report_load(self, now: float, clips: int) -> None:
+        """Add the progress of the target's prefills and the load to the news."""
+        self.reported = now
+        for sequence in self.sequences.values():
+            prompt = sequence.request
+            if not isinstance(prompt, PrefillPrompt) or prompt.lane != "target":
+                continue
+            if (span := prompt.reading.span) is not None:
+                self.news.append((sequence.job.key, PrefillProgress(span.length, prompt.reading.prompt.length)))
+        self.news.append((None, self.load(clips)))

@@ -192,10 +192,11 @@ class Loop:
             except Exception as error:
                 return [(client, error)]  # the others request again
             if request.splittable:
-                count = sum(map(len, adds))
-                left, prompts = left - count, prompts + count
+                added = sum(map(len, adds))
+                left, prompts = left - added, prompts + added
             parts.append((client, request, adds))
         batch = [rows for _, _, adds in parts for rows in adds]
+        count = sum(map(len, batch))
         begun, prepared = self.now(), engine.preparing
         try:
             passed = engine.run(batch)
@@ -219,8 +220,8 @@ class Loop:
         seconds = self.now() - begun - (engine.preparing - prepared)
         for _, request, _ in parts:
             request.seconds += seconds
-        rows, grows = sum(map(len, batch)), any([request.grows for _, request, _ in parts])
-        self.on_pass(PassRecord(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
+        grows = any([request.grows for _, request, _ in parts])
+        self.on_pass(PassRecord(parts[0][1].lane, len(parts), count, prompts, seconds, grows=grows))
         return answered
 
     def _draft_chains(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:

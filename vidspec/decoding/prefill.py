@@ -34,7 +34,6 @@ from vidspec.pruning.target.engine import kept_per_layer
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.decoding.setup import DecodingSetup
-    from vidspec.draft_length.window import DraftWindow
 
 __all__ = ["Publish", "TargetPrompt", "prefill", "prefill_target"]
 
@@ -163,8 +162,8 @@ def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | 
     )
 
 
-def prefill(sequence: Sequence) -> Steps[DraftWindow | None]:
-    """Prefill target and draft in turns; return the clip's draft window, if one is chosen during decoding."""
+def prefill(sequence: Sequence) -> Steps[None]:
+    """Prefill target and draft in turns."""
     setup = sequence.setup
     prompt = yield from TargetPrompt.embed(sequence, sequence.job.cache)
     yield from prefill_target(sequence, prompt)
@@ -172,13 +171,13 @@ def prefill(sequence: Sequence) -> Steps[DraftWindow | None]:
         drafter = sequence.drafter = yield from setup.drafter.open(_draft_context(sequence, prompt))
         drafter.history, sequence.target.tapped = sequence.target.history, drafter.tapped
     sequence.gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma
-    window = sequence.window = setup.pace.window() if setup.pace else None
-    if setup.pace and window and sequence.drafter is not None and sequence.drafter.paces:
-        sequence.drafter.set_pace(setup.pace, window)
-        sequence.window = None
+    if setup.pace is not None:
+        window = sequence.window = sequence.opened_window = setup.pace.window()
+        if sequence.drafter is not None and sequence.drafter.paces:
+            sequence.drafter.set_pace(setup.pace, window)
+            sequence.window = None
     prompt.release()
     sequence.emit(prompt.prefilled(setup.profile, sequence.trace.now()))
-    return window
 
 
 def _draft_context(sequence: Sequence, prompt: TargetPrompt) -> DraftContext:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from vidspec.events.events import Finished, Prefilled
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import CaptionRequest
+from vidspec.models.request import CaptionRequest, Question
 
-__all__ = ["PromptQueue"]
+if TYPE_CHECKING:
+    from vidspec.decoding.calls import Arrivals, ServingEvents
+    from vidspec.events.record import Caption
+
+__all__ = ["PromptQueue", "caption_prompts"]
 
 R = TypeVar("R", bound=CaptionRequest)
 
@@ -73,3 +79,34 @@ class PromptQueue(Generic[R]):
             self._ready.append(replace(self._waiting.popleft(), cache=self._cache.fork()))
         if not self._waiting:
             self._cache = PrefixCache()  # so that the caches end with the requests that continue from them
+
+
+def caption_prompts(
+    serve: Callable[[Arrivals], ServingEvents], request: CaptionRequest, prompts: Sequence[str]
+) -> list[Caption]:
+    """Return the caption of each prompt about one clip, decoded together.
+
+    Args:
+        serve: captions clips as they arrive.
+        request: the clip, which has been read; its prompt is not used.
+        prompts: the prompts.
+
+    Raises:
+        VideoError, GenerationError: of the first prompt that fails.
+    """
+    requests = [
+        replace(request, key=number, prompt=prompt, question=Question("prompt", number))
+        for number, prompt in enumerate(prompts)
+    ]
+    queue = PromptQueue(requests)
+    answers: dict[Hashable, Caption] = {}
+    with closing(serve(queue)) as events:
+        for key, event in events:
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, Prefilled) and isinstance(key, int):
+                queue.read(key)
+            elif isinstance(event, Finished):
+                queue.ended()
+                answers[key] = event.caption
+    return [answers[number] for number in range(len(prompts))]

@@ -45,6 +45,7 @@ class Sequence(LoopClient):
         drafter, acceptance: None if the profile has none.
         gamma: the draft window, or the largest that ``window`` may choose.
         window: chooses the draft window during decoding; None for ``gamma``.
+        opened_window: the clip's window of this attempt, which the drafter may have taken over from ``window``.
         prefilled, rounds, token_ids: emitted in this attempt.
         text: text of the rounds; None for token ids only.
         draft_forwards: passes of the draft, prefill excluded.
@@ -68,6 +69,7 @@ class Sequence(LoopClient):
         self.acceptance: AcceptanceRule | None = None
         self.gamma = 0
         self.window: DraftWindow | None = None
+        self.opened_window: DraftWindow | None = None
         self.prefilled: Prefilled | None = None
         self.rounds: list[Round] = []
         self.token_ids: list[int] = []
@@ -85,6 +87,14 @@ class Sequence(LoopClient):
         self.text = Detokenizer(setup.target.model.tokenizer, setup.profile.generate.stop)
         self.drafter, self.window, self.prefilled = None, None, None
         self.rounds, self.token_ids, self.draft_forwards = [], [], 0
+
+    def end_attempt(self) -> None:
+        """Close what the attempt has opened."""
+        if self.opened_window is not None:
+            self.opened_window.close()
+            self.opened_window = None
+        if self.drafter is not None:
+            self.draft_forwards = self.drafter.forwards
 
     @cached_property
     def seed(self) -> int:

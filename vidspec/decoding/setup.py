@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import AcceptanceRule, build_rule
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
-from vidspec.config.tree import parse_tree
 from vidspec.decoding.admission import check_prompt
+from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
 from vidspec.decoding.text_history import make_history
 from vidspec.draft_length.pace import WindowController
-from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.history import TextHistory
@@ -24,25 +23,24 @@ from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
 from vidspec.events.trace import Trace
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
 from vidspec.models.identity import require_quantisable
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
-from vidspec.pruning.base import Pruner
+from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.pruning.base import Pruner, pruners
 from vidspec.pruning.target.engine import build_target_engine
-from vidspec.registry import build_part, pruners, schedules
+from vidspec.registry import build_part
+from vidspec.schedule import schedules
 
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.slot import DraftProcessSlot
 
-__all__ = ["ROWS", "DecodingSetup"]
-
-#: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
-ROWS = MOST
+__all__ = ["DecodingSetup"]
 
 
 @dataclass
@@ -110,10 +108,10 @@ class DecodingSetup:
             build_rule(profile.accept, target, sampling) if drafter is not None else None,
             drafter,
             pruner,
-            cast("ScheduleFunction", schedules.get(profile.schedule.kind)),
+            schedules.get(profile.schedule.kind).run,
             frozenset().union(*(part.needs for part in observing if part is not None)),
-            _max_window(profile),
-            WindowController() if _measures_passes(profile, drafter) else None,
+            max_window(profile),
+            WindowController() if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
         )
@@ -163,17 +161,8 @@ class DecodingSetup:
 
     @property
     def late(self) -> bool:
-        """True if a draft that reads during the target's prefill reads the whole video and prunes its cache afterwards.
-
-        States of recurrent blocks cannot be pruned, and positions that were rotated into the keys cannot be compacted.
-        """
-        prune, pruner = self.profile.prune, self.pruner
-        if pruner is None or self.profile.schedule.prefill == "sequential":
-            return False
-        if prune.when is not None:
-            return prune.when == "late"
-        prunable = prune.positions == "original" and self.target.model.decoder.cached is None
-        return prunable and not pruner.needs.isdisjoint(("attention", "visual_attention"))
+        """True if a draft that reads during the target's prefill prunes its cache afterwards."""
+        return prunes_late(self.profile, self.pruner, self.target.model)
 
     def history(self, prefix: EmbeddedPrompt) -> TextHistory | None:
         """Return the history of a clip after its prompt, for penalties and a grammar; None if the profile has none."""
@@ -217,22 +206,4 @@ def _build_pruner(profile: Profile, target: VideoLanguageModel) -> Pruner | None
     prune = profile.prune
     if prune.method == "none":
         return None
-    return cast(Pruner, build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family))
-
-
-def _measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:
-    """Return True if the times of passes decide what is drafted."""
-    if drafter is None or profile.concurrent:
-        return False
-    return profile.draft.gamma == "auto" or profile.draft.topology == "adaptive" or drafter.paces
-
-
-def _max_window(profile: Profile) -> int:
-    draft = profile.draft
-    if draft.kind == "none":
-        return 0
-    if profile.concurrent:
-        return ROWS
-    if draft.topology == "tree":
-        return len(parse_tree(draft.tree))
-    return ROWS if draft.gamma == "auto" or draft.topology == "adaptive" else draft.gamma
+    return build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from vidspec.config.sections import GenerateSection
-    from vidspec.models.base import StockTokenizer, VideoLanguageModel
+    from vidspec.models.base import StockTokenizer
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["make_history", "wrap_tokenizer"]
 

@@ -8,18 +8,19 @@ methods whose defaults do nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from vidspec.registry import build_part, drafters
+from vidspec.registry import OptionConflict, Registry, build_part
 
 if TYPE_CHECKING:
     import torch
 
     from vidspec.config.part_sections import DraftSection
+    from vidspec.config.schema import Profile
     from vidspec.draft_length.pace import WindowController
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import PassResult
     from vidspec.engine.slab import KVSpan
-    from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+    from vidspec.models.base import EmbeddedPrompt
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "NO_DRAFT",
@@ -36,6 +38,7 @@ __all__ = [
     "DrafterKind",
     "FreeDrafter",
     "drafter_of",
+    "drafters",
 ]
 
 
@@ -169,10 +172,27 @@ class Drafter(ABC):
 
 
 class DrafterKind(ABC):
-    """A registered drafter with its properties (:class:`vidspec.registry.DrafterFacts`).
+    """A registered drafter with its properties.
 
     The parameters of its constructor are its options: keys of ``draft.options``, each checked by its type. Properties
     that depend on options are set in the constructor. One object serves all clips of a profile.
+
+    Attributes:
+        needs: signals of the target's prefill that it reads itself, as :class:`vidspec.pruning.base.Pruner` names them.
+        model: the weights it drafts with: a ``draft`` model, the ``target`` itself, a ``head`` that reads the target's
+            states, such a ``layer`` in the target's own checkpoint, or None: it needs no pass of any model, and its
+            proposals cost next to nothing.
+        sees: the part of the video it sees: visual tokens that a pruner ``kept``, ``all`` in a way of its own, cache
+            entries of its ``own`` choice, or ``nothing``.
+        trees: True if it can draft the trees of ``draft.topology``.
+        remote: True if it can run in its own process, alongside the target: it needs only token ids and kept indices,
+            and answers for every position.
+        draws: True if it samples its tokens when the target samples; otherwise they are its greedy choices, and every
+            emitted token takes one draw, as in plain decoding.
+        paces: True if it chooses the number of draft tokens by the cost of passes.
+        gathers: True if it reads selected entries of the target's own cache.
+        contexts: names of the contexts of its draft model, if there are several.
+        note: a note to the user before the first clip, in one line.
     """
 
     needs: frozenset[str] = frozenset()
@@ -184,8 +204,11 @@ class DrafterKind(ABC):
     paces: bool = False
     gathers: bool = False
     contexts: tuple[str, ...] = ()
-    #: A note to the user before the first clip, in one line.
     note: str | None = None
+
+    def check(self, profile: Profile) -> Iterable[OptionConflict]:
+        """Yield conflicts of its options with the rest of a profile."""
+        return ()
 
     @abstractmethod
     def open(self, clip: DraftContext) -> Steps[Drafter]:
@@ -209,9 +232,14 @@ class DrafterKind(ABC):
         """Release resources after the last clip."""
 
 
+drafters: Registry[DrafterKind] = Registry(
+    DrafterKind, "drafting", "vidspec.drafting.drafters", "drafter", "draft.kind", always=("none",)
+)
+
+
 def drafter_of(section: DraftSection) -> DrafterKind:
     """Return the drafter that a profile's ``draft`` section names, with its options."""
-    return cast(DrafterKind, build_part(drafters.get(section.kind), section))
+    return build_part(drafters.get(section.kind), section)
 
 
 class FreeDrafter(DrafterKind, Drafter):

@@ -80,6 +80,7 @@ class ChainWindows(Drafter):
 
     def __init__(self, spans: Sequence[KVSpan]) -> None:
         self.spans = tuple(spans)
+        self._follows = spans[0].is_follower()
         self._prompts = [span.length for span in spans]
         self._committed = 0  # entries of emitted text, after the prompts
         self._unread: list[int] = []  # emitted tokens the draft has not read yet: one, or two after a full window
@@ -89,7 +90,8 @@ class ChainWindows(Drafter):
         self._unread = [token]
 
     def commit(self, path: Sequence[int], token: int) -> None:
-        if self.spans[0].is_follower():  # the target's own entries, which hold all but the last token now
+        if self._follows:  # the target's own entries, which hold all but the last token now
+            self.spans[0].is_follower()
             self._unread, self._window = [token], ()
             return
         if not self._window:  # nothing was read either

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from vidspec.config.tree import parse_tree
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import PrefillPrompt, Steps
 from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
+from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile

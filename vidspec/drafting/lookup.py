@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from vidspec.config.tree import parse_tree
 from vidspec.drafting.base import Draft, FreeDrafter
 from vidspec.drafting.memory import BREAK, IndexedText, Match, TextMemory, longest_matches
+from vidspec.drafting.static_tree import parse_tree
 
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import WindowController

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from vidspec.config.tree import TreePath
 from vidspec.drafting.base import Draft, Drafter
+from vidspec.drafting.static_tree import TreePath
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Rows

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vidspec.engine.device import to_device
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import DrawRule, Sampling, choose_tokens, on_device
 
@@ -73,7 +74,7 @@ def _draw_tokens(
     chosen = likeliest.clone() if kinds else likeliest
     for sampling, drawing in kinds.items():
         places = [place for _, end, _, draw in drawing for place in range(end - len(draw.uniforms), end)]
-        index = torch.tensor(places, device=logits.device)
+        index = to_device(torch.tensor(places), logits.device)
         probs = sampling.distribution(logits if len(places) == len(logits) else logits[index])
         uniforms, drafted_rows, tokens, drafted = list[float](), list[int](), list[int](), list[torch.Tensor]()
         for begin, _, rows, draw in drawing:
@@ -84,7 +85,8 @@ def _draw_tokens(
                 drafted_rows += range(first, first + count - 1)
                 tokens += rows.token_ids[1 - count :]
                 drafted.append(draw.drafted)
-        rows_of = torch.tensor(drafted_rows, device=logits.device), torch.tensor(tokens, device=logits.device)
+        device = logits.device
+        rows_of = to_device(torch.tensor(drafted_rows), device), to_device(torch.tensor(tokens), device)
         all_drafted = torch.cat([part.to(logits.device) for part in drafted]) if drafted else None
         chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, probs), *rows_of, all_drafted))
     return chosen, distributions

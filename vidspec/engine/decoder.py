@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
+from vidspec.engine.stock_types import StockConfig
 
 __all__ = [
     "AttendFunction",
@@ -123,7 +124,7 @@ def with_own_slab(decoder: D) -> D:
     return other
 
 
-def sliding_windows(config: Any) -> tuple[int | None, ...] | None:
+def sliding_windows(config: StockConfig) -> tuple[int | None, ...] | None:
     """Return :attr:`Decoder.windows` of a language model's config."""
     size, depth = getattr(config, "sliding_window", None), int(config.num_hidden_layers)
     if size is None or getattr(config, "use_sliding_window", True) is False:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from vidspec.engine.fused import FusedDecoder, unsupported_reason
 from vidspec.engine.layouts import WeightFormat, quantise_linears, quantised_copy, unquantisable_reason
 from vidspec.engine.stock import StockDecoder
+from vidspec.engine.stock_types import StockModel
 
 __all__ = ["decoder_of"]
 
 
 def decoder_of(
-    language: Any,
-    head: Any,
+    language: StockModel,
+    head: StockModel,
     kind: Literal["auto", "fused", "stock"] = "auto",
     packed: bool | Literal["auto"] = "auto",
     budget: int | None = None,

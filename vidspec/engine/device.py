@@ -144,7 +144,7 @@ def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None
         out: receives the copy, such as a buffer that captured passes read.
     """
     on_cuda = device.type == "cuda"
-    source = host.pin_memory() if on_cuda and host.device.type == "cpu" else host
+    source = host.pin_memory() if on_cuda and host.device.type == "cpu" and host.numel() else host
     if out is not None:
         return out.copy_(source, non_blocking=on_cuda)
     return source.to(device, non_blocking=on_cuda)

@@ -12,7 +12,6 @@ from vidspec.engine.matrix import Matrix, row_blocks
 
 __all__ = [
     "FEW_ROWS",
-    "STEP",
     "FewRowProduct",
     "KernelMatrix",
     "blocked_product",
@@ -24,8 +23,6 @@ __all__ = [
 #: Most rows of the kernels. Beyond, reading the rows again for each tile of outputs is predicted to take longer than
 #: writing and reading dequantised weights; it covers the passes of decoding, whose rows thus round alike.
 FEW_ROWS = 256
-#: Inputs that a kernel reads at a time; the number of inputs is a multiple.
-STEP = 128
 #: Numbers of a weight that are dequantised at a time, at up to 10 bytes each.
 _BLOCK = 2**23
 #: Signature of a kernel, see :func:`~vidspec.engine.kernel_quantised.few_row_product`.

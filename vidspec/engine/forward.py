@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
-from torch.nn import functional as F
 from typing_extensions import TypeVar
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
+from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import ReplayedPasses
 
-__all__ = ["CHUNK", "Engine", "Prefilling", "prefill_chunk"]
+__all__ = ["CHUNK", "Engine", "prefill_chunk"]
 
 #: Most rows of a prompt in one pass, so that a block's activations stay small however long the prompt.
 CHUNK = 8192
@@ -55,12 +55,13 @@ class Engine(Generic[M]):
 
     Attributes:
         alone: True if a pass takes one sequence only.
+        preparing: seconds so far of compiling and capturing passes; not part of any pass's time.
     """
 
     alone: ClassVar[bool] = False
 
     def __init__(self, model: M) -> None:
-        self.model = model
+        self.model, self.preparing = model, 0.0
 
     @property
     def chunk(self) -> int:
@@ -87,7 +88,10 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
-            return read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+            prepared = graphs.preparing
+            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+            self.preparing += graphs.preparing - prepared
+            return results
         return read_back_tokens(batch, self._run_eager(batch))
 
     def _run_replayed(
@@ -116,12 +120,6 @@ class Engine(Generic[M]):
         """Fall back to eager passes if a kernel cannot be built or a pass cannot be captured."""
         decoder = self.model.decoder
         decoder.graphs, decoder.eager = None, f"{type(error).__name__}: {error}".splitlines()[0]
-
-    @property
-    def preparing(self) -> float:
-        """Seconds spent so far on compiling and capturing passes; not part of any pass's time."""
-        graphs = self.model.decoder.graphs
-        return 0.0 if graphs is None else graphs.preparing
 
     def _run_eager(self, batch: Sequence[Rows]) -> list[PassResult]:
         """Run one pass, kernel by kernel."""
@@ -166,8 +164,11 @@ class Engine(Generic[M]):
         lengths = [span.length for span, _, _ in batch]
         first, gammas = [Rows(span, token_ids) for span, token_ids, _ in batch], [gamma for _, _, gamma in batch]
         if graphs is not None and graphs.is_replayable(first):
+            prepared = graphs.preparing
             try:
-                return graphs.greedy(first, gammas, self.model.vocabulary)
+                drafted = graphs.greedy(first, gammas, self.model.vocabulary)
+                self.preparing += graphs.preparing - prepared
+                return drafted
             except Exception as error:
                 for (span, _, _), length in zip(batch, lengths, strict=True):
                     span.rollback(length)
@@ -289,81 +290,6 @@ class Engine(Generic[M]):
             states = [entering[block][start : start + len(part)].to(device) for block in part.tapped]
             results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
         return results
-
-
-class Prefilling:
-    """A prefill in progress; its sequence is opened with its first rows.
-
-    Args:
-        engine, prompt, room, taps, states, cached: see :meth:`Engine.start_prefill`.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: Prompt,
-        room: int,
-        taps: Taps | None,
-        states: bool,
-        cached: tuple[KVSpan, int] | None = None,
-    ) -> None:
-        self.engine, self.prompt, self.room, self.taps, self.states = engine, prompt, room, taps, states
-        self.cached = cached
-        self.span: KVSpan | None = None
-        self._stretch = (0, 0)
-        self._visual_states: list[torch.Tensor] = []
-
-    def rows(self, most: int) -> Rows:
-        """Return the next stretch of at most ``most`` rows.
-
-        Raises:
-            GenerationError: there is no room for the sequence.
-        """
-        length = self.prompt.length
-        if self.span is None:
-            self.span = self._open_span(length + self.room, self.prompt.next_position - length)
-        start = self.span.length
-        self._stretch = start, self._stretch_end(start, min(start + most, length))
-        return Rows(self.span, prompt=self.prompt, stretch=self._stretch, taps=self.taps, states=self.states)
-
-    def _stretch_end(self, start: int, end: int) -> int:
-        """Return the end of a stretch, moved so that it cuts no run of visual tokens that see each other."""
-        index = self.prompt.visual.index
-        if not self.engine.model.decoder.mutual or end == self.prompt.length or not len(index):
-            return end
-        shown = torch.zeros(self.prompt.length + 1, dtype=torch.bool)
-        shown[index.cpu()] = True
-        uncut = (~(shown[:-1] & shown[1:])).nonzero()[:, 0] + 1  # ends after which no run continues
-        fitting = uncut[(uncut > start) & (uncut <= end)]
-        return int(fitting[-1] if len(fitting) else uncut[uncut > end][0])
-
-    def _open_span(self, room: int, offset: int) -> KVSpan:
-        if self.cached is None:
-            return self.engine.open(room, offset)
-        span, rows = self.cached
-        self.cached = None
-        chosen = span.select(torch.arange(rows), room)
-        chosen.offset = offset
-        return chosen
-
-    @torch.inference_mode()
-    def add_result(self, passed: PassResult) -> PrefillResult | None:
-        """Add the result of the pass over the last stretch; return the prefill's result once the prompt is read."""
-        if self.span is None:
-            raise ValueError("nothing has been read yet")
-        self.engine.check([passed])
-        if self.taps is not None and self.taps.error is not None:
-            raise self.taps.error
-        start, end = self._stretch
-        if self.states:
-            index = self.prompt.visual.index.to(passed.hidden.device)
-            self._visual_states.append(passed.hidden[index[(index >= start) & (index < end)] - start])
-        if end < self.prompt.length:
-            return None
-        units = torch.cat(self._visual_states) if self.states else None
-        if units is not None:  # normalised in float32, returned in their own dtype
-            units = F.normalize(units.float(), dim=-1).to(units.dtype)
-        return PrefillResult(self.span, passed.logits[-1], units)
 
 
 def _last_rows(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
 from vidspec.engine.quantised import quantise_weight
 from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
+from vidspec.engine.stock_types import StockModel
 
 __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
 
@@ -31,7 +32,7 @@ __all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
 
 
-def unsupported_reason(language: Any, head: Any) -> str | None:
+def unsupported_reason(language: StockModel, head: StockModel) -> str | None:
     """Return why a language model cannot be fused; None if it can."""
     config = language.config
     kind = str(config.model_type)
@@ -57,7 +58,7 @@ def unsupported_reason(language: Any, head: Any) -> str | None:
     return None
 
 
-def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def _linears(block: StockModel) -> tuple[list[StockModel], list[StockModel], list[StockModel], list[StockModel]]:
     """Return the linear layers of a block: query, key and value; output; gate and up; down."""
     attention, mlp = block.self_attn, block.mlp
     return (
@@ -68,7 +69,7 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     )
 
 
-def packed_copy_bytes(language: Any, head: Any) -> int:
+def packed_copy_bytes(language: StockModel, head: StockModel) -> int:
     """Return the bytes of the packed copies of large weights, if weights are packed: of float32 ones."""
     if head.weight.dtype is not torch.float32:
         return 0
@@ -84,7 +85,7 @@ class _Norm:
     and sqrt(n).
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: StockModel) -> None:
         self.weight, self.eps = module.weight, float(module.variance_epsilon)
         self._scaled: torch.Tensor | None = None
         if self.weight.device.type == "cpu" and self.weight.dtype is torch.float32:
@@ -102,7 +103,7 @@ class _Norm:
 class _Block:
     """One block's matrices and norms."""
 
-    def __init__(self, block: Any, packed: bool, wanted: WeightFormat) -> None:
+    def __init__(self, block: StockModel, packed: bool, wanted: WeightFormat) -> None:
         self.qkv, self.out, self.gate_up, self.down = (
             build_matrix(part, wanted, packed=packed) for part in _linears(block)
         )
@@ -144,8 +145,8 @@ class FusedDecoder:
 
     def __init__(
         self,
-        language: Any,
-        head: Any,
+        language: StockModel,
+        head: StockModel,
         packed: bool | Literal["auto"] = "auto",
         budget: int | None = None,
         wanted: WeightFormat = None,

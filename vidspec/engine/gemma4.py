@@ -11,10 +11,12 @@ import torch
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.decoder import AttendFunction
+from vidspec.engine.device import to_device
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import StockDecoder, device_of
+from vidspec.engine.stock_types import StockModel
 
 __all__ = ["Gemma4Decoder"]
 
@@ -43,7 +45,7 @@ class Gemma4Decoder(StockDecoder):
 
     prunable = False
 
-    def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
+    def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         super().__init__(language, head, why, budget)
         config = language.config
         self.mutual = config.use_bidirectional_attention == "vision"
@@ -93,7 +95,7 @@ class Gemma4Decoder(StockDecoder):
         parts = []
         for part in batch:
             if part.prompt is None:
-                parts.append(torch.tensor(part.token_ids, dtype=torch.long, device=rows.device))
+                parts.append(to_device(torch.tensor(part.token_ids), rows.device))
                 continue
             prompt: Any = part.prompt  # the adapter's full prompt, with its ids
             ids = prompt.token_ids.clone()

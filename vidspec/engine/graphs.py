@@ -1,7 +1,6 @@
-"""Replayed passes: a pass of few tokens as a fixed list of kernels, independent of lengths, captured in a CUDA graph.
+"""Replayed passes: passes of few tokens, captured in CUDA graphs, once for each number of rows.
 
-All that differs between sequences is a table on the device, a column of numbers for each row; the host writes it and
-reads nothing back. A pass is captured once for each number of rows; unused rows write to the slab's scratch entry.
+:mod:`vidspec.engine.graph_step` has one such pass and its table of rows.
 """
 
 from __future__ import annotations
@@ -12,40 +11,36 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from vidspec.engine.device import replay_refusal, to_device
+from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, table_columns
 from vidspec.engine.rows import PassResult, Rows
-from vidspec.engine.slab import KVSpan, Slab
+from vidspec.engine.slab import KVSpan
 from vidspec.errors import DeviceError
 
 if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
     from vidspec.engine.fused import FusedDecoder
 
 __all__ = [
     "FEWEST",
-    "MOST",
     "ROWS",
-    "GraphStep",
-    "ReplayedAttention",
     "ReplayedPasses",
     "eager_reason",
     "eager_reason_by_shape",
     "make_graphs",
 ]
 
-#: Most rows of one sequence in a pass: the entries that only some of its rows see are the bits of one number.
-MOST = 64
 #: Most rows of a pass.
 ROWS = 256
 #: Lowest compute capability for captured passes; older GPUs lack bfloat16, and room for the kernels' tiles.
 CAPABILITY = (8, 0)
 #: Fewest rows of an unchained pass: a token and a window of up to 7 run the same kernels, so they round alike.
 FEWEST = 8
-#: Signature of an attention kernel, see :func:`~vidspec.engine.kernel.split_attention`.
-ReplayedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def make_graphs(decoder: FusedDecoder) -> ReplayedPasses | None:
@@ -73,100 +68,6 @@ def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> s
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
-class GraphStep:
-    """One pass of ``count`` rows over static tensors.
-
-    Args:
-        decoder: decoder whose blocks run.
-        count: number of rows.
-        vocabulary: number of logits to keep.
-        attend: attention of a layer.
-        tapped: blocks whose inputs are kept; the number of blocks stands for the input of the final norm.
-        chained: True if each row's token is the input of the next pass.
-
-    Attributes:
-        idle: table of a pass without rows, on the host.
-        table: (9 + axes, count) int64, for each row: token id; rotary positions; entries of its sequence before it on
-            its path; slot in the slab; entries that all rows of its sequence see; entries of the sequence; its first
-            entry in the slab; its first row in the pass; the later entries that this row sees, as bits; entries of its
-            sequence in its first replayed pass. The fields that a next token advances come first.
-        logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
-        entering: (count, hidden) input of each ``tapped`` block in the last pass, by block.
-        tokens: (count,) argmax of each row.
-        moves: (count,) for a chained pass: 1 for rows that advance by a token, 0 for idle ones.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
-    tokens: torch.Tensor
-
-    def __init__(
-        self,
-        decoder: FusedDecoder,
-        count: int,
-        vocabulary: int,
-        attend: ReplayedAttention,
-        tapped: Collection[int] = (),
-        *,
-        chained: bool = False,
-    ) -> None:
-        self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
-        self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
-        self._slot = 2 + decoder.axes
-        self._fields_by_window: dict[
-            int | None, torch.Tensor
-        ] = {}  # the fields of the table that attention takes, by sliding window
-        self.idle = _idle_table(decoder.slab, decoder.axes, count)
-        self.table = self.idle.to(decoder.embedding.device, copy=True)
-        self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
-        self._row_index = torch.arange(count, device=decoder.embedding.device)
-        layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
-        self._layers = [(layer, layer[0], layer[1]) for layer in layers]
-
-    def set_idle(self) -> None:
-        """Make all rows idle."""
-        self.table.copy_(self.idle)
-        self.moves.zero_()
-
-    def __call__(self) -> None:
-        """Run the pass; a chained one then advances its rows."""
-        decoder, table = self.decoder, self.table
-        rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
-        self._fields_by_window = {size: self._attention_fields(size) for size in set(decoder.windows or (None,))}
-        for index in range(decoder.depth):
-            if index in self.tapped:
-                self.entering[index] = rows  # keeps its memory from the later blocks
-            rows = decoder.block(index, rows, rotation, self._attention)
-        if decoder.depth in self.tapped:
-            self.entering[decoder.depth] = rows
-        self.hidden = decoder.norm(rows)
-        self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
-        self.tokens = self.logits.argmax(-1)
-        if self.chained:
-            table[0].copy_(self.tokens)
-            table[1 : self._slot + 3].add_(self.moves)
-
-    def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        both, keys, values = self._layers[layer]
-        both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
-        windows = self.decoder.windows
-        seen = self._fields_by_window[None if windows is None else windows[layer]]
-        return self._attend(query, keys, values, seen, self.decoder.scaling)
-
-    def _attention_fields(self, size: int | None) -> torch.Tensor:
-        """Return (6, count) the fields of the table that attention takes.
-
-        In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
-        nodes of a tree are within the window of each other.
-        """
-        seen = self.table[self._slot + 1 :]
-        if size is None:
-            return seen
-        out = (self.table[self._slot - 1] - (size - 1)).clamp_(min=0)
-        common, length, start, _, sees, split = seen
-        return torch.stack([common - out, length - out, start + out, self._row_index, sees, split.clamp(max=size)])
-
-
 class ReplayedPasses:
     """Passes of one decoder, captured if its device can.
 
@@ -189,7 +90,7 @@ class ReplayedPasses:
         self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
         #: Slab version, vocabulary and tapped blocks that the steps were made for.
         self._steps_key: tuple[int, int, frozenset[int]] | None = None
-        self._pool: Any = None
+        self._pool: _POOL_HANDLE | None = None
         self._stream: torch.cuda.Stream | None = None
 
     @property
@@ -284,30 +185,8 @@ class ReplayedPasses:
 
     def _write_table(self, step: GraphStep, batch: Sequence[Rows]) -> None:
         """Write the table of a pass, from memory that the host does not write to again."""
-        tokens, positions, places = list[int](), list[int](), list[int]()
-        slots, sees = list[int](), list[int]()
-        shared: list[list[int]] = [[], [], [], [], []]  # numbers shared by all rows of a sequence
-        for rows in batch:
-            span, count, first = rows.span, len(rows.token_ids), len(tokens)
-            length, end, offset = span.length, span.length + count, span.offset
-            if end > span.room:
-                span.check_room(count)
-            span.split = span.split or length + 1
-            tokens += rows.token_ids
-            slots += range(span.start + length, span.start + end)
-            if rows.parents is None:
-                common, bits = length, _CAUSAL[:count]
-                places += range(length, end)
-                positions += range(length + offset, end + offset)
-            else:
-                common, bits = end - len(rows.parents), _visible_bits(rows.parents)[-count:]
-                places += rows.entry_offsets
-                positions += [place + offset for place in rows.entry_offsets]
-            sees += bits
-            for column, number in zip(shared, (common, end, span.start, first, span.split), strict=True):
-                column += [number] * count
-        columns = [tokens, *[positions] * self.decoder.axes, places, slots, *shared[:4], sees, shared[4]]
-        table = torch.cat([torch.tensor(columns), step.idle[:, len(tokens) :]], 1)
+        columns = table_columns(batch, self.decoder.axes)
+        table = torch.cat([torch.tensor(columns), step.idle[:, len(columns[0]) :]], 1)
         to_device(table, self.device, out=step.table)
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
@@ -383,21 +262,3 @@ def _is_replayable(rows: Rows) -> bool:
         and len(rows.parents or ()) <= MOST
         and type(rows.span) is KVSpan
     )
-
-
-def _visible_bits(parents: Sequence[int]) -> list[int]:
-    """Return the nodes that each node sees, its ancestors and itself, as bits of a signed number."""
-    seen: list[int] = []
-    for node, parent in enumerate(parents):
-        seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
-    return [bits - (1 << MOST) if bits >> (MOST - 1) else bits for bits in seen]
-
-
-#: Bits of a chain, whose nodes see all before them.
-_CAUSAL = _visible_bits(range(-1, MOST - 1))
-
-
-def _idle_table(slab: Slab, axes: int, count: int) -> torch.Tensor:
-    """Return :attr:`GraphStep.table` of rows that attend only to themselves, in the slab's scratch entry."""
-    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
-    return torch.tensor(columns).t().contiguous()

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vidspec.engine.few_rows import STEP
+from vidspec.engine.matrix import STEP
 
 __all__ = ["few_row_product", "split_count"]
 

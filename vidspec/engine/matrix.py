@@ -33,6 +33,7 @@ from vidspec import memory
 
 __all__ = [
     "LARGE",
+    "STEP",
     "X86",
     "Matrix",
     "MatrixWithPackedCopy",
@@ -45,6 +46,8 @@ __all__ = [
     "row_blocks",
 ]
 
+#: Inputs that a kernel of quantised weights reads at a time; the number of inputs is a multiple.
+STEP = 128
 #: Precision of quantised weights.
 Precision = Literal["int8", "int4"]
 #: Smallest weight, in numbers, for which a packed copy pays; smaller ones are stored as (in, out).

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.engine.device import to_device
 from vidspec.engine.history import TextHistory
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ def _token_mask(
     """Return (n, V) bool: True at ids ``common`` to all rows and at those of ``each`` row."""
     width = rows.shape[1] if tokens is None else int(tokens.max()) + 1
     marked = torch.zeros(len(rows), width, dtype=torch.bool, device=rows.device)
-    marked[:, torch.tensor([token for token in common if token < width], dtype=torch.long, device=rows.device)] = True
+    known = torch.tensor([token for token in common if token < width], dtype=torch.long)
+    marked[:, to_device(known, rows.device)] = True
     places = [(row, token) for row, ids in enumerate(each) for token in ids if token < width]
-    row, token = torch.tensor(places, dtype=torch.long, device=rows.device).reshape(-1, 2).t()
+    row, token = to_device(torch.tensor(places, dtype=torch.long).reshape(-1, 2), rows.device).t()
     marked[row, token] = True
     return marked if tokens is None else marked[:, tokens]

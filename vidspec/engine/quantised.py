@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, runs_triton
-from vidspec.engine.few_rows import STEP, KernelMatrix, blocked_product, pack_words
-from vidspec.engine.matrix import X86, Matrix, Precision, row_blocks
+from vidspec.engine.few_rows import KernelMatrix, blocked_product, pack_words
+from vidspec.engine.matrix import STEP, X86, Matrix, Precision, row_blocks
 
 __all__ = [
     "BLOCK",

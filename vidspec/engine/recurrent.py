@@ -14,12 +14,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.engine.rows import Rows
+from vidspec.engine.stock_types import StockConfig, StockModel
 
 __all__ = ["REACH", "RecurrentStates", "delta_rule", "linear_attention", "max_state_bytes"]
 
@@ -69,7 +69,7 @@ class RecurrentStates:
         )
 
 
-def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
+def max_state_bytes(config: StockConfig, dtype: torch.dtype) -> int:
     """Return the most bytes that the states of one sequence take, however long it is.
 
     Args:
@@ -86,7 +86,7 @@ def max_state_bytes(config: Any, dtype: torch.dtype) -> int:
     return layers * (MARKS * state + inputs + ROWS * 2 * 4 * heads)  # type: ignore[no-any-return]
 
 
-def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor:
+def linear_attention(module: StockModel, index: int, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor:
     """Return the output of a stock Gated DeltaNet module for rows of several sequences, and update their states.
 
     Args:
@@ -112,7 +112,9 @@ def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequenc
     return module.out_proj(normed.reshape(len(rows), -1))  # type: ignore[no-any-return]
 
 
-def _sequence_output(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def _sequence_output(
+    module: StockModel, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
     """Return (n, heads * d_v) for the rows of one sequence."""
     if part.parents is not None:
         raise ValueError("a recurrent layer has one past: no trees")
@@ -142,7 +144,7 @@ def _sequence_output(module: Any, index: int, part: Rows, mixed: torch.Tensor, g
     return out.reshape(len(mixed), -1)
 
 
-def _layer_at(module: Any, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
+def _layer_at(module: StockModel, layer: RecurrentLayerState, length: int, state: torch.Tensor) -> RecurrentLayerState:
     """Return a layer with ``length`` rows and no history but ``before``."""
     back = module.conv_kernel_size - 1
     end = back + length - layer.marks[0][0]
@@ -150,7 +152,7 @@ def _layer_at(module: Any, layer: RecurrentLayerState, length: int, state: torch
     return RecurrentLayerState(inputs, gates, list(marks), RecurrentLayerState(inputs, gates, marks))
 
 
-def _rollback_state(module: Any, layer: RecurrentLayerState, length: int) -> torch.Tensor:
+def _rollback_state(module: StockModel, layer: RecurrentLayerState, length: int) -> torch.Tensor:
     """Return the state before the row at ``length``; later marks are dropped."""
     while layer.marks[-1][0] > length:
         layer.marks.pop()
@@ -181,7 +183,7 @@ def _drop_marks(layer: RecurrentLayerState, back: int, *, read: bool) -> None:
     layer.inputs, layer.gates = layer.inputs[gone:].clone(), layer.gates[gone:].clone()
 
 
-def _convolve(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _convolve(module: StockModel, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Convolve inputs (k - 1 + n, channels): normed queries, keys (n, heads, d_k), values (n, heads, d_v); float32."""
     weight = module.conv1d.weight
     mixed = F.silu(F.conv1d(inputs.T[None].to(weight.dtype), weight, module.conv1d.bias, groups=len(weight)))[0].T
@@ -227,7 +229,7 @@ def delta_rule(
 
 
 def _chunked_delta_rule(
-    module: Any,
+    module: StockModel,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -71,6 +71,7 @@ class Forward(_BaseRequest):
 
     #: True if its rows can be split over several passes.
     splittable = False
+    grows = False
 
     def __init__(
         self, engine: Engine, rows: Sequence[Rows], lane: ModelLane = "target", *, grows: bool = False
@@ -87,7 +88,8 @@ class Forward(_BaseRequest):
         Raises:
             ModelError: some logits are not finite.
         """
-        self.engine.check(passed)
+        if not all([result.finite for result in passed]):
+            self.engine.check(passed)
         self.answer = list(passed)
         return True
 
@@ -122,7 +124,7 @@ class Chain(Forward):
         history: TextHistory | None = None,
         path: Sequence[int] = (),
     ) -> None:
-        super().__init__(engine, (), lane)
+        self.engine, self.rows, self.lane = engine, (), lane
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
         self.history, self.path = history, path
         self.answer = []

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vidspec.engine.device import to_device
+
 __all__ = ["DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "on_device"]
 
 
@@ -105,7 +107,7 @@ def draw_token(probs: torch.Tensor, rng: torch.Generator) -> int:
 def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
     """Return uniform numbers on the device of probabilities, in the dtype of sums over a vocabulary."""
     dtype = torch.float32 if probs.device.type == "mps" else torch.float64
-    return torch.tensor(uniforms, dtype=dtype, device=probs.device)
+    return to_device(torch.tensor(uniforms, dtype=dtype), probs.device)
 
 
 def choose_tokens(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from transformers import AttentionInterface
@@ -18,6 +18,7 @@ from vidspec.engine.quantised import Precision
 from vidspec.engine.recurrent import linear_attention, max_state_bytes
 from vidspec.engine.rotary import RotaryTables, axis_count
 from vidspec.engine.slab import Slab
+from vidspec.engine.stock_types import StockModel
 
 __all__ = ["NAME", "StockDecoder", "device_of"]
 
@@ -74,7 +75,7 @@ class StockDecoder:
     graphs: ReplayedPasses | None = None
     eager: str | None = "its blocks are not fused"
 
-    def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
+    def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget
         config = language.config
         config._attn_implementation = NAME
@@ -140,7 +141,7 @@ class StockDecoder:
             assert isinstance(attention, PassAttention)
             rows = rows + linear_attention(layer.linear_attn, index, layer.input_layernorm(rows), attention.batch)
             return rows + _mlp_output(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
-        out: Any = layer(
+        out = layer(
             rows[None],
             attention_mask=None,
             position_ids=None,
@@ -159,10 +160,9 @@ class StockDecoder:
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def _mlp_output(out: Any) -> torch.Tensor:
+def _mlp_output(out: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return the output of a feed-forward block without a mixture of experts' router logits."""
-    first: torch.Tensor = out[0] if isinstance(out, tuple) else out
-    return first
+    return out[0] if isinstance(out, tuple) else out
 
 
 def device_of(block: torch.nn.Module) -> torch.device:

@@ -1,26 +1,22 @@
-"""Interface of video-language models, and the pixels, visual tokens and embedded prompts they exchange."""
+"""Pixels, visual tokens and embedded prompts, and the registry of model families, for use without torch.
+
+The contract of a family is :class:`vidspec.models.video_language_model.VideoLanguageModel`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
-
-import torch
+from typing import TYPE_CHECKING
 
 from vidspec.deprecation import old_names
-from vidspec.engine.decoder import LanguageModel
-from vidspec.models.preprocess import PixelRules, normalise
+from vidspec.engine.stock_types import StockConfig, StockModel, StockTokenizer
+from vidspec.registry import Registry
 
 if TYPE_CHECKING:
-    from vidspec.engine.quantised import Precision
-    from vidspec.models.request import DialogueTurn
-    from vidspec.video import Clip
+    import torch
 
-#: Stock models of ``transformers``, their configs and tokenizers; untyped, since attributes differ by class.
-StockModel: TypeAlias = Any
-StockConfig: TypeAlias = Any
-StockTokenizer: TypeAlias = Any
+    from vidspec.models.preprocess import PixelRules
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "EmbeddedPrompt",
@@ -28,9 +24,9 @@ __all__ = [
     "StockConfig",
     "StockModel",
     "StockTokenizer",
-    "VideoLanguageModel",
     "VisionOutput",
     "VisualTokens",
+    "families",
 ]
 
 
@@ -58,6 +54,8 @@ class Pixels:
     @property
     def values(self) -> torch.Tensor:
         """Normalised float32 values, on the device of ``stored``."""
+        from vidspec.models.preprocess import normalise
+
         return self.stored if self.rules is None else normalise(self.stored, self.rules)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -104,6 +102,8 @@ class VisionOutput:
         duration: float | None = None,
     ) -> VisionOutput:
         """Build the output of a full grid, frame by frame in raster order, without separators."""
+        import torch
+
         _, rows, columns = grid
         place = torch.arange(len(features), device=features.device)
         frame, row, column = place // (rows * columns), place // columns % rows, place % columns
@@ -141,6 +141,12 @@ class VisualTokens:
         return int(self.frame.max()) + 1 if len(self) else 0
 
 
+def _no_rows() -> torch.Tensor:
+    import torch
+
+    return torch.empty(0, dtype=torch.long)
+
+
 @dataclass(frozen=True)
 class EmbeddedPrompt:
     """A prompt ready for prefill.
@@ -159,7 +165,7 @@ class EmbeddedPrompt:
     positions: torch.Tensor
     visual: VisualTokens
     next_position: int
-    audio: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    audio: torch.Tensor = field(default_factory=_no_rows)
 
     @property
     def length(self) -> int:
@@ -168,18 +174,24 @@ class EmbeddedPrompt:
     @property
     def text_rows_after_video(self) -> torch.Tensor:
         """Rows (r,) of the prompt after the last visual or audio token; all rows if there is none."""
+        import torch
+
         first = max((int(rows[-1]) + 1 for rows in (self.visual.index, self.audio) if len(rows)), default=0)
         return torch.arange(first, self.length, device=self.embeds.device)
 
     @property
     def text_ids(self) -> tuple[int, ...]:
         """Token ids of the text, without visual and audio placeholders."""
+        import torch
+
         text = torch.ones(self.length, dtype=torch.bool, device=self.token_ids.device)
         text[self.visual.index] = text[self.audio] = False
         return tuple(self.token_ids[text].tolist())
 
     def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
         """Return the sorted rows of the prompt without the visual tokens not in ``kept``."""
+        import torch
+
         stays = torch.ones(self.length, dtype=torch.bool, device=self.embeds.device)
         stays[self.visual.index] = False
         stays[self.visual.index[kept]] = True
@@ -197,6 +209,8 @@ class EmbeddedPrompt:
             kept: (K,) sorted indices of visual tokens.
             compact: renumber positions without gaps (as SpecVLM's code does) instead of keeping them.
         """
+        import torch
+
         rows = self.rows_kept(kept)
         moved = torch.full((self.length,), -1, dtype=torch.long, device=rows.device)
         moved[rows] = torch.arange(len(rows), device=rows.device)
@@ -225,94 +239,18 @@ class EmbeddedPrompt:
         )
 
 
-class VideoLanguageModel(LanguageModel, Protocol):
-    """A loaded model: preprocessing, vision tower, prompt and language model."""
-
-    name: str
-    source: str  # hub id or folder
-    family: str
-    tokenizer: StockTokenizer
-    eos: frozenset[int]
-    codes: Precision | None  # of stored codes its blocks kept
-    max_sound_s: float | None  # None for families without audio input
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def layers(self) -> int: ...
-
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        """Return a lower bound of the visual tokens of a clip."""
-        ...
-
-    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
-        """Return a lower bound of the text tokens of the prompt."""
-        ...
-
-    def audio_tokens(self, samples: int) -> int:
-        """Return the number of audio tokens of so many samples; 0 for families without audio input."""
-        ...
-
-    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
-        """Estimate the device bytes of a clip until its prompt is read, and those of the running tower.
-
-        Args:
-            visual: number of visual tokens.
-            tokens: number of prompt tokens.
-        """
-        ...
-
-    def preprocess(self, clip: Clip) -> Pixels:
-        """Return the input of the vision tower, and of the audio tower if there is one."""
-        ...
-
-    def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
-        """Return the visual tokens of one clip.
-
-        Args:
-            pixels: from :meth:`preprocess`.
-            pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
-        """
-        ...
-
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
-        ...
-
-    def prefix(
-        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
-    ) -> EmbeddedPrompt:
-        """Return the embedded prompt with the video in it, or in the first of the ``earlier`` turns."""
-        ...
-
-    def text_ids(
-        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
-    ) -> list[int]:
-        """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
-        ...
-
-    def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
-        """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
-        ...
-
-    @property
-    def unquantisable_reason(self) -> str | None:
-        """Reason its weights cannot be quantised; None if they can."""
-        ...
-
-    def quantised_copy(self, precision: Precision) -> Self:
-        """Return the model with quantised copies of the language model's weights, over the same slab; cached."""
-        ...
-
-    def with_own_slab(self) -> Self:
-        """Return the model with a slab of its own, for passes in another thread."""
-        ...
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings (..., hidden) of token ids."""
-        ...
+#: Model families, by the ``model_type`` of their checkpoints.
+families: Registry[VideoLanguageModel] = Registry(
+    None, "families", "vidspec.models.families", "model family", "models.family"
+)
 
 
 if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(__name__, {"Seen": "VisionOutput", "Prefix": "EmbeddedPrompt"})
+    __getattr__ = old_names(
+        __name__,
+        {
+            "Seen": "VisionOutput",
+            "Prefix": "EmbeddedPrompt",
+            "VideoLanguageModel": "vidspec.models.video_language_model.VideoLanguageModel",
+        },
+    )

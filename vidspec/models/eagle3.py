@@ -26,12 +26,13 @@ from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
-from vidspec.models.base import StockConfig, VideoLanguageModel
+from vidspec.models.base import StockConfig
+from vidspec.models.checkpoint_config import check_kernels, load_error, weight_source
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import retries_offline
-from vidspec.models.loading import check_kernels, load_error, weight_source
 from vidspec.models.placement import Placement
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
 __all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "default_tap_blocks", "head_config", "load_eagle3"]

@@ -11,7 +11,7 @@ import torch
 from vidspec.engine.decoder import Decoder
 from vidspec.engine.device import to_device
 from vidspec.engine.graphs import ReplayedPasses
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["Head", "HeadDecoder", "HeadRows"]
 

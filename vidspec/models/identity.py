@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from vidspec.errors import ModelError, ProfileError
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "TEXT",

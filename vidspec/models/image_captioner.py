@@ -19,12 +19,18 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.checkpoint_config import any_config, load_error, weight_source
 from vidspec.models.hub import retries_offline, show_downloads
-from vidspec.models.loading import any_config, load_error, load_weights, weight_source
+from vidspec.models.loading import load_weights
 from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
-    from vidspec.models.base import StockModel, VideoLanguageModel
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import BatchFeature
+
+    from vidspec.models.base import StockModel
+    from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video import Clip
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load_image_captioner", "middle_frame"]
@@ -142,17 +148,19 @@ class HubCaptioner(ImageCaptioner):
             ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
         return first_sentence(self.processor.batch_decode(ids[:, prompt_length:], skip_special_tokens=True)[0])
 
-    def _inputs(self, frame: Any) -> Any:
+    def _inputs(self, frame: NDArray[np.uint8]) -> BatchFeature:
+        texts: dict[str, str] = {}
         if task := TASKS.get(self.model.config.model_type):
-            return self.processor(images=frame, text=task, return_tensors="pt")
-        if getattr(self.processor, "chat_template", None):
+            texts = {"text": task}
+        elif getattr(self.processor, "chat_template", None):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
             messages = [{"role": "user", "content": content}]
             if self._prompt is None:
                 renderer = TemplateRenderer(self.processor.apply_chat_template)
                 self._prompt = renderer(self.name, messages, add_generation_prompt=True)
-            return self.processor(images=frame, text=self._prompt, return_tensors="pt")
-        return self.processor(images=frame, return_tensors="pt")
+            texts = {"text": self._prompt}
+        inputs: BatchFeature = self.processor(images=frame, return_tensors="pt", **texts)
+        return inputs
 
 
 @retries_offline

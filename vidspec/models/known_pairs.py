@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from vidspec.models.tiles import Size, best_resolution, fit_token_grid, round_to_multiples, unpadded_cells
+from vidspec.errors import GenerationError
+from vidspec.models.frame_rules import FrameRule, MergedPatches, SquareFrames, TiledFrames, TokenGrid
+from vidspec.models.memory_estimate import BYTES, PROMPT, ClipMemory, ModelSizes, clip_memory
+from vidspec.models.tiles import Size
 
 __all__ = [
+    "PUBLISHED_RULES",
     "KnownModel",
     "MemoryWorkload",
     "ModelPair",
@@ -22,21 +25,25 @@ __all__ = [
     "listed_draft",
     "pair_memory",
     "recommended_pair",
-    "visual_tokens",
 ]
 
-#: Bytes per number.
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Share of free memory that a recommended pair leaves for activations.
 SPARE = 0.2
-#: Main memory of Python, torch and transformers without a model, in bytes.
-PROCESS = 420 << 20
-#: Text tokens of a prompt.
-PROMPT = 64
-#: Visual tokens per frame of any size; SmolVLM's are for 2.2B, smaller ones make 8**2.
-TOKENS_PER_FRAME = {"llava": 24**2, "internvl": 16**2, "smolvlm": 9**2}
-#: Tile resolutions of LLaVA-NeXT's published configs.
-RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+_QWEN2_5 = MergedPatches(min_pixels=56**2, max_pixels=12_845_056, max_video_tokens=128_000)
+_OMNI = MergedPatches(min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000)
+_QWEN3 = MergedPatches(min_pixels=64**2, max_pixels=25_165_824, max_video_tokens=768, patch=16, whole_clip=True)
+#: Rules of the families, with the settings of the published configs and processors.
+PUBLISHED_RULES: Mapping[str, FrameRule] = {
+    "llava": SquareFrames(tokens=24**2, rows=24**2 + 1),
+    "llava_next": TiledFrames(24, 336, ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))),
+    "llava_onevision": SquareFrames(tokens=14**2, rows=27**2, separators=1),
+    "internvl": SquareFrames(tokens=16**2, rows=32**2 + 1),
+    "smolvlm": SquareFrames(tokens=9**2, rows=27**2),  # of 2.2B; smaller ones make 8**2
+    "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
+    "qwen2_5_vl": _QWEN2_5,
+    "qwen2_5_omni": _OMNI,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+}
 
 
 class MemoryWorkload(NamedTuple):
@@ -49,15 +56,23 @@ class MemoryWorkload(NamedTuple):
     dtype: str = "auto"
 
     def visual_tokens(self, family: str) -> int | None:
-        """Return the visual tokens of the clip; None for a family whose processor is unknown."""
+        """Return the visual tokens of the clip by a family's published rule; None if it has none, or takes no such
+        frames."""
+        return self.tokens_by(PUBLISHED_RULES.get(family))
+
+    def tokens_by(self, rule: FrameRule | None) -> int | None:
+        """Return the visual tokens of the clip by a rule; None without one, or if it takes no such frames."""
         try:
-            return visual_tokens(family, self.frames, self.size)
-        except ValueError:
+            return None if rule is None else rule.visual_tokens(self.frames, *self.size)
+        except GenerationError:
             return None
 
-    def tokens(self, visual: int | None) -> int:
-        """Return the tokens of prompt and caption."""
-        return (visual or 0) + PROMPT + self.new_tokens
+    def memory(self, sizes: ModelSizes, rule: FrameRule | None) -> ClipMemory:
+        """Return the memory of the clip on one model, without pruning."""
+        if rule is None or (visual := self.tokens_by(rule)) is None:
+            return clip_memory(sizes._replace(pass_row=0, embedding=0), visual=0, tokens=PROMPT, room=self.new_tokens)
+        rows = rule.tower_rows(self.frames, *self.size)
+        return clip_memory(sizes, visual=visual, tokens=visual + PROMPT, room=self.new_tokens, tower_rows=rows)
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,8 @@ class KnownModel:
 
     def kv_bytes(self, load: MemoryWorkload) -> int:
         """Return the bytes of the KV cache without pruning."""
-        return self.kv_per_token * load.tokens(load.visual_tokens(self.family)) * BYTES[load.dtype]
+        sizes = ModelSizes(entry=self.kv_per_token * BYTES[load.dtype])
+        return load.memory(sizes, PUBLISHED_RULES.get(self.family)).kv
 
 
 @dataclass(frozen=True)
@@ -160,7 +176,7 @@ def recommended_pair(load: MemoryWorkload, free: int, *, smallest: bool) -> Mode
     candidates = dict[int, ModelPair]()
     for pair in known_pairs():
         context, size = pair.target.context, pair_memory(pair, load).total
-        tokens = load.tokens(load.visual_tokens(pair.target.family))
+        tokens = (load.visual_tokens(pair.target.family) or 0) + PROMPT + load.new_tokens
         fits = size is not None and size <= (1 - SPARE) * free and (context is None or tokens <= context)
         if fits and pair.draft and pair.target.parameters:
             candidates.setdefault(pair.target.parameters, pair)
@@ -172,42 +188,6 @@ def pair_memory(pair: ModelPair, load: MemoryWorkload) -> PairMemory:
     kv = pair.target.kv_bytes(load) + (pair.draft or pair.target).kv_bytes(load)
     draft = 0 if pair.draft is None else pair.draft.weight_bytes(load.dtype)
     return PairMemory(pair.target.weight_bytes(load.dtype), draft, kv)
-
-
-def visual_tokens(family: str, frames: int, size: Size) -> int:
-    """Return the visual tokens of a clip, separators included, with the published processors' settings.
-
-    Args:
-        family: ``model_type`` of the config.
-        frames: number of frames.
-        size: rows and columns of pixels.
-
-    Raises:
-        ValueError: the family is unknown.
-    """
-    if family == "llava_onevision":
-        return frames * 14**2 + 1
-    if family in TOKENS_PER_FRAME:
-        return frames * TOKENS_PER_FRAME[family]
-    if family == "llava_next":
-        tall, wide = best_resolution(size, RESOLUTIONS)
-        cells = (tall // 14, wide // 14)
-        rows, columns = (len(range(side)[part]) for side, part in zip(cells, unpadded_cells(size, cells), strict=True))
-        return frames * (24**2 + rows * (columns + 1))
-    if family == "gemma4":
-        return frames * math.prod(fit_token_grid(size, 48, 70))
-    factor = 28
-    if family == "qwen2_5_vl":
-        rows, columns = round_to_multiples(size, factor, (56**2, 12_845_056))
-    elif family == "qwen2_5_omni":
-        rows, columns = round_to_multiples(size, factor, (128 * 28**2, 768 * 28**2))
-    elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
-        factor, shown = 32, max(2, frames)
-        counted = round(shown / 2) * 2  # steps of two frames, as the processor counts
-        rows, columns = round_to_multiples(size, factor, (64**2, 25_165_824), shown, counted)  # of the whole clip
-    else:
-        raise ValueError(f"no model of the family {family} is known")
-    return math.ceil(frames / 2) * (rows // factor) * (columns // factor)
 
 
 def cached_models(folder: Path) -> Mapping[str, bool]:

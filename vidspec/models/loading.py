@@ -1,11 +1,11 @@
-"""Load models by hub id or folder through ``transformers``, and check that two of them make a pair."""
+"""Load models by hub id or folder through ``transformers``, and check that two of them make a pair.
+
+:mod:`vidspec.models.checkpoint_config` reads their configs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import logging
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,41 +17,32 @@ from vidspec import memory
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel, families
+from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.checkpoint_tensors import check_plain, check_report
-from vidspec.models.hub import download_hint, is_local, retries_offline, show_downloads
+from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.identity import is_related
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
-from vidspec.models.processor_files import read_processor, read_template, read_text
+from vidspec.models.processor_files import read_processor, read_template
 from vidspec.models.quantised import (
-    MODELOPT_FILE,
     KeptCodes,
-    check_method,
     dequantised_tensors,
-    modelopt_settings,
     quantization_config,
     weight_sizes,
     without_quantization,
 )
-from vidspec.models.unsupported import KIN, unsupported_error
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, stored_tensors
-from vidspec.registry import families
 
 __all__ = [
     "SAFE",
-    "any_config",
-    "check_kernels",
+    "adapter_class",
     "check_pair",
     "embedded_folder",
     "empty_model",
-    "is_head",
-    "load_error",
     "load_model",
     "load_weights",
-    "read_config",
-    "weight_source",
 ]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
@@ -63,7 +54,6 @@ SAFE: Mapping[str, bool] = {
     "ignore_mismatched_sizes": True,  # reported in the loading info, and refused there
     "output_loading_info": True,
 }
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def embedded_folder(pair: str, role: str) -> Path:
@@ -86,13 +76,11 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     """
     import transformers
 
-    from vidspec.models.text_only import TextModel
-
     config = read_config(name, text=text)
     show_downloads()
     source, family = weight_source(name), str(config.model_type)
     text_only = family not in families.names()
-    kind: Any = TextModel if text_only else families.get(family)
+    kind = adapter_class(family)
     try:
         if not where.settled:
             empty = empty_model(kind, config, where.dtype)
@@ -121,10 +109,17 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     if getattr(config, "audio_config", None) is not None:
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare_decoder(adapter, where)
-    return adapter  # type: ignore[no-any-return]
+    return adapter
 
 
-def empty_model(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockModel:
+def adapter_class(family: str) -> type[VideoLanguageModel]:
+    """Return the adapter of a ``model_type``; one without vision if it is no family's."""
+    from vidspec.models.text_only import TextModel
+
+    return families.get(family) if family in families.names() else TextModel
+
+
+def empty_model(kind: type[VideoLanguageModel], config: StockConfig, dtype: torch.dtype) -> StockModel:
     """Build the stock model of a config on torch's meta device, without weights."""
     import transformers
 
@@ -134,69 +129,7 @@ def empty_model(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockMode
         return automatic.from_config(kind.config_of(config), dtype=dtype, trust_remote_code=False)
 
 
-def any_config(name: str) -> StockConfig:
-    """Read the config of a model of any type; no weights are read.
-
-    Raises:
-        ModelError: not found, unreadable, or it needs code of its repository.
-    """
-    source = weight_source(name)
-    try:
-        config = _config(source)
-    except VidspecError:
-        raise
-    except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        raise load_error(name, error) from error
-    check_kernels(name, source)
-    return config
-
-
-@retries_offline
-def read_config(name: str, *, text: bool = False) -> StockConfig:
-    """Read the config of a model of a supported family; no weights are read.
-
-    Args:
-        name: hub id, or a folder written by ``save_pretrained``.
-        text: also accept a language model without vision.
-
-    Raises:
-        ModelError: not found, unreadable, of another family, or it needs code of its repository.
-    """
-    from vidspec.models.text_only import TYPES
-
-    source = weight_source(name)
-    if is_head(name):
-        raise ModelError(
-            f"{name}: is a head of another model (EAGLE-3), not a model",
-            hint=f"--profile eagle3 --draft {name}",
-            kind="family",
-        )
-    try:
-        config = _config(source)
-    except VidspecError:
-        raise
-    except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        if _has_file(source, "adapter_config.json"):
-            raise ModelError(
-                f"{name}: is an adapter (LoRA), not a model",
-                hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
-            ) from error
-        kind = claimed_config(source).get("model_type")
-        needs_code = "trust_remote_code" in str(error) and kind not in KIN
-        if isinstance(kind, str) and not needs_code and kind not in families.names() and kind not in TYPES:
-            raise unsupported_error(name, kind) from error
-        raise load_error(name, error) from error
-    check_kernels(name, source)
-    if (settings := quantization_config(config)) is not None:
-        check_method(name, settings)
-    family = str(config.model_type)
-    text_only = family not in families.names() and family in TYPES
-    if family not in families.names() and not (text_only and text):
-        raise unsupported_error(name, family, blind=text_only)
-    return config
-
-
-def prepare_decoder(adapter: Adapter, where: Placement) -> None:
+def prepare_decoder(adapter: VideoLanguageModel, where: Placement) -> None:
     """Choose the decoder of a loaded model.
 
     cuDNN's attention is turned off on CUDA: it plans again for every key length, in every thread.
@@ -229,32 +162,8 @@ def prepare_decoder(adapter: Adapter, where: Placement) -> None:
     memory.release_memory()  # weights in the files' dtype and layout
 
 
-def check_kernels(name: str, source: str) -> None:
-    """Refuse a config that names kernels of the hub, which ``transformers`` would download and run.
-
-    Args:
-        name: the model name the user gave.
-        source: its hub id, its folder, or its config file.
-
-    Raises:
-        ModelError: names the kernel.
-    """
-    file = Path(source)
-    config = json.loads(
-        (file.read_text(encoding="utf-8") if file.is_file() else read_text(source, "config.json")) or "{}"
-    )
-    parts = [config]
-    while parts:
-        part = parts.pop()
-        for key, value in part.items() if isinstance(part, dict) else ():
-            values = list(value.values()) if isinstance(value, dict) else [value]
-            if key.strip("_").endswith("_implementation") and any("/" in str(item) for item in values):
-                raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
-            parts += [value]
-
-
 def _load_with_codes(
-    name: str, source: str, where: Placement, kind: Any, config: StockConfig, *, text: bool = False
+    name: str, source: str, where: Placement, kind: type[VideoLanguageModel], config: StockConfig, *, text: bool = False
 ) -> tuple[StockModel, Precision | None]:
     """Load the stock model of a config on its devices; a causal language model if ``text``.
 
@@ -372,91 +281,3 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
             f"({target.vocabulary} and {draft.vocabulary} ids)",
             kind="tokenizer",
         )
-
-
-def load_error(name: str, error: Exception) -> ModelError:
-    """Return the error for a model that ``transformers`` could not load, with the places searched and a hint."""
-    if "trust_remote_code" in str(error):
-        return ModelError(
-            f"{name}: needs its own code, which is not run",
-            hint="vidspec models lists models that need none",
-            kind="unreadable",
-        )
-    folder = Path(name).expanduser()
-    if folder.exists():
-        pickled = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
-        if pickled and not any(folder.glob("*.safetensors")):
-            return ModelError(
-                f"{name}: its weights are pickled ({pickled[0]}), and reading a pickle may run code",
-                hint="convert them to model.safetensors in the training environment",
-                kind="unreadable",
-            )
-        return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
-    import huggingface_hub.constants as hub
-
-    offline = " (offline mode is on)" if hub.HF_HUB_OFFLINE else ""
-    cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
-    return ModelError(
-        f"{name}: no such folder, not in the cache {cache}, and the hub did not give it{offline}: {_first_line(error)}",
-        hint=download_hint(name),
-        kind="missing",
-    )
-
-
-def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str:
-    """Return the source that ``transformers`` takes: a hub id, or an expanded path.
-
-    Raises:
-        ModelError: the folder is missing or has no config.
-    """
-    if not is_local(name):
-        return name
-    folder = Path(name).expanduser()
-    if not folder.exists():
-        raise ModelError(f"{name}: no such folder", hint=f"name a folder with {holding}")
-    if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
-        raise ModelError(f"{name}: no config.json in this folder", hint=f"name a folder with {holding}")
-    return str(folder)
-
-
-def claimed_config(source: str) -> dict[str, Any]:
-    """Return the raw config.json; empty if it cannot be read."""
-    try:
-        config = json.loads(read_text(source, "config.json") or "{}")
-    except (OSError, VidspecError, ValueError, RecursionError):  # loading the model reports the error
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def is_head(name: str) -> bool:
-    """Return True if the config of a hub id or folder names an EAGLE-3 head, loadable or not."""
-    architectures = claimed_config(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
-    return isinstance(architectures, list) and any(
-        "eagle3" in str(architecture).lower() for architecture in architectures
-    )
-
-
-def _config(source: str) -> StockConfig:
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    for library in ("huggingface_hub", "accelerate"):  # they log a line per retry and per offloaded weight
-        logging.getLogger(library).setLevel(logging.ERROR)
-    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    known = quantization_config(config) is not None
-    if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
-        config.quantization_config = settings
-    return config
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
-
-
-def _has_file(source: str, name: str) -> bool:
-    """Return True if a hub id or folder has a file; False if that cannot be determined."""
-    try:
-        return optional_file(source, name) is not None
-    except (OSError, VidspecError):
-        return False

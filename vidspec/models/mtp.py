@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -21,12 +21,12 @@ from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import StockConfig, VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel
+from vidspec.models.checkpoint_config import load_error
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import retries_offline
-from vidspec.models.loading import load_error
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["MtpHead", "load_mtp"]
 
@@ -42,11 +42,11 @@ class MtpLayer(nn.Module):
         norm: its final norm.
     """
 
-    def __init__(self, config: StockConfig, like: nn.Module, norm: nn.Module) -> None:
+    def __init__(self, config: StockConfig, like: StockModel, norm: StockModel) -> None:
         super().__init__()
         self.config = config = copy.deepcopy(config)
         config.num_hidden_layers, config.layer_types, config._attn_implementation = 1, ["full_attention"], NAME
-        width, norm_class, block = int(config.hidden_size), cast(Any, type(norm)), cast(Any, type(like))
+        width, norm_class, block = int(config.hidden_size), type(norm), type(like)
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.pre_fc_norm_embedding = norm_class(width, eps=config.rms_norm_eps)
         self.pre_fc_norm_hidden = norm_class(width, eps=config.rms_norm_eps)
@@ -71,7 +71,7 @@ class MtpDecoder(HeadDecoder):
 
     @cached_property
     def slab(self) -> Slab:
-        weight, attention = self.layer.fc.weight, cast(Any, self.layer.layers[0]).self_attn
+        weight, attention = self.layer.fc.weight, cast(StockModel, self.layer.layers[0]).self_attn
         heads = int(self.layer.config.num_key_value_heads)
         return Slab(heads, int(attention.head_dim), weight.dtype, [weight.device], self._budget)
 
@@ -83,7 +83,7 @@ class MtpDecoder(HeadDecoder):
         layer = self.layer
         embedding, state = rows.chunk(2, dim=1)
         both = torch.cat([layer.pre_fc_norm_embedding(embedding), layer.pre_fc_norm_hidden(state)], dim=1)
-        out: Any = layer.layers[index](
+        out = layer.layers[index](
             layer.fc(both)[None],
             attention_mask=None,
             position_ids=None,
@@ -133,7 +133,10 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
             hint="a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
             kind="unreadable",
         )
-    language, attention_blocks = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
+    language, attention_blocks = (
+        target.language,
+        target.decoder.cached or range(target.layers),
+    )
     with torch.device("meta"):
         layer = MtpLayer(language.config, language.layers[attention_blocks[-1]], language.norm).eval()
     expected = {key: tensor.shape for key, tensor in layer.state_dict().items()}

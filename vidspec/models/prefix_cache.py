@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.slab import KVSpan
-    from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisionOutput
+    from vidspec.models.base import EmbeddedPrompt, VisionOutput
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["PrefixCache", "PrefixHit"]
 

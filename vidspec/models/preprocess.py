@@ -178,7 +178,7 @@ class ImageRules:
         return cls(pixels, edge, square)
 
 
-def _parse_size(value: Any, of_one: str | None) -> dict[str, int]:
+def _parse_size(value: Mapping[str, int] | int | None, of_one: str | None) -> dict[str, int]:
     """Parse a size of a processor config: a mapping, or a number in old configs."""
     if isinstance(value, int):
         return {of_one: value} if of_one else {"height": value, "width": value}

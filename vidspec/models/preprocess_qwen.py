@@ -11,39 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec.errors import GenerationError
+from vidspec.models.frame_rules import MergedPatches
 from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, resize_to_square
-from vidspec.models.tiles import round_to_multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
 
-#: Maximum aspect ratio, as in ``transformers``.
-MAX_RATIO = 200
-
 
 @dataclass(frozen=True)
-class GridRules:
-    """Frame sizes of a checkpoint: each side a multiple of ``patch * merge`` pixels, within a pixel budget.
+class GridRules(MergedPatches):
+    """Frame sizes and normalisation of a checkpoint.
 
     Attributes:
-        patch: pixels per side of a patch.
-        merge: patches per side of a visual token.
-        steps: frames of a temporal patch.
-        min_pixels, max_pixels: budget of a frame, or of all frames together with ``whole_clip``.
-        whole_clip: the budget is the clip's (Qwen3-VL), not each frame's (Qwen2.5-VL).
-        capped: long clips get fewer pixels per frame (``cap_pixels_per_frame``).
-        max_video_tokens: limit of a clip (Qwen2.5-VL) or of a frame (Qwen3-VL) if ``capped``.
         mean, std, mode, scale: as in :class:`~vidspec.models.preprocess.PixelRules`.
     """
 
-    min_pixels: int
-    max_pixels: int
-    max_video_tokens: int
-    patch: int = 14
-    merge: int = 2
-    steps: int = 2
-    whole_clip: bool = False
-    capped: bool = False
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     mode: str = "bicubic"
@@ -74,32 +55,6 @@ class GridRules:
             mode=MODES.get(config.get("resample", 3), "bicubic"),
             scale=float(config.get("rescale_factor", 1 / 255)),
         )
-
-    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) of a clip's resized frames.
-
-        Raises:
-            GenerationError: one side is more than 200 times the other.
-        """
-        factor = self.patch * self.merge
-        low, high = self.min_pixels, self.max_pixels
-        if self.whole_clip:
-            frames = max(frames, self.steps)  # transformers refuses shorter clips; here the last frame is repeated
-            shown, counted = frames, round(frames / self.steps) * self.steps
-            if self.capped:
-                each = max(min(self.max_video_tokens * factor**2, high // frames), int(low * 1.05))
-                high = each * frames
-            if height < factor or width < factor:
-                grown = max(factor / height, factor / width)
-                height, width = int(height * grown), int(width * grown)
-        else:
-            shown = counted = 1
-            if self.capped:
-                total = int(self.max_video_tokens * factor * factor * 0.9)
-                high = max(min(high, total * self.steps // frames), int(low * 1.05))
-        if max(height, width) > MAX_RATIO * min(height, width):
-            raise GenerationError(f"frames of {width} x {height} pixels are too narrow for this model")
-        return round_to_multiples((height, width), factor, (low, high), shown, counted)
 
 
 def patches(

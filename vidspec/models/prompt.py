@@ -6,7 +6,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from vidspec.engine.requests import Encode, ModelLane, Steps
-from vidspec.models.base import EmbeddedPrompt, Pixels, VideoLanguageModel, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace

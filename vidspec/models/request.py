@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+
+from vidspec.errors import ArgumentError
+from vidspec.registry import nearest
 
 if TYPE_CHECKING:
     from threading import Event
     from typing import Self
 
-    from vidspec.models.base import Pixels, VideoLanguageModel, VisionOutput
+    from vidspec.models.base import Pixels, VisionOutput
     from vidspec.models.prefix_cache import PrefixCache
+    from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video.base import Clip
 
-__all__ = ["CaptionRequest", "DialogueTurn", "Question"]
+__all__ = ["CaptionOptions", "CaptionRequest", "DialogueTurn", "Question", "check_options"]
 
 
 #: Bytes of a clip's frames that are hashed into its seed.
@@ -39,6 +43,21 @@ class Question:
 
     kind: Literal["turn", "prompt"]
     index: int
+
+
+class CaptionOptions(TypedDict, total=False):
+    """Per-call options; unset and None fields fall back to the profile.
+
+    ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
+    ``earlier`` earlier questions and answers about them.
+    """
+
+    start: float | None
+    end: float | None
+    prompt: str | None
+    system: str | None
+    clip: Clip | None
+    earlier: tuple[DialogueTurn, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,3 +143,11 @@ class CaptionRequest:
         if self.clip is None:
             raise ValueError(f"{self.path}: the clip has not been read")
         return self.clip
+
+
+def check_options(method: str, options: CaptionOptions) -> None:
+    """Reject keyword arguments that :class:`CaptionOptions` does not have."""
+    for name in options.keys() - CaptionOptions.__annotations__.keys():
+        closest = nearest(name, CaptionOptions.__annotations__)
+        hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
+        raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)

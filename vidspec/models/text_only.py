@@ -6,9 +6,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from vidspec.errors import ModelError
-from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, StockModel, VisionOutput
 from vidspec.models.identity import TEXT
+from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -19,7 +19,7 @@ __all__ = ["TYPES", "TextModel"]
 TYPES = frozenset({"qwen2", "qwen3", "llama"})
 
 
-class TextModel(Adapter):
+class TextModel(VideoLanguageModel):
     """A ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM`` or ``LlamaForCausalLM``.
 
     It reads the token ids of the target's prompt, with a text in the place of the video, so that it continues the same

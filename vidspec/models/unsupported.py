@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import ModelError
+from vidspec.models.base import families
 from vidspec.models.hub import config_file, is_local, nearest_published
 from vidspec.models.known_pairs import known_pairs
-from vidspec.registry import families, nearest
+from vidspec.registry import nearest
 
 __all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
 

@@ -17,15 +17,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels, StockConfig
+from vidspec.models.memory_estimate import BUDGET
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "window_attention", "working_bytes"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "window_attention"]
 
 #: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
 #: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
 #: from a config with this name fails, since no hub kernel has it.
 WINDOWS = "vidspec_flash_windows"
-#: Byte budget of a tower's activations; a single frame is never cut.
-BUDGET = 1 << 30
 
 #: Rows by window length, computed by the first block of a pass and cached for its duration.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -131,16 +130,6 @@ def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
     """
     kept = config.num_hidden_layers + 1 if every_block else 0
     return 4 * (config.hidden_size * (9 + kept) + 3 * config.intermediate_size)  # type: ignore[no-any-return]
-
-
-def working_bytes(config: StockConfig, frames: int, tokens: int, *, every_block: bool = False) -> int:
-    """Return the maximum bytes of a tower for a clip with so many (merged) visual tokens."""
-    patches = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
-    side = getattr(config, "image_size", None)
-    side = side if isinstance(side, int) or side is None else side[0]
-    rows = tokens * getattr(config, "spatial_merge_size", 1) ** 2 if side is None else frames * (side // patches) ** 2
-    row_bytes = token_bytes(config, every_block=every_block)
-    return max(min(rows * row_bytes, BUDGET), -(-rows // max(frames, 1)) * row_bytes)
 
 
 AttentionInterface.register(WINDOWS, window_attention)

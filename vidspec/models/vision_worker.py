@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from vidspec.models.base import VideoLanguageModel, VisionOutput
+from vidspec.models.base import VisionOutput
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.process import Channel, ChildEnded, can_fork, fork
 
 if TYPE_CHECKING:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vidspec.deprecation import old_names
+from vidspec.registry import OptionConflict, Registry
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.schema import Profile
     from vidspec.engine.taps import Taps
     from vidspec.models.base import EmbeddedPrompt, VisualTokens
 
@@ -26,6 +28,7 @@ __all__ = [
     "kept_count",
     "make_signals",
     "make_taps",
+    "pruners",
     "split",
     "token_grid",
     "top_scored",
@@ -89,9 +92,24 @@ class Pruner(ABC):
 
     needs: frozenset[str] = frozenset()
 
+    def check(self, profile: Profile) -> Iterable[OptionConflict]:
+        """Yield conflicts of its options with the rest of a profile."""
+        return ()
+
     @abstractmethod
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         """Return (K,) sorted indices of the visual tokens kept, K = :func:`kept_count` of N and ``alpha``."""
+
+
+pruners: Registry[Pruner] = Registry(
+    Pruner,
+    "pruning",
+    "vidspec.pruning.pruners",
+    "pruner",
+    "prune.method",
+    always=("none",),
+    known=("depth", "family"),
+)
 
 
 class ScoringPruner(Pruner):

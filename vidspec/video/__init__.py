@@ -4,7 +4,9 @@ reading    the calls, read and read_at: path -> Clip
 base       Clip, SourceFacts, Index, the FrameDecoder protocol
 opening    opens a file, or raises one error with the reason
 payload    byte patterns that no encoder writes, in compressed pictures
+packets    one pass over a file's packets
 probing    the index of a file's frames
+pictures   pictures from packets, damage found
 sample     frame selection: pure arithmetic
 image      image files as videos of one frame
 progress   a counter that shows that reading goes on
@@ -15,7 +17,7 @@ decode_av, decode_decord, decode_hardware   the decoders behind ``base.FrameDeco
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vidspec.events.source import SourceFacts
@@ -28,7 +30,7 @@ __all__ = ["Clip", "FrameDecoder", "Index", "SourceFacts", "probe", "read", "rea
 _HOMES = {"probe": "probing", "read": "reading", "read_at": "reading"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -14,8 +14,9 @@ import av
 
 from vidspec.errors import UsageError, VideoError
 from vidspec.video.base import Index, NotDelivered, PutFrame
-from vidspec.video.decode_av import AvDecoder, DecodeMode
+from vidspec.video.decode_av import AvDecoder
 from vidspec.video.opening import accelerator
+from vidspec.video.pictures import DecodeMode
 
 __all__ = ["DEVICES", "HardwareDecoder", "refusal_reason"]
 

@@ -7,10 +7,8 @@ frames, as in AVI with B-frames or raw H.264, is the file decoded once to count 
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 from typing import Literal, cast
@@ -23,16 +21,13 @@ from numpy.typing import NDArray
 from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
-from vidspec.video.base import ClipDamage, Index, Orientation, format_seconds
-from vidspec.video.decode_av import decode_all
+from vidspec.video.base import Index, Orientation
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
-from vidspec.video.payload import CODECS, PictureInspector, length_size
+from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden_packets, read_packets
+from vidspec.video.pictures import decode_all
 
 __all__ = ["index_by_decoding", "probe", "too_large"]
-
-# Containers whose header states a length.
-_STATES_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 
 # Containers without a size or count that would reveal the loss of a full cycle of their packet counters.
 _GAPS_MAY_BE_LOSS = {"mpegts", "mpeg"}
@@ -42,14 +37,11 @@ _MAX_GAPS = 4
 _MAX_PIXELS = 1 << 28
 # Bytes per pixel while decoding: some reference pictures, and one or two in RGB.
 _PIXEL_BYTES = 12
-# decord allocates as many frames as fit into the duration, and kills the process if memory is short.
-_DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
 # Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
 # they have: 4,000 pictures of 1080p, or some seconds of a core.
 _ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
 _MAX_ANIMATED_PIXELS = 1 << 33
-_JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
 
 
 def probe(path: str | os.PathLike[str]) -> Index:
@@ -78,40 +70,19 @@ def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
     )
 
 
-@dataclass
-class _Packets:
-    """Result of one pass over the packets: decodable frames, keyframes, irregularities."""
-
-    pts: array[int] = field(default_factory=lambda: array("q"))
-    all_pts: array[int] = field(default_factory=lambda: array("q"))
-    positions: array[int] = field(default_factory=lambda: array("q"))
-    lost_pts: array[int] = field(default_factory=lambda: array("q"))
-    key_pts: array[int] = field(default_factory=lambda: array("q"))
-    key_dts: array[int] = field(default_factory=lambda: array("q"))
-    seen: int = 0
-    last_pts: int | None = None
-    last_duration: int = 0
-    tail_damaged: bool = False
-    open_start: bool = False
-    no_timestamps: int = 0
-    leading: int = 0
-    discarded: int = 0
-    lost: int = 0
-
-
 def _probe(path: str, *, by_decoding: bool) -> Index:
     with opened(path) as container:
         stream, alone = _video_stream(path, container)
         codec = stream.codec_context
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
-        packets = _read_packets(container, stream, found.joined)
+        packets = read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
         container_format, name = container.format.name, codec_name(codec)
         coded, position = (codec.width, codec.height), stream.index  # read while the container is open
         base = Fraction(stream.time_base or 1)
         rate = stream.average_rate or stream.guessed_rate
-        truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
+        truncated = packets.tail_damaged or ends_early(container, stream, packets, base, found)
     if not packets.seen:
         raise VideoError(f"{path}: its video stream holds no frames", kind="truncated" if truncated else "no_frames")
 
@@ -134,10 +105,10 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         base, pts, raw, damaged = _count_frames(path, packet_base, rate)
         truncated = truncated or damaged
         if base == packet_base and not damaged:
-            packets.lost_pts.extend(_hidden_packets(packets.pts, pts))
+            packets.lost_pts.extend(hidden_packets(packets.pts, pts))
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
-    origin, wrong = _damage(packets, found, pts, base if base == packet_base else None)
+    origin, wrong = find_damage(packets, found, pts, base if base == packet_base else None)
     duration = float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base)
     return Index(
         path=path,
@@ -155,7 +126,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         turn=turn,
         duration_s=duration,
         truncated=truncated and found.joined is None,
-        doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
+        doubts=decord_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
         open_start=packets.open_start,
@@ -192,72 +163,6 @@ def _check_animation(path: str, codec: str, count: int, size: tuple[int, int]) -
         )
 
 
-def _read_packets(container: av.container.InputContainer, stream: av.VideoStream, joined: int | None) -> _Packets:
-    """Read all packets once, up to the byte ``joined``. A frame counts if all data since its keyframe is intact."""
-    found = _Packets()
-    key: int | None = None  # keyframe that the current packets depend on; None if they have none
-    hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
-    name = codec_name(stream.codec_context)
-    pixels = stream.codec_context.width * stream.codec_context.height
-    pictures = (
-        PictureInspector(name, pixels, length_size(name, stream.codec_context.extradata or b""))
-        if name in CODECS
-        else None
-    )
-    damaged = False  # True if undecodable packets are due to damage, not to the stream's beginning
-    try:
-        for packet in packets_of(container, stream):
-            if packet.dts is None and packet.pts is None and not packet.size:
-                continue  # the flush packet at the end
-            if joined is not None and packet.pos is not None and packet.pos >= joined:
-                break
-            found.seen += 1
-            found.tail_damaged = packet.is_corrupt
-            if not packet.size:
-                continue  # a repeated frame in AVI
-            if packet.pts is None:
-                found.no_timestamps += 1
-                continue
-            found.all_pts.append(packet.pts)
-            found.positions.append(-1 if packet.pos is None else packet.pos)
-            if packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet))):
-                key, damaged = None, True
-            elif packet.is_keyframe:
-                key = packet.pts
-                if pictures is not None and not found.key_pts:
-                    found.open_start = pictures.starts_open(bytes(packet))
-                found.key_pts.append(packet.pts)
-                found.key_dts.append(packet.pts if packet.dts is None else packet.dts)
-            if found.last_pts is None or packet.pts >= found.last_pts:
-                found.last_pts, found.last_duration = packet.pts, packet.duration or 0
-            if packet.is_discard:
-                found.discarded += 1  # outside the edit list: decoded, never shown
-            elif hidden_frames and not bytes(packet)[0] & 0x10:
-                pass  # VP8's alternative references are packets that show nothing
-            elif key is None:
-                found.lost += 1
-                if damaged:
-                    found.lost_pts.append(packet.pts)
-            elif packet.pts < key and len(found.key_pts) == 1:
-                found.lost += 1  # leads the first keyframe: needs one that is not in the file
-            else:
-                found.leading += packet.pts < key
-                found.pts.append(packet.pts)
-    except (av.error.FFmpegError, OSError):
-        found.tail_damaged = True
-    return found
-
-
-def _hidden_packets(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
-    """Return the times of packets without a picture next to other such packets; codecs hide single ones."""
-    times = np.unique(np.frombuffer(packets, np.int64))
-    bare = ~np.isin(times, pictures)
-    near = np.zeros_like(bare)
-    near[1:] |= bare[:-1]
-    near[:-1] |= bare[1:]
-    return [int(time) for time in times[bare & near]]
-
-
 def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
     """Return the positions before and after the longest gaps in time."""
     gaps = np.diff(pts)
@@ -266,64 +171,6 @@ def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
     longest = np.argsort(-gaps, kind="stable")[:_MAX_GAPS]
     found = longest[gaps[longest] > 1.5 * np.median(gaps)]
     return tuple(int(position) for position in np.unique([found, found + 1]))
-
-
-def _damage(
-    packets: _Packets, found: damage.DamageReport, pts: NDArray[np.int64], base: Fraction | None
-) -> tuple[int, tuple[ClipDamage, ...]]:
-    """Return the time of the first frame, lost or not, and the damage. ``base``: None if packets have no time."""
-    if base is None:
-        if found.joined is not None:
-            what = "another stream is joined to it: its clock restarts"
-            return int(pts[0]), (ClipDamage(what, hint=_JOINED_HINT),)
-        hinted = [damage.DamageSpot(at, "packets are missing") for at in found.hints]
-        return int(pts[0]), tuple(ClipDamage(spot.what) for spot in [*found.spots, *hinted][:1])
-    times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
-    lost = np.frombuffer(packets.lost_pts, np.int64)
-    if found.joined is not None:
-        lost = lost[lost <= pts[-1]]  # FFmpeg reports the joined stream as a loss, and the last packets as changed
-    first_shown = int(positions[np.flatnonzero(times == pts[0])[0]]) if (times == pts[0]).any() else 0
-    if any(spot.at is not None and spot.at < first_shown for spot in found.spots):
-        lost = np.append(lost, times[times < pts[0]])  # not a stream that begins within a group of pictures
-    origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
-    seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
-    damages = damage.damages(found, positions, *seconds)
-    if found.joined is not None:
-        end = float((int(times.max()) + packets.last_duration - origin) * base)
-        what = f"another stream is joined to it: its clock restarts at {format_seconds(end)}"
-        damages = (ClipDamage(what, start=float((int(pts[-1]) - origin) * base), hint=_JOINED_HINT), *damages)
-    return origin, damages
-
-
-def _ends_early(
-    container: av.container.InputContainer,
-    stream: av.VideoStream,
-    packets: _Packets,
-    base: Fraction,
-    found: damage.DamageReport,
-) -> bool:
-    """Return True if the header promises clearly more than the packets hold: a download or recording cut short.
-
-    Only for containers whose header states it; in others FFmpeg estimates durations from the bit rate.
-    """
-    if found.ends_early or packets.last_pts is None or container.format.name not in _STATES_LENGTH:
-        return bool(found.ends_early)
-    if container.format.name == "avi":
-        return False  # already counted, including the empty packets that FFmpeg leaves out
-    # A matching count decides: edit lists and sound make durations ambiguous.
-    if stream.frames and packets.seen >= stream.frames:
-        return False
-    promises = []
-    if stream.duration is not None:
-        promises.append(float(((stream.start_time or 0) + stream.duration) * base))
-    clock = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", "").strip("\0 "))
-    if clock:  # Matroska's per-stream statistics, which some tools copy from a longer file
-        promises.append(int(clock[1]) * 3600 + int(clock[2]) * 60 + float(clock[3]))
-    if container.duration is not None and (promises or len(container.streams) == 1):
-        promises.append(((container.start_time or 0) + container.duration) / 1_000_000)
-    slack = max(2 * packets.last_duration * float(base), 0.1)
-    end = float((packets.last_pts + packets.last_duration) * base)
-    return bool(promises) and min(promises) - end > slack
 
 
 def _first_picture(path: str, truncated: bool) -> tuple[int, int, Orientation]:
@@ -376,20 +223,3 @@ def _count_frames(
         return base, pts, given, damaged
     # No usable timestamps at all: frames follow each other at the stream's nominal rate.
     return 1 / Fraction(rate or 25), np.arange(len(given), dtype=np.int64), given, damaged
-
-
-def _doubts(packets: _Packets, order: str, first: int, alone: bool, room: float) -> tuple[str, ...]:
-    """Return the conditions under which decord 0.6.0 returned or could return wrong frames, or ended the process.
-
-    ``room``: frames that fit into the duration at the nominal rate.
-    """
-    found = {
-        "its timestamps do not order its frames": order == "count",
-        "decord seeks wrongly in open GOPs": packets.leading > 0,
-        "decord seeks wrongly in streams that do not start at 0": first != 0,
-        "decord ignores edit lists": packets.discarded > 0,
-        "some of its frames cannot be decoded": packets.lost > 0,
-        "it has several video streams": not alone,
-        "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
-    }
-    return tuple(reason for reason, true in found.items() if true)

@@ -5,8 +5,9 @@ FFmpeg's decoders either refuse a damaged packet or decode it to something; only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import cast
 
 import av
 import numpy as np
@@ -66,7 +67,7 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
     """Return the decoded samples and the times of lost frames; None without a stream, or if the seek overshot."""
     origin = float(index.first * index.time_base)
     with opened(index.path) as container:
-        stream: Any = container.streams.best("audio")
+        stream = cast("av.AudioStream | None", container.streams.best("audio"))
         if stream is None:
             return None
         if stream.codec_context is None:
@@ -77,7 +78,7 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
             )
         if seek:
             try:
-                container.seek(int((origin + start - _PREROLL_S) / stream.time_base), stream=stream)
+                container.seek(int((origin + start - _PREROLL_S) / Fraction(stream.time_base or 1)), stream=stream)
             except (av.error.FFmpegError, OSError):
                 return None
         track, began = _Track(start, end), False
@@ -98,9 +99,11 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
     return track, lost
 
 
-def _frames(container: Any, stream: Any) -> Iterator[tuple[float | None, Any]]:
+def _frames(
+    container: av.container.InputContainer, stream: av.AudioStream
+) -> Iterator[tuple[float | None, av.AudioFrame | None]]:
     """Yield time (on the file's clock) and frame, in order; None for a frame that cannot be decoded."""
-    packets, time = packets_of(container, stream), None
+    packets, time, base = packets_of(container, stream), None, Fraction(stream.time_base or 1)
     while True:
         try:
             packet = next(packets, None)
@@ -110,7 +113,7 @@ def _frames(container: Any, stream: Any) -> Iterator[tuple[float | None, Any]]:
         if packet is None:
             return
         if packet.pts is not None:
-            time = float(packet.pts * stream.time_base)
+            time = float(packet.pts * base)
         try:
             if packet.is_corrupt and packet.size:
                 yield time, None
@@ -124,7 +127,7 @@ def _frames(container: Any, stream: Any) -> Iterator[tuple[float | None, Any]]:
             yield time, None
             continue
         for frame in frames:
-            yield (None if frame.pts is None else float(frame.pts * frame.time_base)), frame
+            yield (None if frame.pts is None else float(frame.pts * (frame.time_base or base))), frame
 
 
 class _Track:
@@ -135,7 +138,7 @@ class _Track:
         self._samples = np.zeros(round((end - start) * RATE), np.float32)
         self._at = self._filled = 0
         self._kind: tuple[str, str, int] | None = None
-        self._resampler: Any = None
+        self._resampler: av.AudioResampler | None = None
 
     @property
     def samples(self) -> NDArray[np.float32] | None:
@@ -143,7 +146,7 @@ class _Track:
         self._flush()
         return self._samples[: self._filled].copy() if self._filled else None
 
-    def add(self, time: float | None, frame: Any) -> None:
+    def add(self, time: float | None, frame: av.AudioFrame) -> None:
         """Add a frame that begins at ``time``, None for the end of the previous one."""
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         elsewhere = time is not None and abs(time - self._next) > _SLACK
@@ -152,17 +155,18 @@ class _Track:
             self._next = self._next if time is None else time
             self._at = round((self._next - self._start) * RATE)
             self._kind, self._resampler = kind, av.AudioResampler("fltp", frame.layout, RATE)
+        assert self._resampler is not None
         self._next += frame.samples / frame.sample_rate
         frame.pts = None  # only its samples count
-        self._append(frame)
+        self._append(self._resampler.resample(frame))
 
     def _flush(self) -> None:
         if self._resampler is not None:
-            self._append(None)
+            self._append(self._resampler.resample(None))
         self._resampler = self._kind = None
 
-    def _append(self, frame: Any) -> None:
-        for made in self._resampler.resample(frame):
+    def _append(self, resampled: Iterable[av.AudioFrame]) -> None:
+        for made in resampled:
             samples = made.to_ndarray().mean(0)  # FFmpeg's own downmix sums, which is louder than the channels
             low, high = max(0, self._at), min(len(self._samples), self._at + len(samples))
             if high > low:

@@ -6,8 +6,8 @@ import torch
 
 from tests.engine.passing import forward
 from tests.models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
+from vidspec.models.base import families
 from vidspec.pruning.target.base import KeptTokens, TargetPruner
-from vidspec.registry import families
 
 PROMPT = "Describe the video."
 #: Without those whose blocks keep states, and those of another's blocks.

@@ -15,8 +15,8 @@ from vidspec.errors import ProfileError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
+from vidspec.pruning.target.base import lossy
 from vidspec.pruning.target.engine import PrunedTargetEngine
-from vidspec.registry import lossy
 
 METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
 #: The small target has too few blocks for a tenth.

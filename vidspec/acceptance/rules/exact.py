@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vidspec.acceptance.base import Verdict
-from vidspec.registry import rules
+from vidspec.acceptance.base import AcceptanceRule, Verdict, rules
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @rules.register("exact")
-class ExactRule:
+class ExactRule(AcceptanceRule):
     """Greedy: output equals the target's own argmax sequence. Sampled: output has the target's own distribution.
 
     The accepted path follows the target's choice from node to child, in a chain or a tree. The choice is the argmax in
@@ -29,7 +28,6 @@ class ExactRule:
 
     lossless: ClassVar[bool] = True
     draws: ClassVar[bool] = True
-    accepts_unverified: ClassVar[float] = 0.0
 
     def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
         if draft.is_chain:  # no search for children: it would cost clips times nodes

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
+from vidspec.acceptance.base import rules
 from vidspec.acceptance.rules.fly_minus import FlyMinusRule, Theta
-from vidspec.config.bounds import MANY
+from vidspec.bounds import MANY
 from vidspec.events.events import LooseToken
-from vidspec.registry import key, rules
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     from vidspec.acceptance.loose import WindowBranch

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
+from vidspec.acceptance.base import GroundedRule, rules
 from vidspec.acceptance.loose import LooseRule, WindowBranch
-from vidspec.config.bounds import MANY
+from vidspec.bounds import MANY
 from vidspec.events.events import LooseToken
-from vidspec.registry import key, rules
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def relevance(hidden: torch.Tensor, visual_states: torch.Tensor, similar: int) -
 
 
 @rules.register("lvspec")
-class LVSpec(LooseRule):
+class LVSpec(LooseRule, GroundedRule):
     """LVSpec's visual-semantic guidance and position-shift tolerance.
 
     With H_V the target's last states at the prompt's N_V visual positions, h_i that at the i-th of K drafted tokens d
@@ -56,8 +57,6 @@ class LVSpec(LooseRule):
     Args:
         sampling, eos, protected: see :class:`LooseRule`.
     """
-
-    grounded: ClassVar[bool] = True
 
     def __init__(
         self,

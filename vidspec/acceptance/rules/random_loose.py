@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from vidspec.acceptance.base import rules
 from vidspec.acceptance.loose import LooseRule, WindowBranch
 from vidspec.events.events import LooseToken
-from vidspec.registry import key, rules
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

@@ -166,8 +166,8 @@ class RunFormat(OutputFormat):
     update = "end"
 
 
-output_formats: Registry[type[OutputFormat]] = Registry(
-    "formats", "vidspec.dataset.formats", "format", "--format", separator="-"
+output_formats: Registry[OutputFormat] = Registry(
+    OutputFormat, "formats", "vidspec.dataset.formats", "format", "--format", separator="-"
 )
 
 

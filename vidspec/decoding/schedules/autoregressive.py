@@ -5,12 +5,11 @@ from __future__ import annotations
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
-from vidspec.registry import schedules
+from vidspec.schedule import Schedule, schedules
 
 __all__ = ["autoregressive", "plain_round"]
 
 
-@schedules.register("autoregressive", drafts=False)
 def autoregressive(sequence: Sequence) -> Steps[None]:
     """Emit one round per token."""
     begun = sequence.trace.now()
@@ -33,3 +32,9 @@ def plain_round(sequence: Sequence, begun: float) -> Steps[bool]:
     texts, _ = sequence.add_text((token,))
     sequence.emit(Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=target.probabilities))
     return sequence.limits.is_finished(sequence.token_ids)
+
+
+@schedules.register("autoregressive")
+class Autoregressive(Schedule):
+    drafts = False
+    run = staticmethod(autoregressive)

@@ -50,7 +50,7 @@ from vidspec.decoding.protocol import (
 from vidspec.drafting.base import Draft
 from vidspec.errors import GenerationError
 from vidspec.events.events import Mode, Round
-from vidspec.registry import schedules
+from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
     from vidspec.draft_length.base import WindowSize
@@ -103,7 +103,6 @@ def worker_error(failed: WorkerFailed) -> GenerationError:
     return error
 
 
-@schedules.register("parallel", beside=True)
 class Scheduler:
     """State machine of the parallel schedule: maps each worker result to the next messages and the completed round.
 
@@ -308,3 +307,8 @@ class Scheduler:
         """True if the draft's text has ended."""
         ended = bool(self._drafted) and self._drafted[-1] in self.settings.eos
         return ended or self._known_length >= self.settings.max_new_tokens
+
+
+@schedules.register("parallel")
+class Parallel(Schedule):
+    beside = True

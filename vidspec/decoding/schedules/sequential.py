@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.target import verify
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
-from vidspec.registry import schedules
+from vidspec.schedule import Schedule, schedules
 
 
-@schedules.register("sequential")
 def sequential(sequence: Sequence) -> Steps[None]:
     """Emit one round per verification.
 
@@ -18,6 +16,8 @@ def sequential(sequence: Sequence) -> Steps[None]:
     shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped,
     ends the text even in the middle of an accepted window.
     """
+    from vidspec.decoding.target import verify  # imports torch, which a profile is checked without
+
     drafter = sequence.drafter
     trace, limits, window = sequence.trace, sequence.limits, sequence.window
     if drafter is None or sequence.acceptance is None:
@@ -73,3 +73,8 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 probabilities=verdict.probabilities[:emitted],
             )
         )
+
+
+@schedules.register("sequential")
+class Sequential(Schedule):
+    run = staticmethod(sequential)

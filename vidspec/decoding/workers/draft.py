@@ -46,8 +46,9 @@ from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
 from vidspec.events.trace import Trace
 from vidspec.models import loading
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel
+from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.identity import model_identity
+from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from vidspec.decoding.auto import ROWS, parallel_windows
 from vidspec.decoding.protocol import KeptTokensMessage, OutgoingMessage, PrefillTarget, TargetMessage, Verify
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.setup import ROWS, DecodingSetup
+from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.draft_length.base import WindowSize
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
 
@@ -34,7 +34,7 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
         raise ValueError("the parallel schedule needs an acceptance rule and a process for the draft")
     overlap = setup.profile.schedule.prefill == "parallel"
     process = slot.ready()
-    windows = _windows(setup, slot.gamma)
+    windows = parallel_windows(setup.profile, slot.gamma)
     target = TargetSide(sequence)
     blind = not setup.profile.shows_the_video
     texts = {"\n": sequence.job.text_ids(setup.target.model, "\n")} if blind else {}
@@ -139,11 +139,3 @@ def run_rounds(
             send(sends)
             if settled is not None:
                 emit(settled)
-
-
-def _windows(setup: DecodingSetup, start: int) -> WindowSize:
-    gamma = setup.profile.draft.gamma
-    if gamma != "auto":
-        return FixedGamma(gamma)
-    # With small windows and long accepted runs, rounding up pays (ParallelVLM App. A).
-    return AutoGamma(start, "up" if setup.profile.drafts_with_the_target else "down")

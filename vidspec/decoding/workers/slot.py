@@ -7,29 +7,19 @@ import weakref
 import torch
 
 from vidspec.config.profiles import Profile
+from vidspec.decoding.auto import split_threads
 from vidspec.decoding.schedules.parallel import WorkerLost
 from vidspec.decoding.workers.messages import DraftStart
 from vidspec.decoding.workers.process import PATIENCE, DraftProcess
 from vidspec.engine.device import CoreSharing
-from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, check_identity, model_identity, require_vision
 from vidspec.models.placement import Placement
+from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["DraftProcessSlot", "split_threads"]
+__all__ = ["DraftProcessSlot"]
 
 #: Most seconds for loading the weights of a large draft.
 LOADING = 1800.0
-
-
-def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
-    """Return the threads of target and draft, together ``total`` if that is two or more.
-
-    Args:
-        total: threads of a single worker.
-        draft: the draft's share; a quarter if None, at least one.
-    """
-    share = max(1, total // 4) if draft is None else draft
-    return max(1, total - share), share
 
 
 class DraftProcessSlot:
@@ -44,6 +34,7 @@ class DraftProcessSlot:
         target: the model that the draft must match; set before the first use.
         gamma: final window of the last clip.
         device: device of the draft.
+        target_threads, draft_threads: torch threads of both on a CPU; None on other devices.
     """
 
     target: VideoLanguageModel
@@ -56,11 +47,11 @@ class DraftProcessSlot:
         #: Reduces the target's threads while any clip is here, which leaves the draft its share of the processor.
         self.sharing = CoreSharing(lambda threads: self.target_threads or threads)
         self.target_threads: int | None = None
-        threads: int | None = None
+        self.draft_threads: int | None = None
         if where.device.type == "cpu":
             total = profile.models.threads or torch.get_num_threads()
-            self.target_threads, threads = split_threads(total, wanted.draft_threads)
-        self._start, self._timeout = DraftStart(model, where, threads), wanted.timeout
+            self.target_threads, self.draft_threads = split_threads(total, wanted.draft_threads)
+        self._start, self._timeout = DraftStart(model, where, self.draft_threads), wanted.timeout
         self._processes: list[DraftProcess] = []
         self.start()
         weakref.finalize(self, _stop_all, self._processes)  # its reader thread would keep a forgotten process for ever

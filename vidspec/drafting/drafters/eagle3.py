@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vidspec.drafting.base import drafters
 from vidspec.drafting.head import HeadDraft
-from vidspec.registry import drafters
 
 
 @drafters.register("eagle3")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.config.bounds import MANY
-from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import OptionConflict, drafters, key
+from vidspec.bounds import MANY
+from vidspec.drafting.base import Drafter, DrafterKind, drafters
+from vidspec.registry import OptionConflict, key
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
-from vidspec.drafting.base import Draft, Drafter, DrafterKind
+from vidspec.drafting.base import Draft, Drafter, DrafterKind, drafters
 from vidspec.drafting.drafters.suffix import MemoryPath, SuffixDraft
 from vidspec.drafting.lookup import LookupDrafter
 from vidspec.errors import ProfileError
-from vidspec.registry import OptionConflict, drafters, option_conflicts, options_of
+from vidspec.registry import OptionConflict, options_of
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import PassResult
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 
 class HybridDrafter(Drafter):
@@ -140,7 +140,7 @@ class HybridDraft(DrafterKind):
         if made is HybridDraft:
             raise ProfileError("draft.options.of: hybrid is no drafter of its own", hint="draft.options.of: model")
         taken = options_of(made).model_validate(settings or {}).model_dump(exclude_unset=True)
-        self.inner = cast(DrafterKind, made(**taken))
+        self.inner = made(**taken)
         if self.inner.model is None:
             raise ProfileError(f"draft.options.of: {of} drafts without a model", hint="draft.options.of: model")
         self.needs, self.model, self.sees = self.inner.needs, self.inner.model, self.inner.sees
@@ -148,7 +148,7 @@ class HybridDraft(DrafterKind):
         self.lookup = SuffixDraft(least, most, capacity, memory)
 
     def check(self, profile: Profile) -> Iterable[OptionConflict]:
-        return option_conflicts(self.inner, profile)
+        return self.inner.check(profile)
 
     def prepare(self, target: VideoLanguageModel) -> None:
         self.inner.prepare(target)

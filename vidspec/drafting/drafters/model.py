@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import drafters
+from vidspec.drafting.base import Drafter, DrafterKind, drafters
 
 if TYPE_CHECKING:
     from vidspec.drafting.context import DraftContext

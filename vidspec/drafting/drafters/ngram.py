@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from vidspec.drafting.base import drafters
 from vidspec.drafting.lookup import LookupDrafter
-from vidspec.registry import drafters
 
 
 @drafters.register("ngram")

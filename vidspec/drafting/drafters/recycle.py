@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import FreeDrafter
-from vidspec.registry import drafters
+from vidspec.drafting.base import FreeDrafter, drafters
 
 if TYPE_CHECKING:
     from vidspec.engine.rows import PassResult

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import drafters, key
+from vidspec.drafting.base import Drafter, DrafterKind, drafters
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     from vidspec.drafting.context import DraftContext

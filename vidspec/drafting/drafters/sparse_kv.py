@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.config.bounds import MANY
-from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import drafters, key
+from vidspec.bounds import MANY
+from vidspec.drafting.base import Drafter, DrafterKind, drafters
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from vidspec.drafting.base import drafters
 from vidspec.drafting.lookup import LookupDrafter
 from vidspec.drafting.memory import TextMemory
 from vidspec.drafting.memory_file import MemoryFile
-from vidspec.registry import drafters, key
+from vidspec.registry import key
 
 if TYPE_CHECKING:
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["MemoryPath", "SuffixDraft"]
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
-from vidspec.models.tiles import fit_token_grid
-from vidspec.registry import families
+from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -28,19 +27,18 @@ CHAT_TEMPLATE = (
 
 
 @families.register("gemma4")
-class Gemma4(Adapter):
+class Gemma4(VideoLanguageModel):
     """A ``Gemma4ForConditionalGeneration``; its prompt is ``<bos><|turn>user\\n\\n\\n{frames}\\n\\n{prompt}<turn|>\\n
     <|turn>model\\n``, each frame being ``{mm:ss} <|image>{frame}<image|>``.
     """
 
     family = "gemma4"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
+    frame_rule: TokenGrid
 
     def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
-        self.rows_per_token = self.pool**2
-        self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (
             tokens.convert_ids_to_tokens(id_) for id_ in (config.boi_token_id, config.eoi_token_id)
@@ -54,14 +52,15 @@ class Gemma4(Adapter):
             before = f"{self.closes} "
         return [*pieces, self.closes]
 
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        rows, columns = fit_token_grid((height, width), self.patch * self.pool, self.max_tokens)
-        return frames * rows * columns
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> TokenGrid:
+        patch, pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
+        return TokenGrid(patch * pool, pool, int(processor.get("max_soft_tokens", 70)))
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return patches (T * P, 3 * patch ** 2), in raster order per frame; within a patch, channels vary fastest."""
         side = self.patch * self.pool
-        rows, columns = fit_token_grid((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
+        rows, columns = self.frame_rule.grid(clip.frames.shape[1], clip.frames.shape[2])
         rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
         shown = resize_to_square(clip.frames, rules, self.device)
         cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)

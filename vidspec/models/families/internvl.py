@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vidspec.models.base import Pixels, VisionOutput
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import Llava
+from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, resize_to_square
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -38,11 +38,15 @@ class InternVL(Llava):
         given = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}
         self.square = PixelRules.from_config(given, size)
         self.side = int(size // patch * config.downsample_ratio)
-        self.rows_per_token = round(config.downsample_ratio**-2)
         self.tower_rows = (size // patch) ** 2 + 1
         self.opens = getattr(tokenizer, "start_image_token", None) or "<img>"
         self.closes = getattr(tokenizer, "end_image_token", None) or "</img>"
         self._video = getattr(tokenizer, "video_token", None) or "<video>"
+
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
+        patches = config.vision_config.image_size[0] // config.vision_config.patch_size[0]
+        return SquareFrames(int(patches * config.downsample_ratio) ** 2, patches**2 + 1)
 
     @property
     def span(self) -> str:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -29,7 +29,7 @@ VICUNA = (
 
 
 @families.register("llava")
-class Llava(Adapter):
+class Llava(VideoLanguageModel):
     """A ``LlavaForConditionalGeneration``; its prompt is ``USER: <image>\\n<image>\\n...{prompt} ASSISTANT:``, with one
     ``<image>`` per frame, and a ``<s>`` before it if the tokenizer begins texts with one."""
 
@@ -62,9 +62,10 @@ class Llava(Adapter):
     def leading_ids(self) -> list[int]:
         return list(self._leading_ids)
 
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        side: int = self.side
-        return frames * side**2
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        return SquareFrames(side**2, side**2 + 1)
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return square frames (T, 3, S, S)."""

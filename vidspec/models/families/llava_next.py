@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
+from vidspec.models.frame_rules import FrameRule, TiledFrames
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles
 from vidspec.models.tiles import best_resolution, unpadded_cells
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -33,7 +33,6 @@ class LlavaNext(Llava):
     model is Mistral, Vicuna's otherwise."""
 
     family = "llava_next"
-    rows_per_token = 2  # tiles have padding
 
     def default_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
@@ -42,11 +41,10 @@ class LlavaNext(Llava):
         super().set_up(processor)
         self.resolutions: list[list[int]] = self.model.config.image_grid_pinpoints
 
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        best, edge = best_resolution((height, width), self.resolutions), self.model.config.vision_config.image_size
-        rows, columns = unpadded_cells((height, width), (best[0] // edge * self.side, best[1] // edge * self.side))
-        tiles: int = (rows.stop - rows.start) * (columns.stop - columns.start + 1)
-        return super().visual_tokens(frames, height, width) + frames * tiles
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
+        edge = config.vision_config.image_size
+        return TiledFrames(edge // config.vision_config.patch_size, edge, config.image_grid_pinpoints)
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return frames and tiles (T, 1 + tiles, 3, S, S); the grid has the frames' height and width in pixels."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional as F
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, VisionOutput
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
+from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -31,23 +31,23 @@ CHAT_TEMPLATE = (
 
 
 @families.register("llava_onevision")
-class LlavaOnevision(Adapter):
+class LlavaOnevision(VideoLanguageModel):
     """A ``LlavaOnevisionForConditionalGeneration``; its prompt is
     ``<|im_start|>user <video>\\n{prompt}<|im_end|><|im_start|>assistant\\n``."""
 
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     keeps_blocks: ClassVar[bool] = True
-    rows_per_token = 4
 
     def set_up(self, processor: ProcessorConfig) -> None:
         vision = self.model.config.vision_config
         self.rules = PixelRules.from_config(processor, vision.image_size)
         self.patches = vision.image_size // vision.patch_size
 
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        cells: int = math.ceil(self.patches / 2)
-        return frames * cells**2 + 1
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
+        patches = config.vision_config.image_size // config.vision_config.patch_size
+        return SquareFrames(math.ceil(patches / 2) ** 2, patches**2, separators=1)
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return square frames (T, 3, S, S)."""

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
 from vidspec.models.families.qwen2_5_vl import Qwen25VL, seconds_per_step
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.vision import BUDGET, WINDOWS, token_bytes
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip

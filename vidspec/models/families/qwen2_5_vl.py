@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput, families
+from vidspec.models.frame_rules import FrameRule
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
 from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 @families.register("qwen2_5_vl")
-class Qwen25VL(Adapter):
+class Qwen25VL(VideoLanguageModel):
     """A ``Qwen2_5_VLForConditionalGeneration``; its prompt is ``<|im_start|>system\\n{system}<|im_end|>\\n
     <|im_start|>user\\n<|vision_start|>{video}<|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``.
 
@@ -53,7 +53,6 @@ class Qwen25VL(Adapter):
         config = self.model.config
         self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
-        self.rows_per_token, self.features_per_token = self.merge**2, len(self._mergers)
         self.rules = self.rules_of(processor, config.vision_config)
         special_ids = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(special_ids)
@@ -72,9 +71,9 @@ class Qwen25VL(Adapter):
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         return [self.opens, range(len(vision)), self.closes]
 
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        rows, columns = (side // self.rules.patch // self.merge for side in self.rules.size(frames, height, width))
-        return -(-frames // self.rules.steps) * rows * columns
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
+        return cls.rules_of(processor, config.vision_config)
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return (patches, values of a patch), the grid in patches, and as ``seconds`` the start of each step."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vidspec.models.base import families
 from vidspec.models.families.qwen3_vl import Qwen3VL
-from vidspec.registry import families
 
 __all__ = ["Qwen35"]
 

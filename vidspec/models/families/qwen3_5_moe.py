@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vidspec.models.base import families
 from vidspec.models.families.qwen3_5 import Qwen35
-from vidspec.registry import families
 
 __all__ = ["Qwen35MoE"]
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.models.preprocess_qwen import GridRules, patches
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vidspec.models.base import families
 from vidspec.models.families.qwen3_vl import Qwen3VL
-from vidspec.registry import families
 
 __all__ = ["Qwen3VLMoE"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.adapter import Adapter
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockModel, VisionOutput
+from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput, families
+from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-from vidspec.registry import families
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -39,7 +39,7 @@ _ONES = (
 
 
 @families.register("smolvlm")
-class SmolVLM(Adapter):
+class SmolVLM(VideoLanguageModel):
     """A ``SmolVLMForConditionalGeneration``; its prompt is ``<|im_start|>User: {introduction}{frames}\\n\\n{prompt}
     <end_of_utterance>\\nAssistant:``, each frame being ``\\nFrame from {mm:ss}:<fake_token_around_image><global-img>
     {frame}<fake_token_around_image>``.
@@ -58,7 +58,6 @@ class SmolVLM(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
-        self.rows_per_token = self.scale**2
         #: Visual tokens per side of a frame.
         self.side = self.patches // self.scale
         sampled = (processor.get("video_sampling") or {}).get("video_size") or {}
@@ -87,8 +86,10 @@ class SmolVLM(Adapter):
             text = self.around
         return [*pieces, f"{text}\n\n"]
 
-    def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        return frames * int(self.side) ** 2
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
+        patches = config.vision_config.image_size // config.vision_config.patch_size
+        return SquareFrames((patches // int(config.scale_factor)) ** 2, patches**2)
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return frames (T, 3, S, S), resized by the longer side, then to squares; on the CPU, which has Lanczos."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.pruning.base import ScoringPruner, Signals
-from vidspec.registry import key, pruners
+from vidspec.pruning.base import ScoringPruner, Signals, pruners
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

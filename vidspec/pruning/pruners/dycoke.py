@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split, token_grid
-from vidspec.registry import pruners
+from vidspec.pruning.base import Pruner, Signals, evenly_spaced, pruners, split, token_grid
 
 if TYPE_CHECKING:
     import torch

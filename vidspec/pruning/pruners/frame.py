@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split, whole_frames
-from vidspec.registry import pruners
+from vidspec.pruning.base import Pruner, Signals, evenly_spaced, pruners, split, whole_frames
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from vidspec.errors import ProfileError
-from vidspec.pruning.base import ScoringPruner, Signals, token_grid
+from vidspec.pruning.base import ScoringPruner, Signals, pruners, token_grid
 from vidspec.pruning.pruners.attention import SoftmaxKeys
-from vidspec.registry import key, pruners
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

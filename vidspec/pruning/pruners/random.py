@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Pruner, Signals, kept_count, with_required
-from vidspec.registry import pruners
+from vidspec.pruning.base import Pruner, Signals, kept_count, pruners, with_required
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split
-from vidspec.registry import pruners
+from vidspec.pruning.base import Pruner, Signals, evenly_spaced, pruners, split
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.config.bounds import LAYERS
+from vidspec.bounds import LAYERS
 from vidspec.errors import ProfileError
-from vidspec.pruning.base import ScoringPruner, Signals
-from vidspec.registry import key, pruners
+from vidspec.pruning.base import ScoringPruner, Signals, pruners
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

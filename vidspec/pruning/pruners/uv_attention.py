@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import ScoringPruner, Signals
+from vidspec.pruning.base import ScoringPruner, Signals, pruners
 from vidspec.pruning.pruners.uv import SignalLayer, signal_layer
-from vidspec.registry import pruners
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.pruning.base import Pruner, Signals, split
-from vidspec.registry import key, pruners
+from vidspec.pruning.base import Pruner, Signals, pruners, split
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

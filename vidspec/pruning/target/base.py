@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from vidspec.config.bounds import LAYERS
+from vidspec.bounds import LAYERS
 from vidspec.deprecation import old_names
 from vidspec.errors import ModelError
 from vidspec.pruning.base import best
-from vidspec.registry import key
+from vidspec.registry import OptionConflict, Registry, key
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.schema import Profile
     from vidspec.models.base import EmbeddedPrompt, VisualTokens
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "TargetPruner",
     "WholeBlocks",
     "last_row_attention",
+    "lossy",
     "on_average",
     "places",
     "share_of",
@@ -98,11 +100,17 @@ class TargetPruner(ABC):
     directly.
 
     Attributes:
+        shares: length of ``keep``.
         similarity: with :meth:`reads`, entries are chosen again when the cosine with the attention at the last choice
             falls below it.
     """
 
+    shares: ClassVar[int] = 1
     similarity: float = 0.0
+
+    def check(self, profile: Profile) -> Iterable[OptionConflict]:
+        """Yield conflicts of its options with the rest of a profile."""
+        return ()
 
     def before(self, prefix: EmbeddedPrompt) -> torch.Tensor | None:
         """Return (K,) sorted indices of the visual tokens that enter the first block; None for all."""
@@ -128,6 +136,11 @@ class TargetPruner(ABC):
         entered the first block.
         """
         return None
+
+
+lossy: Registry[TargetPruner] = Registry(
+    TargetPruner, "lossy", "vidspec.pruning.target.methods", "lossy method", "lossy.method", always=("none",)
+)
 
 
 class StagedPruner(TargetPruner):

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
-from vidspec.engine.forward import Engine, Prefilling
+from vidspec.engine.forward import Engine
+from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.errors import ProfileError
-from vidspec.models.base import EmbeddedPrompt, VideoLanguageModel, VisualTokens
+from vidspec.models.base import EmbeddedPrompt, VisualTokens
+from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
+from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, lossy, share_of
 from vidspec.pruning.target.span import PrunedSpan
-from vidspec.registry import build_part, lossy
+from vidspec.registry import build_part
 
 if TYPE_CHECKING:
     from vidspec.config.part_sections import LossySection
@@ -83,7 +85,7 @@ def build_target_engine(section: LossySection, target: VideoLanguageModel) -> En
         raise ProfileError(
             f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
         )
-    return PrunedTargetEngine(target, cast(TargetPruner, build_part(lossy.get(section.method), section)))
+    return PrunedTargetEngine(target, build_part(lossy.get(section.method), section))
 
 
 class PrunedTargetEngine(Engine[VideoLanguageModel]):

@@ -2,7 +2,7 @@
 
 Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, MP4 states sizes, counts and
 durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything:
-changes inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
+changes inside a compressed picture show in its bytes (``payload``) or when it is decoded (``pictures``), and not
 always.
 
 Each known container is one function in its own file: bytes and the video stream's number in, ``DamageReport`` out.

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import TargetPruner, WholeBlocks, whole_blocks
-from vidspec.registry import key, lossy
+from vidspec.pruning.target.base import TargetPruner, WholeBlocks, lossy, whole_blocks
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

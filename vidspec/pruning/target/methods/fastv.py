@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.pruning.target.base import StagedPruner, WholeBlocks
-from vidspec.registry import lossy
+from vidspec.pruning.target.base import StagedPruner, WholeBlocks, lossy
 
 
 @lossy.register("fastv")

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.pruning.target.base import StagedPruner
-from vidspec.registry import lossy
+from vidspec.pruning.target.base import StagedPruner, lossy
 
 
 @lossy.register("pdrop")

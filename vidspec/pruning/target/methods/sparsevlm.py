@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from vidspec.config.bounds import MANY
+from vidspec.bounds import MANY
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import BlockSignals, KeptTokens, StagedPruner, places
-from vidspec.registry import key, lossy
+from vidspec.pruning.target.base import BlockSignals, KeptTokens, StagedPruner, lossy, places
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch

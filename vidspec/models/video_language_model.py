@@ -1,4 +1,4 @@
-"""Base class of the family adapters: end tokens, the prompt around the video, and the decoder."""
+"""The contract of model families: preprocessing, vision tower, the prompt around the video, and the decoder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ from vidspec.models.base import (
     VisualTokens,
 )
 from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.frame_rules import FrameRule
+from vidspec.models.memory_estimate import ClipMemory, clip_memory
+from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import BUDGET, split_pixels, token_bytes
+from vidspec.models.vision import split_pixels
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
+    from vidspec.video import Clip
 
-__all__ = ["Adapter"]
+__all__ = ["VideoLanguageModel"]
 
 T = TypeVar("T")
 
@@ -46,8 +50,8 @@ class ChatMessage(TypedDict):
     content: list[dict[str, str]]
 
 
-class Adapter:
-    """A stock ``transformers`` model as a :class:`~vidspec.models.base.VideoLanguageModel`; one subclass per family.
+class VideoLanguageModel:
+    """A stock ``transformers`` model with its vision tower and its prompts; one subclass per family.
 
     Args:
         name: the name the user gave.
@@ -68,8 +72,8 @@ class Adapter:
     vision_attention: ClassVar[str] = "sdpa"
     #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
-    #: Approximate tower rows per visual token; feature vectors per visual token, deepstack levels included.
-    rows_per_token, features_per_token = 1, 1
+    #: Rule for the number of visual tokens; None in a family that overrides :meth:`visual_tokens`.
+    frame_rule: FrameRule | None = None
     #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
     #: One-line notice for users of this checkpoint.
@@ -100,6 +104,7 @@ class Adapter:
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
         # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
+        self.frame_rule = self.frame_rule_of(model.config, processor)
         self.set_up(processor)
 
     # Hooks that families override.
@@ -124,6 +129,11 @@ class Adapter:
     def set_up(self, processor: ProcessorConfig) -> None:
         """Read the settings of preprocessing and prompts from the processor's and the model's configs."""
 
+    @classmethod
+    def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule | None:
+        """Return the rule for the number of visual tokens, from the stock model's and the processor's configs."""
+        return None
+
     def default_template(self) -> str:
         """Return the family's chat template, for checkpoints without one."""
         return self.chat_template
@@ -135,7 +145,9 @@ class Adapter:
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         """Return the number of visual tokens of a clip, class tokens excluded, without running the tower."""
-        raise NotImplementedError
+        if self.frame_rule is None:
+            raise NotImplementedError
+        return self.frame_rule.visual_tokens(frames, height, width)
 
     def audio_tokens(self, samples: int) -> int:
         """Return the number of audio tokens of so many samples."""
@@ -167,6 +179,10 @@ class Adapter:
         """Return the family's part of :meth:`stock_inputs`."""
         return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
+    def preprocess(self, clip: Clip) -> Pixels:
+        """Return the input of the vision tower, and of the audio tower if there is one."""
+        raise NotImplementedError
+
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
         """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
         raise NotImplementedError
@@ -184,11 +200,18 @@ class Adapter:
             yield
         return outputs
 
-    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
-        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
-        prompt = (tokens + self.features_per_token * visual) * self.language.config.hidden_size * self.dtype.itemsize
-        row = token_bytes(self.model.config.vision_config, every_block=self.keeps_blocks)
-        return prompt, min(BUDGET, visual * self.rows_per_token * row)
+    def clip_memory(self, size: tuple[int, int, int], visual: int, tokens: int, room: int) -> ClipMemory:
+        """Estimate the memory of a clip on the model's device.
+
+        Args:
+            size: number of frames, their height and width.
+            visual: number of visual and audio tokens.
+            tokens: number of prompt tokens.
+            room: number of tokens after the prompt.
+        """
+        rows = (0, 0) if self.frame_rule is None else self.frame_rule.tower_rows(*size)
+        sizes = sizes_of(type(self), self.model, self.decoder, self.device)
+        return clip_memory(sizes, visual=visual, tokens=tokens, room=room, tower_rows=rows)
 
     @property
     def device(self) -> torch.device:
@@ -282,7 +305,12 @@ class Adapter:
         return other
 
     def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
-        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        """Return the visual tokens of one clip.
+
+        Args:
+            pixels: from :meth:`preprocess`.
+            pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
+        """
         steps = self.encode_steps(pixels, pooled=pooled)
         while True:
             try:
@@ -379,6 +407,7 @@ class Adapter:
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings (..., hidden) of token ids."""
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
 
 

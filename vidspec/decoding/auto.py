@@ -1,0 +1,173 @@
+"""Values that a profile leaves open (``auto`` or null): every decision that depends on the machine or the models.
+
+Rules that need a model's weights are beside the weights, and called from here by way of the placement:
+:func:`~vidspec.models.placement.fit_placement` (dtype on a CPU), :func:`~vidspec.engine.decoders.decoder_of` (decoder),
+:func:`~vidspec.engine.matrix.choose_packing` and :func:`~vidspec.engine.layouts.choose_layout` (weights). Values that
+follow measured times are chosen while clips are decoded: ``gamma: auto`` and the number of clips at once.
+:func:`explain` reports all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from vidspec.config.profiles import Profile
+from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.trees import MOST
+from vidspec.drafting.base import DrafterKind
+from vidspec.drafting.static_tree import parse_tree
+from vidspec.engine.layouts import WeightFormat
+from vidspec.models.placement import Placement, resolve_placement
+from vidspec.pruning.base import Pruner
+
+if TYPE_CHECKING:
+    from vidspec.decoding.setup import DecodingSetup
+    from vidspec.models.video_language_model import VideoLanguageModel
+
+__all__ = [
+    "ROWS",
+    "Choice",
+    "draft_placement",
+    "explain",
+    "has_room_for_two",
+    "max_window",
+    "measures_passes",
+    "parallel_windows",
+    "prunes_late",
+    "split_threads",
+    "target_placement",
+]
+
+#: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
+ROWS = MOST
+
+
+class Choice(NamedTuple):
+    """A value that the profile leaves open: its key, what was chosen, and the reason."""
+
+    key: str
+    value: str
+    why: str
+
+
+def target_placement(profile: Profile) -> Placement:
+    """Return the target's placement and weight format."""
+    wanted = profile.models
+    where = resolve_placement(
+        profile.workers.target or wanted.device,
+        wanted.dtype,
+        wanted.decoder,
+        wanted.device_map,
+        wanted.quantization,
+        wanted.packed,
+        wanted.weights,
+    )
+    return replace(where, adapter=wanted.adapter, fitted=where.fitted and wanted.pair is None)
+
+
+def draft_placement(profile: Profile) -> Placement:
+    """Return the draft's placement (as named, else on a second GPU if there is one) and weight format."""
+    wanted, precision = profile.models, profile.draft.precision
+    weights: WeightFormat = "auto" if precision == "auto" else None
+    if precision == "int8" or precision == "int4":
+        weights = precision
+    elif profile.drafts_with_the_target:
+        weights = wanted.weights
+    device = profile.workers.draft or wanted.draft_device or wanted.device
+    if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
+        device = "cuda:1"
+    where = resolve_placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
+    return replace(where, fitted=where.fitted and wanted.pair is None)
+
+
+def has_room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:
+    """Return True if running both at once is faster than in turns: two devices, or a CPU with several cores.
+
+    Args:
+        target, draft: their devices.
+        threads: torch threads on a CPU; the current number if None.
+    """
+    return target != draft or (target.type == "cpu" and (threads or torch.get_num_threads()) > 1)
+
+
+def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
+    """Return the threads of target and draft, together ``total`` if that is two or more.
+
+    Args:
+        total: threads of a single worker.
+        draft: the draft's share; a quarter if None, at least one.
+    """
+    share = max(1, total // 4) if draft is None else draft
+    return max(1, total - share), share
+
+
+def prunes_late(profile: Profile, pruner: Pruner | None, target: VideoLanguageModel) -> bool:
+    """Return True if a draft that reads during the target's prefill reads the whole video and prunes afterwards.
+
+    States of recurrent blocks cannot be pruned, and positions that were rotated into the keys cannot be compacted.
+    """
+    if pruner is None or profile.schedule.prefill == "sequential":
+        return False
+    if profile.prune.when is not None:
+        return profile.prune.when == "late"
+    prunable = profile.prune.positions == "original" and target.decoder.cached is None
+    return prunable and not pruner.needs.isdisjoint(("attention", "visual_attention"))
+
+
+def max_window(profile: Profile) -> int:
+    """Return the most tokens of a draft window."""
+    draft = profile.draft
+    if draft.kind == "none":
+        return 0
+    if profile.concurrent:
+        return ROWS
+    if draft.topology == "tree":
+        return len(parse_tree(draft.tree))
+    return ROWS if draft.gamma == "auto" or draft.topology == "adaptive" else draft.gamma
+
+
+def measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:
+    """Return True if the times of passes decide what is drafted in turns."""
+    if drafter is None or profile.concurrent:
+        return False
+    return profile.draft.gamma == "auto" or profile.draft.topology == "adaptive" or drafter.paces
+
+
+def parallel_windows(profile: Profile, start: int) -> WindowSize:
+    """Return the draft windows of the parallel schedule; ``auto`` begins with ``start`` tokens."""
+    gamma = profile.draft.gamma
+    if gamma != "auto":
+        return FixedGamma(gamma)
+    # With small windows and long accepted runs, rounding up pays (ParallelVLM App. A).
+    return AutoGamma(start, "up" if profile.drafts_with_the_target else "down")
+
+
+def explain(setup: DecodingSetup) -> list[Choice]:
+    """Return the values that the profile of a loaded captioner leaves open, with the reasons."""
+    profile, target = setup.profile, setup.target.model
+    wanted, draft = profile.models, setup.draft.model if setup.draft is not None else None
+    choices: list[Choice] = []
+    if wanted.device == "auto" and profile.workers.target is None and wanted.device_map is None:
+        choices.append(Choice("models.device", str(target.device), "the first of CUDA, XPU, MPS and CPU that works"))
+    drafting = setup.slot.device if setup.slot is not None else draft.device if draft is not None else None
+    if drafting is not None and wanted.device == "auto" and not (profile.workers.draft or wanted.draft_device):
+        second = profile.takes_second_gpu and drafting != target.device
+        why = "there is a second GPU" if second else "the target's"
+        choices.append(Choice("models.draft_device", str(drafting), why))
+    if wanted.dtype == "auto":
+        why = "float32 if it fits well into memory" if target.device.type == "cpu" else "the GPU's half precision"
+        choices.append(Choice("models.dtype", str(target.dtype).removeprefix("torch."), why))
+    if wanted.decoder == "auto":
+        choices.append(Choice("models.decoder", target.decoder.name, target.decoder.why))
+    if setup.slot is not None and setup.slot.draft_threads is not None and profile.workers.draft_threads is None:
+        choices.append(Choice("workers.draft_threads", str(setup.slot.draft_threads), "a quarter of all, at least one"))
+    if setup.drafter is not None and profile.draft.gamma == "auto":
+        choices.append(Choice("draft.gamma", f"at most {setup.window}", "follows measured times and acceptance"))
+    if setup.pruner is not None and profile.schedule.prefill == "parallel" and profile.prune.when is None:
+        why = "the pruner needs attention over all blocks" if setup.late else "the choice is early or cannot be late"
+        choices.append(Choice("prune.when", "late" if setup.late else "wait", why))
+    return choices

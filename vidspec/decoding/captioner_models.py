@@ -1,0 +1,140 @@
+"""The models of a captioner: loading by a profile, the record's entry on them, and notes for the user."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from vidspec.config.profiles import Profile
+from vidspec.decoding import auto
+from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.embedded import ships
+from vidspec.errors import ModelError
+from vidspec.events.record import ModelsRecord
+from vidspec.models import eagle3, hub, image_captioner, loading, mtp
+from vidspec.models.checkpoint_config import read_config
+from vidspec.models.head import Head
+from vidspec.models.image_captioner import ImageCaptioner
+from vidspec.models.video_language_model import VideoLanguageModel
+
+if TYPE_CHECKING:
+    from vidspec.decoding.setup import DecodingSetup
+
+__all__ = ["CaptionerModels", "load_models", "models_record", "notes_on", "start_draft_process"]
+
+
+class CaptionerModels(NamedTuple):
+    """The models of a profile.
+
+    Attributes:
+        target: the target.
+        draft: the draft, if it is in this process.
+        describe: captions a frame for an ensemble's context of that kind.
+        slot: the draft's process.
+        head: head over the target's states.
+    """
+
+    target: VideoLanguageModel
+    draft: VideoLanguageModel | None = None
+    describe: ImageCaptioner | None = None
+    slot: DraftProcessSlot | None = None
+    head: Head | None = None
+
+
+def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
+    """Load the models of a profile; the draft's process is started and may still be loading.
+
+    Args:
+        profile: the settings.
+        undo: receives what must be undone if the captioner is not built.
+
+    Raises:
+        ModelError, DeviceError: with a one-line message and a hint.
+    """
+    wanted, (target_name, draft_name) = profile.models, _names(profile)
+    where, draft_where = auto.target_placement(profile), auto.draft_placement(profile)
+    hub.require_models(profile.named_models)
+    if wanted.pair is None:
+        read_config(target_name)  # its errors are reported before the draft is loaded
+    # The target last: its device map depends on the memory that is left.
+    describe = None
+    if wanted.captioner:
+        describe = image_captioner.load_image_captioner(wanted.captioner, replace(draft_where, weights=None))
+    draft = slot = None
+    if profile.concurrent:
+        slot = DraftProcessSlot(draft_name if profile.drafts_with_a_model else target_name, draft_where, profile)
+        undo.callback(slot.drop)
+    elif profile.drafts_with_a_model:
+        draft = loading.load_model(draft_name, draft_where, text=True)
+    target = loading.load_model(target_name, where)
+    if wanted.pair is not None:
+        target.name = "embedded/target"
+        if draft is not None:
+            draft.name = "embedded/draft"
+    head: Head | None = None
+    if profile.names_a_head:
+        head = eagle3.load_eagle3(draft_name, target, draft_where)
+        head.name = "embedded/head" if wanted.pair is not None else head.name
+    elif profile.drafts_with_a_head:
+        head = mtp.load_mtp(target)
+    return CaptionerModels(target, draft, describe, slot, head)
+
+
+def _names(profile: Profile) -> tuple[str, str]:
+    """Return hub ids or folders of target and draft."""
+    wanted = profile.models
+    if wanted.pair is None:
+        return wanted.target or "", wanted.draft or ""
+    folder = loading.embedded_folder(wanted.pair, "target")
+    if not (folder / "config.json").is_file():
+        raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
+    return str(folder), str(loading.embedded_folder(wanted.pair, "head" if profile.names_a_head else "draft"))
+
+
+def start_draft_process(profile: Profile, model: VideoLanguageModel) -> DraftProcessSlot:
+    """Start the draft's process, which loads ``model`` again."""
+    return DraftProcessSlot(model.source, auto.draft_placement(profile), profile)
+
+
+def models_record(setup: DecodingSetup) -> ModelsRecord:
+    """Return the record's entry on the models: both names, and family, dtype, device and decoder of the target."""
+    model, wanted = setup.target.model, setup.profile.models
+    decoder = model.decoder
+    why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
+    return {
+        "target": model.name,
+        **({} if wanted.adapter is None else {"adapter": wanted.adapter}),
+        "draft": _draft_name(setup),
+        "family": model.family,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": wanted.weights or (model.codes and f"{model.codes}, as stored"),
+        "device": str(model.device),
+        "decoder": f"{decoder.name}: {why}" if why else decoder.name,
+    }
+
+
+def _draft_name(setup: DecodingSetup) -> str | None:
+    if setup.draft is not None:
+        return setup.draft.model.name
+    if setup.head is not None:
+        return setup.head.model.name
+    if setup.slot is None or not setup.profile.drafts_with_a_model:
+        return None
+    return "embedded/draft" if ships(setup.slot.model) else setup.slot.model
+
+
+def notes_on(setup: DecodingSetup) -> tuple[str, ...]:
+    """Return notes for the user on the loaded models, a line each."""
+    models = [engine.model for engine in (setup.target, setup.draft) if engine is not None]
+    lines = [getattr(part, "note", None) for part in (*models, setup.drafter)]
+    lines += [
+        f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
+        for model in models
+        if model.device.type == "cuda" and model.decoder.eager is not None
+    ]
+    place = setup.slot.device if setup.slot is not None else None
+    if place == models[0].device and place.type == "cuda":
+        advice = "that they work at the same time gains nothing there: it takes a GPU for each"
+        lines.append(f"{setup.profile.name}: target and draft are both on {place}; {advice}")
+    return tuple(dict.fromkeys(line for line in lines if line))

@@ -1,0 +1,122 @@
+"""Sizes of a stock model, loaded or on torch's meta device, for the estimate of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import nn
+
+from vidspec.engine.forward import prefill_chunk
+from vidspec.engine.fused import packed_copy_bytes, unsupported_reason
+from vidspec.engine.layouts import unquantisable_reason
+from vidspec.engine.matrix import choose_packing
+from vidspec.engine.quantised import Precision, quantised_bytes
+from vidspec.errors import DeviceError
+from vidspec.models.memory_estimate import ModelSizes
+from vidspec.models.placement import Placement, fit_placement
+from vidspec.models.quantised import quantization_config, weight_sizes
+from vidspec.models.vision import token_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.engine.decoder import Decoder
+    from vidspec.models.base import StockConfig, StockModel
+    from vidspec.models.video_language_model import VideoLanguageModel
+
+__all__ = ["WeightBytes", "estimate_weights", "sizes_of"]
+
+
+class WeightBytes(NamedTuple):
+    """Bytes of a model's weights on its device.
+
+    Attributes:
+        weights: of all weights, those kept or rounded as codes included.
+        codes: of the codes.
+        packed: of packed second copies of large weights.
+        while_loading: the peak before all weights are rounded; 0 if none are.
+    """
+
+    weights: int
+    codes: int
+    packed: int = 0
+    while_loading: int = 0
+
+
+def sizes_of(
+    adapter: type[VideoLanguageModel], model: StockModel, decoder: Decoder, device: torch.device
+) -> ModelSizes:
+    """Return the sizes that the memory of a clip follows from.
+
+    Args:
+        adapter: its family's adapter.
+        model: the stock model.
+        decoder: of its language model.
+        device: of the model.
+    """
+    language, vision = adapter.language_of(model), getattr(model.config, "vision_config", None)
+    config, itemsize = language.config, language.embed_tokens.weight.dtype.itemsize
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or hidden)
+    return ModelSizes(
+        entry=decoder.slab.entry_bytes,
+        states=decoder.state_bytes,
+        embedding=hidden * itemsize,
+        features=1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()),
+        tower_row=0 if vision is None else token_bytes(vision, every_block=adapter.keeps_blocks),
+        pass_row=(3 * inner + 6 * hidden) * itemsize,
+        chunk=prefill_chunk(device, decoder.numbers),
+    )
+
+
+def estimate_weights(
+    name: str, adapter: type[VideoLanguageModel], model: StockModel, config: StockConfig, where: Placement
+) -> tuple[Placement, WeightBytes]:
+    """Return the placement that fits a checkpoint, and the bytes its weights take there once it is loaded.
+
+    Args:
+        name: the name the user gave.
+        adapter: its family's adapter.
+        model: the stock model on torch's meta device; it gets the dtype of the placement, and weights that are kept as
+            codes are emptied.
+        config: the checkpoint's config.
+        where: the placement that was asked for.
+
+    Raises:
+        DeviceError: the weights cannot be rounded as ``where.weights`` asks.
+    """
+    plain, seeing, codes = weight_sizes(model, adapter.language_of(model), quantization_config(config), where)
+    where = fit_placement(where, plain, seeing)
+    language = adapter.language_of(model.to(where.dtype))
+    weights = plain * where.dtype.itemsize + codes
+    if where.vision is not None:
+        weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
+    if where.weights in ("int8", "int4"):
+        codes, freed, working_copy = _rounding_bytes(name, model, language, where, where.weights)
+        return where, WeightBytes(weights - freed + codes, codes, while_loading=weights + working_copy)
+    packed = 0
+    if where.device.type == "cpu" and unsupported_reason(language, model.lm_head) is None:
+        copies = packed_copy_bytes(language, model.lm_head)
+        # The rule of loading: twice the copies must be free.
+        packed = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
+    return where, WeightBytes(weights, codes, packed)
+
+
+def _rounding_bytes(
+    name: str, model: StockModel, language: StockModel, where: Placement, rounded: Precision
+) -> tuple[int, int, int]:
+    """Return bytes of codes of the rounded language model, of the weights they replace, and of the peak while rounding.
+
+    Raises:
+        DeviceError: the weights cannot be rounded.
+    """
+    if (why := unquantisable_reason(language.layers)) is not None:
+        raise DeviceError(f"--weights {rounded}: {name}: {why}", hint="leave it out")
+    head, size = model.lm_head, where.dtype.itemsize
+    inner = [layer for layer in language.modules() if type(layer) is nn.Linear]
+    shapes = [(layer.out_features, layer.in_features) for layer in [*inner, head]]
+    codes = sum(quantised_bytes(shape, rounded, where.device) for shape in shapes)
+    tied = head.weight is language.embed_tokens.weight
+    freed = sum(layer.weight.numel() for layer in (inner if tied else [*inner, head])) * size
+    # Gate and up form one matrix; its weights exist twice, then as codes and packed.
+    return codes, freed, max((2 * layer.weight.numel() for layer in inner), default=0) * (size + 2)

@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from vidspec.config import profiles
+from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError, VidspecError
 from vidspec.events.events import Event, Finished, Opened, Prefilled
 from vidspec.models.request import CaptionRequest
@@ -42,6 +43,11 @@ T = TypeVar("T")
 
 #: Names of this machine, which a page of another host cannot use (DNS rebinding).
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
+#: What the page may load.
+POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; media-src blob:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 #: Unknown fields that are warned of, at most.
 MAX_WARNINGS = 100
 #: Clips that are read or wait, with their frames in memory, and seconds after which a refused client may try again.
@@ -90,10 +96,19 @@ class _Api:
         return PlainTextResponse(self.metrics.text(self.waiting, self.running, self.service.load))
 
     async def page(self, _request: Request) -> Response:
-        """Return the page."""
+        """Return the page, in the style of reports."""
+        style = resources.files("vidspec.display.pages.templates").joinpath("page.css").read_text(encoding="utf-8")
         text = resources.files("vidspec.serve").joinpath("page.html").read_text(encoding="utf-8")
-        policy = "default-src 'self' blob: data: 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+        names = ", ".join(json.dumps(clip.name) for clip in shipped())
+        text = text.replace("/*page.css*/", style).replace("/*samples*/", names)
+        return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
+
+    async def sample(self, request: Request) -> Response:
+        """Return a sample clip."""
+        clip = next((clip for clip in shipped() if clip.name == request.path_params["name"]), None)
+        if clip is None:
+            raise ApiError("there is no such sample", status=404)
+        return Response(clip.read_bytes(), media_type="video/mp4")
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat request."""
@@ -388,7 +403,7 @@ def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], N
         Route("/metrics", api.show_metrics),
     ]
     if config.page:
-        routes.append(Route("/", api.page))
+        routes += [Route("/", api.page), Route("/samples/{name}", api.sample)]
     handlers = {kind: api.answer_error for kind in (ApiError, VidspecError, ClientDisconnect, Exception)}
     app = Starlette(routes=routes, lifespan=api.lifespan, exception_handlers=handlers)
     return _Guard(app, config)

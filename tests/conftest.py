@@ -12,11 +12,16 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.main
 from hypothesis import settings
+
+from tests import checkpoints
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
 
 settings.register_profile("vidspec", deadline=None)
 settings.load_profile("vidspec")
@@ -47,6 +52,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now stays: tests that collect garbage need not look through it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Small checkpoints lie in one folder for all processes of pytest-xdist."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    checkpoints.Cache.folder = root / "checkpoints"
+    checkpoints.Cache.folder.mkdir(exist_ok=True)
+
+
+@pytest.fixture(scope="module")
+def small_captioner() -> Iterator[Captioner]:
+    """A captioner of a random pair: vanilla-sd, four frames and 24 tokens of a clip."""
+    from vidspec.captioner import Captioner
+
+    settings = {
+        "models.target": str(checkpoints.checkpoint("readable")),
+        "models.draft": str(checkpoints.checkpoint("readable", noise=0.05)),
+        "models.device": "cpu",
+        "models.dtype": "float32",
+        "video.frames": 4,
+        "generate.max_new_tokens": 24,
+    }
+    with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
+        yield captioner
 
 
 #: What a draft process spends its first seconds on.

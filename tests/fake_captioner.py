@@ -17,12 +17,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from vidspec.captioner import Captioner
+from vidspec.dataset.reader import ClipReader
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Event, Finished, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
+from vidspec.video.base import Clip
 
 TEXT = "A red circle\nmoves left."
 IDS = [7, 1, 2, 3, 9]
@@ -104,12 +107,14 @@ def asked(one: Any) -> dict[str, object]:
     return {key: value for key in keys if (value := getattr(one, key, None)) is not None and value != ()}
 
 
-class FakeCaptioner:
+class FakeCaptioner(Captioner):
     made: ClassVar[list[FakeCaptioner]] = []
     load_error: BaseException | None = None
     warm = False
     most = 0
     notes: tuple[str, ...] = ()
+    models = record().models
+    max_sound_s = gpu = None
     target = draft = SimpleNamespace(
         model=SimpleNamespace(
             name="big",
@@ -124,7 +129,6 @@ class FakeCaptioner:
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded
-        self.models = record().models
         self.calls: list[tuple[str, str, float | None, float | None]] = []
         self.asked: list[dict[str, object]] = []
         self.closed = self.has_vision_worker = False
@@ -134,6 +138,9 @@ class FakeCaptioner:
 
     def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
         """No frames are too many for it."""
+
+    def prepare(self, clip: Clip | None) -> int:
+        return 0
 
     @classmethod
     def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
@@ -212,12 +219,6 @@ class FakeCaptioner:
     def close(self) -> None:
         self.closed = True
 
-    def __enter__(self) -> FakeCaptioner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Refusing(FakeCaptioner):
     """Whose models are not there."""
@@ -227,7 +228,7 @@ class Refusing(FakeCaptioner):
         raise ModelError("no such model")
 
 
-class FakeReader:
+class FakeReader(ClipReader):
     """Leaves the frames to the fake captioner, whose clips are no files; every clip has two segments."""
 
     def __init__(self, timeout: float | None = None, stall: float = 60.0) -> None:

@@ -2,57 +2,34 @@
 
 from functools import cache, partial
 
-from tests.decoding import checkpoints
-from tests.models import checkpoints as checkpoints_onevision
-from tests.models import (
-    checkpoints_gemma4,
-    checkpoints_internvl,
-    checkpoints_llava,
-    checkpoints_omni,
-    checkpoints_qwen,
-    checkpoints_smolvlm,
-)
+from tests.checkpoints import checkpoint, gemma4, internvl, llava, llava_onevision, qwen, qwen2_5_omni, smolvlm
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 
 PLACE = resolve_placement("cpu", "float32")
-#: Modules with a ``save`` for one family.
-OF_ONE = {
-    "gemma4": checkpoints_gemma4,
-    "internvl": checkpoints_internvl,
-    "llava_onevision": checkpoints,
-    "qwen2_5_omni": checkpoints_omni,
-    "smolvlm": checkpoints_smolvlm,
-}
-
 #: Makes a small model of each family, with random weights.
 ADAPTERS = {
-    "llava_onevision": partial(checkpoints_onevision.adapter, checkpoints_onevision.TIED),
-    "llava": partial(checkpoints_llava.adapter, checkpoints_llava.Kind("llava")),
-    "llava_next": partial(checkpoints_llava.adapter, checkpoints_llava.Kind("llava_next")),
-    "gemma4": checkpoints_gemma4.adapter,
-    "internvl": checkpoints_internvl.adapter,
-    "qwen2_5_omni": checkpoints_omni.adapter,
-    "smolvlm": checkpoints_smolvlm.adapter,
-    **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
+    "llava_onevision": partial(llava_onevision.adapter, llava_onevision.TIED),
+    "llava": partial(llava.adapter, llava.Kind("llava")),
+    "llava_next": partial(llava.adapter, llava.Kind("llava_next")),
+    "gemma4": gemma4.adapter,
+    "internvl": internvl.adapter,
+    "qwen2_5_omni": qwen2_5_omni.adapter,
+    "smolvlm": smolvlm.adapter,
+    **{family: partial(qwen.adapter, qwen.Kind(family)) for family in qwen.EVERY},
 }
 
 
-def save_pair(family, folder, seed=0):
+def pair_checkpoints(family, seed=0):
     """Folders of a target and of a draft that is the target with noise in its weights."""
-    target, draft = folder / "target", folder / "draft"
-    if family in OF_ONE:
-        save = OF_ONE[family].save
-        return save(target, seed=seed), save(draft, seed=seed, noise=0.05 if family == "llava_onevision" else 0.03)
-    if family.startswith("qwen"):
-        kind = checkpoints_qwen.Kind(family, tied=False, padding=9, seed=seed)
-        other = checkpoints_qwen.Kind(family, tied=False, padding=0, noise=0.03, seed=seed)
-        return checkpoints_qwen.save(kind, target), checkpoints_qwen.save(other, draft)
-    kind = checkpoints_llava.Kind(family, seed=seed)
-    other = checkpoints_llava.Kind(family, noise=0.03, seed=seed)
-    return checkpoints_llava.save(kind, target), checkpoints_llava.save(other, draft)
+    if family == "llava_onevision":
+        return checkpoint("readable", seed=seed), checkpoint("readable", seed=seed, noise=0.05)
+    if family in qwen.EVERY:
+        target = checkpoint(family, tied=False, padding=9, seed=seed)
+        return target, checkpoint(family, tied=False, padding=0, noise=0.03, seed=seed)
+    return checkpoint(family, seed=seed), checkpoint(family, seed=seed, noise=0.03)
 
 
 class Pair:

@@ -12,7 +12,7 @@ import os
 import pytest
 
 from tests.decoding.workers.pairs import named_requests
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair, pair_checkpoints
 from tests.ready_clips import ReadyClips
 from tests.test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
 from vidspec.errors import ProfileError
@@ -54,8 +54,8 @@ def nothing_is_left():
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("family", sorted(families.names()))
-def test_profiles(tmp_path, family, seed):
-    pair = Pair(*save_pair(family, tmp_path, seed), tokens=TOKENS, **{"video.frames": FRAMES})
+def test_profiles(family, seed):
+    pair = Pair(*pair_checkpoints(family, seed), tokens=TOKENS, **{"video.frames": FRAMES})
     told = {"family": family, "seed": seed, "runs": 0, "clips": 0, "windows": {}, "refused": []}
     try:
         for number, name in enumerate(LOSSLESS):

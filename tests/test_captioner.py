@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint, readable
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
@@ -26,13 +26,12 @@ from vidspec.models import loading
 CLIP = str(shipped()[1])
 FRAMES = 6
 #: Four pooled features a frame, and the newline.
-VISUAL = FRAMES * checkpoints.CELLS**2 + 1
+VISUAL = FRAMES * readable.CELLS**2 + 1
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    return checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+def pair():
+    return checkpoint("readable"), checkpoint("readable", noise=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -276,11 +275,11 @@ def test_a_failure_leaves_the_captioner_usable(captioner, tmp_path, record):
 
 
 @pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
-def test_a_prompt_that_is_too_long(tmp_path, settings_, events, more, fits):
+def test_a_prompt_that_is_too_long(settings_, events, more, fits):
     """The context holds the prompt and all new tokens, or the clip is refused before any prefill."""
     context = events[1].prompt_tokens + 30
-    checkpoints.save(tmp_path / "short", context=context)
-    settings = {**settings_, "models.target": str(tmp_path / "short"), "generate.max_new_tokens": 30 + more}
+    short = checkpoint("readable", context=context)
+    settings = {**settings_, "models.target": str(short), "generate.max_new_tokens": 30 + more}
     with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
         if fits:
             assert captioner.caption(CLIP).caption
@@ -314,9 +313,9 @@ def test_memory_that_does_not_suffice(captioner, monkeypatch):
     assert caught.value.kind == "memory"
 
 
-def test_models_that_see_frames_differently(tmp_path, settings_):
-    checkpoints.save(tmp_path / "finer", image_size=48)
-    settings = {**settings_, "models.draft": str(tmp_path / "finer"), "prune.method": "uniform"}
+def test_models_that_see_frames_differently(settings_):
+    finer = checkpoint("readable", image_size=48)
+    settings = {**settings_, "models.draft": str(finer), "prune.method": "uniform"}
     with (
         Captioner.from_profile("vanilla-sd", overrides=settings) as captioner,
         pytest.raises(ModelError, match=f"{VISUAL} and {FRAMES * 9 + 1} visual tokens"),

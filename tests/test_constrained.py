@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
 from tests.decoding.workers.pairs import CLIP, CLIPS, named_requests
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair, pair_checkpoints
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.config import profiles
@@ -60,8 +60,8 @@ class OwnMask(LogitsProcessor):
 
 
 class Constrained(Pair):
-    def __init__(self, folder):
-        target, draft = save_pair("llava_onevision", folder)
+    def __init__(self):
+        target, draft = pair_checkpoints("llava_onevision")
         super().__init__(target, draft, TOKENS, **{"video.frames": 4})
         self.stock = AutoModelForImageTextToText.from_pretrained(target, dtype=torch.float32).eval()
         self.generated = cache(self._generated)
@@ -84,8 +84,8 @@ class Constrained(Pair):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    made = Constrained(tmp_path_factory.mktemp("constrained"))
+def pair():
+    made = Constrained()
     yield made
     made.close()
 

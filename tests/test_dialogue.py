@@ -7,8 +7,7 @@ from contextlib import closing
 import jsonschema
 import pytest
 
-from tests.decoding import checkpoints
-from tests.models import checkpoints_internvl, checkpoints_llava, checkpoints_qwen
+from tests.checkpoints import checkpoint
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -28,35 +27,23 @@ QUESTIONS = ("Describe the video.", "Where does the circle go?", "And then?")
 FEW = {"generate.max_new_tokens": 14, "video.frames": 4}
 
 
-def qwen(folder, family, **more):
-    return checkpoints_qwen.save(checkpoints_qwen.Kind(family, tied=False, **more), folder)
-
-
-def llava(folder, family, **more):
-    return checkpoints_llava.save(checkpoints_llava.Kind(family=family, **more), folder)
-
-
+#: Kind of a small checkpoint, with its options.
 FAMILIES = {
-    "llava_onevision": lambda folder, **more: checkpoints.save(folder, **more),
-    "llava": lambda folder, **more: llava(folder, "llava", **more),
-    "llava_next": lambda folder, **more: llava(folder, "llava_next", **more),
-    "internvl": lambda folder, **more: checkpoints_internvl.save(folder, **more),
-    **{family: lambda folder, f=family, **more: qwen(folder, f, **more) for family in ("qwen2_5_vl", "qwen3_vl")},
-    "qwen3_5": lambda folder, **more: qwen(folder, "qwen3_5", **more),
+    "llava_onevision": ("readable", {}),
+    **{name: (name, {}) for name in ("llava", "llava_next", "internvl")},
+    **{name: (name, {"tied": False}) for name in ("qwen2_5_vl", "qwen3_vl", "qwen3_5")},
 }
 
 
 @pytest.fixture(scope="module")
-def pair_of(tmp_path_factory):
+def pair_of():
     made = {}
 
     def pair(family):
         if family not in made:
-            folder, place = tmp_path_factory.mktemp(family), resolve_placement("cpu", "float32")
-            save = FAMILIES[family]
+            place, (kind, options) = resolve_placement("cpu", "float32"), FAMILIES[family]
             made[family] = [
-                loading.load_model(str(save(folder / "target")), place),
-                loading.load_model(str(save(folder / "draft", noise=0.05)), place),
+                loading.load_model(str(checkpoint(kind, noise=noise, **options)), place) for noise in (0.0, 0.05)
             ]
         return made[family]
 
@@ -302,9 +289,9 @@ def test_a_template_that_rewrites_what_was_said(pair_of):
         target._rendered = draft._rendered = [], ""
 
 
-def test_a_dialogue_that_has_become_too_long(tmp_path):
+def test_a_dialogue_that_has_become_too_long():
     place = resolve_placement("cpu", "float32")
-    target = loading.load_model(str(checkpoints.save(tmp_path / "target", context=100)), place)
+    target = loading.load_model(str(checkpoint("readable", context=100)), place)
     dialogue = captioner((target, None), "ar").dialogue(CLIP)
     with pytest.raises(GenerationError, match="exceed the model's 100"):
         for _ in range(20):

@@ -7,7 +7,7 @@ compared with those of batch 1 and prompts read in one pass.
 import pytest
 
 from research.world.samples import draw
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
 from tests.test_lossless import LOSSLESS
@@ -25,17 +25,15 @@ pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    made = Pair(*save_pair("llava_onevision", folder), tokens=TOKENS, **{"video.frames": 4, "models.threads": 1})
+def pair():
+    made = Pair(*pair_checkpoints("llava_onevision"), tokens=TOKENS, **{"video.frames": 4, "models.threads": 1})
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen")
-    made = Pair(*save_pair("qwen2_5_vl", folder), tokens=TOKENS, **{"video.frames": 4, "models.threads": 1})
+def qwen():
+    made = Pair(*pair_checkpoints("qwen2_5_vl"), tokens=TOKENS, **{"video.frames": 4, "models.threads": 1})
     yield made
     made.close()
 

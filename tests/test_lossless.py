@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from research.world.samples import draw
+from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.workers.pairs import named_requests
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
@@ -87,7 +88,7 @@ def clips_are_read_once():
 
 
 @pytest.fixture(scope="module")
-def random_pairs(tmp_path_factory):
+def random_pairs():
     """Pairs of small random models, by family."""
     pairs = {}
 
@@ -95,7 +96,7 @@ def random_pairs(tmp_path_factory):
         if family not in pairs:
             # A frame of the LLaVA families is hundreds of tokens.
             few = {"video.frames": 6} if family in ("llava", "llava_next") else {}
-            pairs[family] = Pair(*save_pair(family, tmp_path_factory.mktemp(family)), tokens=48, **few)
+            pairs[family] = Pair(*pair_checkpoints(family), tokens=48, **few)
         return pairs[family]
 
     yield pair
@@ -300,13 +301,6 @@ def test_drawn_clips(random_pair, built_in_pairs, drawn):
         profile = LOSSLESS[number % len(LOSSLESS)]
         for pair in (random_pair, *(built_in_pairs(name) for name in BUILT_IN)):
             check(pair, pair.captioner(profile), clip)
-
-
-class AcceptsAll:
-    lossless = True
-
-    def __call__(self, draft, passed, rng):
-        return Verdict.chain(len(draft.tokens), passed.chosen[-1])
 
 
 class AcceptsOneMore:

@@ -8,14 +8,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from tests.decoding.checkpoints import tokenizer
+from tests.checkpoints import copy_checkpoint
+from tests.checkpoints.readable import tokenizer
 from tests.decoding.toys import GREEDY, ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from tests.decoding.workers.pairs import named_requests
 from tests.drafting.literal_ensemble import literal_weights
 from tests.drafting.toy_ensemble import ensemble
 from tests.engine import standin
 from tests.engine.test_penalties import processed
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.decoding.limits import StoppingRules
@@ -273,7 +274,8 @@ class Repeating(Pair):
     """Random models whose head knows a few tokens, among them some of the prompt, and no end: texts repeat."""
 
     def __init__(self, folder):
-        target, draft = save_pair("llava_onevision", folder)
+        roles = {"target": 0.0, "draft": 0.05}
+        target, draft = (copy_checkpoint(folder / role, "readable", noise=noise) for role, noise in roles.items())
         prompt = tokenizer().encode("Describe this video in detail.", add_special_tokens=False)
         known = torch.tensor(sorted({*prompt[:8], *range(300, 312)}))
         for one in (target, draft):

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import pytest
 
+from tests.checkpoints.qwen import HYBRIDS
 from tests.decoding.workers.pairs import CLIPS
-from tests.model_pairs import Pair, save_pair
-from tests.models.checkpoints_qwen import HYBRIDS
+from tests.model_pairs import Pair, pair_checkpoints
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.drafting.base import FreeDrafter, drafters
@@ -37,11 +37,12 @@ class Scripted(FreeDrafter):
         return [token + (at == wrong) for at, token in enumerate(following)]
 
 
-def talkative(family, folder):
+def talkative(family):
     """The first pair of the family whose target does not end early."""
     for seed in count():
-        folders = save_pair(family, folder / str(seed), seed)
-        made = Pair(*folders, tokens=LONG if family in HYBRIDS else TOKENS, **{"video.frames": 4})
+        made = Pair(
+            *pair_checkpoints(family, seed), tokens=LONG if family in HYBRIDS else TOKENS, **{"video.frames": 4}
+        )
         if len(made.plain(CLIP)) == made.tokens:
             return made
 
@@ -49,8 +50,8 @@ def talkative(family, folder):
 @pytest.fixture(
     scope="module", params=full_but(set(families.names()) - {"qwen3_5_moe", "qwen3_vl_moe"}, sorted(families.names()))
 )
-def pair(request, tmp_path_factory):
-    made = talkative(request.param, tmp_path_factory.mktemp(request.param))
+def pair(request):
+    made = talkative(request.param)
     drafters.register("scripted")(Scripted)
     Scripted.whole = made.plain(CLIP)
     yield made

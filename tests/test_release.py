@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from research.world.samples import draw
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -33,9 +33,8 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    target, draft = checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+def pair():
+    target, draft = checkpoint("readable"), checkpoint("readable", noise=0.05)
     return {**SETTINGS, "models.target": str(target), "models.draft": str(draft)}
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from research.world.samples import draw
-from tests.decoding import checkpoints
 from tests.ready_clips import ReadyClips, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -25,35 +24,20 @@ CLIPS = 6
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    settings = {
-        "models.target": str(checkpoints.save(folder / "target")),
-        "models.draft": str(checkpoints.save(folder / "draft", noise=0.05)),
-        "models.device": "cpu",
-        "models.dtype": "float32",
-        "video.frames": 4,
-        "generate.max_new_tokens": 24,
-    }
-    with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
-        yield captioner
-
-
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory, loaded):
+def clips(tmp_path_factory, small_captioner):
     folder = tmp_path_factory.mktemp("clips")
     paths = [str(path) for path in draw(folder, CLIPS, seed=5)]
-    return {path: loaded.read(path) for path in paths}
+    return {path: small_captioner.read(path) for path in paths}
 
 
-def under(loaded, name, **overrides):
+def under(small_captioner, name, **overrides):
     """The same models under another profile, with the fixture's own settings."""
     keys = ("models.target", "models.draft", "models.pair", "models.device", "models.dtype", "video.frames")
-    content = loaded.profile.model_dump()
+    content = small_captioner.profile.model_dump()
     same = {key: content[key.split(".")[0]][key.split(".")[1]] for key in keys}
     profile = profiles.load(name, {**same, "generate.max_new_tokens": 24, **overrides}, env={})
-    draft = loaded.draft.model if profile.drafts_with_a_model else None
-    return Captioner(profile, loaded.target.model, draft)
+    draft = small_captioner.draft.model if profile.drafts_with_a_model else None
+    return Captioner(profile, small_captioner.target.model, draft)
 
 
 def arrivals(clips, order=None, **asked):
@@ -92,30 +76,30 @@ PROFILES = {
 
 
 @pytest.mark.parametrize("name", full_but(["specvlm", "fastv"], PROFILES))
-def test_texts_do_not_depend_on_batch_order_or_neighbours(loaded, clips, name):
-    captioner = under(loaded, name, **PROFILES[name])
+def test_texts_do_not_depend_on_batch_order_or_neighbours(small_captioner, clips, name):
+    captioner = under(small_captioner, name, **PROFILES[name])
     expected = {path: captioner.caption(path, clip=clip).token_ids for path, clip in clips.items()}
     for batch, order in ((1, None), (3, sorted(clips, reverse=True)), (CLIPS, None)):
         ended, _ = served(captioner, arrivals(clips, order), batch)
         assert ended == expected, f"{name} at {batch}"
-    assert loaded.target.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == 0
 
 
-def test_events_of_a_clip_are_those_it_has_alone(loaded, clips):
+def test_events_of_a_clip_are_those_it_has_alone(small_captioner, clips):
     said = {}
-    for key, event in loaded.serve(arrivals(clips), batch=4):
+    for key, event in small_captioner.serve(arrivals(clips), batch=4):
         if not isinstance(event, LoopLoad):
             said.setdefault(key, []).append(event)
     for path, clip in clips.items():
-        alone = list(loaded.stream(path, clip=clip))
+        alone = list(small_captioner.stream(path, clip=clip))
         assert [type(event) for event in said[path]] == [type(event) for event in alone]
         assert said[path][-1].caption.caption == alone[-1].caption.caption
         assert said[path][-1].caption.counters == alone[-1].caption.counters
 
 
-def test_how_the_whole_stands(loaded, clips, monkeypatch):
+def test_how_the_whole_stands(small_captioner, clips, monkeypatch):
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
-    _, loads = served(loaded, arrivals(clips), 4)
+    _, loads = served(small_captioner, arrivals(clips), 4)
     assert max(load.clips for load in loads) == 4 == loads[0].batch
     assert max(load.sequences for load in loads) > 1 and max(load.rows for load in loads) > 4
     assert all(0 <= load.kv_used <= load.kv_capacity for load in loads) and max(load.kv_used for load in loads) > 0
@@ -123,7 +107,7 @@ def test_how_the_whole_stands(loaded, clips, monkeypatch):
     assert loads[-1].accepted > 0
 
 
-def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clips):
+def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(small_captioner, clips):
     """The source has one clip at first and gives the others from another thread."""
     wake, done = WakeEvent(), threading.Event()
 
@@ -143,12 +127,12 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clip
         wake.set()
 
     threading.Thread(target=feed).start()
-    ended, _ = served(loaded, source, 2, wake)
+    ended, _ = served(small_captioner, source, 2, wake)
     assert set(ended) == set(clips) and not any(isinstance(one, Exception) for one in ended.values())
 
 
 @pytest.mark.parametrize("late", [0.0, 1.0])
-def test_how_long_models_waited_for_files_is_told(loaded, clips, late):
+def test_how_long_models_waited_for_files_is_told(small_captioner, clips, late):
     """Of a run whose only clip is read after a second."""
     source, begun, taken = arrivals(dict([next(iter(clips.items()))])), time.monotonic(), []
 
@@ -160,50 +144,52 @@ def test_how_long_models_waited_for_files_is_told(loaded, clips, late):
                 taken.append(time.monotonic())
             return super().take()
 
-    _, loads = served(loaded, Late(source.requests), 2)
+    _, loads = served(small_captioner, Late(source.requests), 2)
     waited, spent = taken[0] - begun, time.monotonic() - begun
     assert loads[-1].reading == pytest.approx(waited / spent, abs=0.1) and all(0 <= one.reading <= 1 for one in loads)
 
 
-def test_what_ends_one_clip_leaves_its_neighbours_alone(loaded, clips, monkeypatch):
-    expected, _ = served(loaded, arrivals(clips), 1)
+def test_what_ends_one_clip_leaves_its_neighbours_alone(small_captioner, clips, monkeypatch):
+    expected, _ = served(small_captioner, arrivals(clips), 1)
     first, second, *_ = clips
     failing = [
         CaptionRequest("nothing.mp4", key="nothing"),
         CaptionRequest("late.mp4", clips[first], key="late", timeout=1.0, spent=2.0),
     ]
-    read = loaded.setup.read
+    read = small_captioner.setup.read
 
     def broken(request, trace):
         if request.path == second:
             raise RuntimeError("a bug")
         return read(request, trace)
 
-    monkeypatch.setattr(loaded.setup, "read", broken)
-    ended, _ = served(loaded, ReadyClips([*failing, *arrivals(clips).requests]), 4)
+    monkeypatch.setattr(small_captioner.setup, "read", broken)
+    ended, _ = served(small_captioner, ReadyClips([*failing, *arrivals(clips).requests]), 4)
     assert isinstance(ended.pop("nothing"), ValueError)
     late = ended.pop("late")
     assert late.kind == "timeout" and "late.mp4: not captioned within 1 s" in late.message
     assert str(ended.pop(second)) == "a bug"
     assert ended == {path: ids for path, ids in expected.items() if path != second}
-    assert loaded.target.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == 0
 
 
-def test_who_finds_no_memory_in_company_is_done_again_alone(loaded, clips, monkeypatch):
-    expected, _ = served(loaded, arrivals(clips), 1)
-    slab = loaded.target.model.decoder.slab
+def test_who_finds_no_memory_in_company_is_done_again_alone(small_captioner, clips, monkeypatch):
+    expected, _ = served(small_captioner, arrivals(clips), 1)
+    slab = small_captioner.target.model.decoder.slab
     lengths = [
         event.prompt_tokens
         for path in clips
-        for event in loaded.stream(path, clip=clips[path])
+        for event in small_captioner.stream(path, clip=clips[path])
         if isinstance(event, Prefilled)
     ]
     monkeypatch.setattr(slab, "capacity", 0)
     monkeypatch.setattr(slab, "_blocks", slab._allocate_blocks(0))
-    monkeypatch.setattr(slab, "budget", (max(lengths) + loaded.setup.room) * slab.entry_bytes)  # enough for one
+    monkeypatch.setattr(
+        slab, "budget", (max(lengths) + small_captioner.setup.room) * slab.entry_bytes
+    )  # enough for one
     again = []
     ended = {}
-    for key, said in loaded.serve(arrivals(clips), batch=3):
+    for key, said in small_captioner.serve(arrivals(clips), batch=3):
         if isinstance(said, Restarted):
             again.append(key)
         elif isinstance(said, Finished):
@@ -213,58 +199,58 @@ def test_who_finds_no_memory_in_company_is_done_again_alone(loaded, clips, monke
     assert again and ended == expected
 
 
-def test_a_clip_that_never_fits_is_an_error(loaded, clips, monkeypatch):
-    slab = loaded.target.model.decoder.slab
+def test_a_clip_that_never_fits_is_an_error(small_captioner, clips, monkeypatch):
+    slab = small_captioner.target.model.decoder.slab
     monkeypatch.setattr(slab, "budget", 10)
     monkeypatch.setattr(slab, "capacity", 0)
-    ended, _ = served(loaded, arrivals(clips), 2)
+    ended, _ = served(small_captioner, arrivals(clips), 2)
     assert all(isinstance(one, GenerationError) and one.kind == "memory" for one in ended.values())
     assert set(ended) == set(clips)
 
 
-def test_memory_bounds_how_many_are_let_in(loaded, clips, monkeypatch):
+def test_memory_bounds_how_many_are_let_in(small_captioner, clips, monkeypatch):
     """Where the free memory is not enough for one clip more."""
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
     monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: 1000)
     seen = []
-    for _, said in loaded.serve(arrivals(clips), batch=5):
+    for _, said in small_captioner.serve(arrivals(clips), batch=5):
         if isinstance(said, LoopLoad):
             seen.append(said.clips)
     assert max(seen) == 1
 
 
-def test_leaving_early_gives_everything_back(loaded, clips):
-    events = loaded.serve(arrivals(clips), batch=4)
+def test_leaving_early_gives_everything_back(small_captioner, clips):
+    events = small_captioner.serve(arrivals(clips), batch=4)
     for _, said in events:
         if isinstance(said, Opened):
             break
     events.close()
-    assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
 
 
-def test_how_many_at_once_follows_from_what_passes_take(loaded, clips, monkeypatch):
+def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, monkeypatch):
     """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
     monkeypatch.setattr("vidspec.draft_length.batch.PASSES", 2)
     monkeypatch.setattr("vidspec.draft_length.batch.BatchSize.rate", lambda self, n: n)
-    expected, _ = served(loaded, arrivals(clips), 1)
-    ended, loads = served(loaded, arrivals(clips), None)
+    expected, _ = served(small_captioner, arrivals(clips), 1)
+    ended, loads = served(small_captioner, arrivals(clips), None)
     most = [load.batch for load in loads]
     assert most[0] == START and most == sorted(most) and most[-1] >= 2 * START
     assert ended == expected
-    assert {load.batch for load in served(loaded, arrivals(clips), 3)[1]} == {3}
+    assert {load.batch for load in served(small_captioner, arrivals(clips), 3)[1]} == {3}
 
 
-def test_nobody_to_serve(loaded):
-    ((key, load),) = loaded.serve(ReadyClips([]), batch=3)
+def test_nobody_to_serve(small_captioner):
+    ((key, load),) = small_captioner.serve(ReadyClips([]), batch=3)
     assert key is None and (load.clips, load.passes) == (0, 0)
     with pytest.raises(ValueError, match="at least one"):
-        list(loaded.serve(ReadyClips([]), batch=0))
+        list(small_captioner.serve(ReadyClips([]), batch=0))
 
 
-def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
+def test_each_clip_draws_from_a_seed_of_its_own(small_captioner, clips):
     """That of its frames and what is asked, whatever its file is called and whoever is beside it."""
-    captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 3})
+    captioner = under(small_captioner, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 3})
     requests = list(arrivals(clips).requests)
     first = requests[0]
     requests += [
@@ -277,14 +263,14 @@ def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
     alone = captioner.caption(first.path, clip=first.clip)
     assert found["copy"].seed == alone.seed == found[first.path].seed
     assert found["copy"].token_ids == alone.token_ids == found[first.path].token_ids
-    other = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 4})
+    other = under(small_captioner, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 4})
     assert other.caption(first.path, clip=first.clip).seed == found["again"].seed, "again: with the next seed"
-    greedy = under(loaded, "vanilla-sd")
+    greedy = under(small_captioner, "vanilla-sd")
     assert greedy.caption(first.path, clip=first.clip, prompt="What moves?").seed != alone.seed
 
 
-def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(loaded, clips):
-    captioner = under(loaded, "ar", **{"generate.temperature": 1.2})
+def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(small_captioner, clips):
+    captioner = under(small_captioner, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
         one = captioner.start(CaptionRequest(path, clip, prompt="What moves?"), Trace())
         run_to_completion(one.steps)
@@ -292,9 +278,9 @@ def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(loaded, clips):
         assert one.rng.initial_seed() == one.seed == one.events[-1].caption.seed == seed
 
 
-def test_sampled_texts_are_each_clips_own(loaded, clips):
+def test_sampled_texts_are_each_clips_own(small_captioner, clips):
     """The same clip under several keys is answered the same, whoever is beside it."""
-    captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2})
+    captioner = under(small_captioner, "vanilla-sd", **{"generate.temperature": 1.2})
     (path, clip), *_ = clips.items()
     twice = ReadyClips([CaptionRequest(path, clip, key=number) for number in range(3)])
     mixed = ReadyClips([*arrivals(clips).requests, CaptionRequest(path, clip, key="again")])

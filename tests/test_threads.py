@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from research.world.samples import draw
-from tests.decoding import checkpoints
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -53,31 +52,18 @@ def finished(events):
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    settings = {
-        "models.target": str(checkpoints.save(folder / "target")),
-        "models.draft": str(checkpoints.save(folder / "draft", noise=0.05)),
-        "models.device": "cpu",
-        "models.dtype": "float32",
-        "video.frames": 4,
-        "generate.max_new_tokens": 24,
-    }
-    with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
-        yield captioner
-
-
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory, loaded):
+def clips(tmp_path_factory, small_captioner):
     paths = [str(path) for path in draw(tmp_path_factory.mktemp("clips"), 4, seed=7)]
-    return {path: loaded.read(path) for path in paths}
+    return {path: small_captioner.read(path) for path in paths}
 
 
-def other(loaded, name="vanilla-sd", **overrides):
+def other(small_captioner, name="vanilla-sd", **overrides):
     """The same models under another profile."""
     settings = {"video.frames": 4, "generate.max_new_tokens": 24, **overrides}
     profile = profiles.load(name, settings, env={})
-    return Captioner(profile, loaded.target.model, loaded.draft.model if profile.drafts_with_a_model else None)
+    return Captioner(
+        profile, small_captioner.target.model, small_captioner.draft.model if profile.drafts_with_a_model else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,9 +76,9 @@ def other(loaded, name="vanilla-sd", **overrides):
         ],
     ),
 )
-def test_texts_are_those_of_one_call_at_a_time(loaded, clips, name, threads, calls):
+def test_texts_are_those_of_one_call_at_a_time(small_captioner, clips, name, threads, calls):
     few = {"generate.max_new_tokens": 12} if calls < 100 else {}
-    captioner = other(loaded, name, **few, **({"lossy.retention": 0.5} if name == "fastv" else {}))
+    captioner = other(small_captioner, name, **few, **({"lossy.retention": 0.5} if name == "fastv" else {}))
     clips = dict(itertools.islice(clips.items(), 2 if few else None))
     expected = {
         (method, path): call(captioner, path, clip) for method, call in CALLS.items() for path, clip in clips.items()
@@ -104,11 +90,11 @@ def test_texts_are_those_of_one_call_at_a_time(loaded, clips, name, threads, cal
         found = list(pool.map(lambda one: CALLS[one[0]](captioner, one[1], clips[one[1]]), work))
     wrong = [one for one, ids in zip(work, found, strict=True) if ids != expected[one]]
     assert not wrong
-    assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
 
 
-def test_calls_at_the_same_time_share_passes(loaded, clips, monkeypatch):
-    captioner = other(loaded)
+def test_calls_at_the_same_time_share_passes(small_captioner, clips, monkeypatch):
+    captioner = other(small_captioner)
     sizes, run = [], captioner.target.run
     monkeypatch.setattr(captioner.target, "run", lambda batch: sizes.append(len(batch)) or run(batch))
     ready = threading.Barrier(len(clips))
@@ -118,26 +104,28 @@ def test_calls_at_the_same_time_share_passes(loaded, clips, monkeypatch):
         return captioner.caption(path, clip=clips[path]).token_ids
 
     with ThreadPoolExecutor(len(clips)) as pool:
-        assert list(pool.map(call, clips)) == [loaded.caption(path, clip=clips[path]).token_ids for path in clips]
+        assert list(pool.map(call, clips)) == [
+            small_captioner.caption(path, clip=clips[path]).token_ids for path in clips
+        ]
     assert max(sizes) > 1
 
 
-def test_a_stream_that_is_held_open_blocks_no_other_call(loaded, clips):
+def test_a_stream_that_is_held_open_blocks_no_other_call(small_captioner, clips):
     """Of the same thread, and of another."""
     first, second, third, _ = clips
-    expected = {path: loaded.caption(path, clip=clip).token_ids for path, clip in clips.items()}
-    held = loaded.stream(first, clip=clips[first])
+    expected = {path: small_captioner.caption(path, clip=clip).token_ids for path, clip in clips.items()}
+    held = small_captioner.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
-    assert loaded.caption(second, clip=clips[second]).token_ids == expected[second]
+    assert small_captioner.caption(second, clip=clips[second]).token_ids == expected[second]
     with ThreadPoolExecutor(1) as pool:
-        later = pool.submit(loaded.caption, third, clip=clips[third])
+        later = pool.submit(small_captioner.caption, third, clip=clips[third])
         assert later.result(BLOCKED).token_ids == expected[third]
     assert finished(held) == expected[first]
 
 
-def test_a_closed_stream_frees_its_place_within_a_pass(loaded, clips, monkeypatch):
+def test_a_closed_stream_frees_its_place_within_a_pass(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
-    captioner = other(loaded, "ar", **{"generate.max_new_tokens": 400})
+    captioner = other(small_captioner, "ar", **{"generate.max_new_tokens": 400})
     sizes, run, began, shared = [], captioner.target.run, threading.Event(), threading.Event()
 
     def observed(batch):
@@ -159,77 +147,81 @@ def test_a_closed_stream_frees_its_place_within_a_pass(loaded, clips, monkeypatc
     assert sum(size > 1 for size in sizes[before:]) <= 1 and len(sizes) > before + 10
     monkeypatch.undo()
     assert ids == captioner.caption(second, clip=clips[second]).token_ids
-    assert loaded.target.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == 0
 
 
-def test_an_abandoned_stream_frees_its_place_when_it_is_collected(loaded, clips):
+def test_an_abandoned_stream_frees_its_place_when_it_is_collected(small_captioner, clips):
     path, clip = next(iter(clips.items()))
-    circle = [loaded.stream(path, clip=clip)]
+    circle = [small_captioner.stream(path, clip=clip)]
     circle.append(circle)
     assert isinstance(next(circle[0]), Opened) and isinstance(next(circle[0]), Prefilled)
-    assert loaded.target.model.decoder.slab.used > 0
+    assert small_captioner.target.model.decoder.slab.used > 0
     del circle
     gc.collect()
-    assert loaded.target.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_call_costs_the_others_time_alone(loaded, clips, monkeypatch, error):
+def test_an_interrupted_call_costs_the_others_time_alone(small_captioner, clips, monkeypatch, error):
     """Ctrl-C in a pass that other clips share, or a bug of the loop: they are read again."""
     first, second, *_ = clips
-    expected = loaded.caption(first, clip=clips[first]).token_ids
+    expected = small_captioner.caption(first, clip=clips[first]).token_ids
 
     def interrupted(patience):
         raise error
 
-    held = loaded.stream(first, clip=clips[first])
+    held = small_captioner.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
     with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(loaded._serving.loop, "turn", interrupted)
-        loaded.caption(second, clip=clips[second])
+        patch.setattr(small_captioner._serving.loop, "turn", interrupted)
+        small_captioner.caption(second, clip=clips[second])
     events = list(held)
     again = [event for event in events if isinstance(event, (Restarted, Opened, Prefilled))]
     assert [type(event) for event in again] == [Restarted, Opened, Prefilled] and finished(events) == expected
-    assert loaded.target.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == 0
 
 
-def test_an_error_of_one_call_is_its_own(loaded, clips, monkeypatch):
+def test_an_error_of_one_call_is_its_own(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
-    read = loaded.setup.read
+    read = small_captioner.setup.read
 
     def broken(request, trace):
         if request.path == second:
             raise RuntimeError("a bug")
         return read(request, trace)
 
-    held = loaded.stream(first, clip=clips[first])
+    held = small_captioner.stream(first, clip=clips[first])
     next(held)
-    monkeypatch.setattr(loaded.setup, "read", broken)
+    monkeypatch.setattr(small_captioner.setup, "read", broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        loaded.caption(second, clip=clips[second])
-    assert finished(held) == loaded.caption(first, clip=clips[first]).token_ids
+        small_captioner.caption(second, clip=clips[second])
+    assert finished(held) == small_captioner.caption(first, clip=clips[first]).token_ids
 
 
-def test_a_call_without_memory_beside_others_is_repeated_alone(loaded, clips, monkeypatch):
+def test_a_call_without_memory_beside_others_is_repeated_alone(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
-    expected = {path: loaded.caption(path, clip=clips[path]).token_ids for path in (first, second)}
-    slab, prompts = loaded.target.model.decoder.slab, []
+    expected = {path: small_captioner.caption(path, clip=clips[path]).token_ids for path in (first, second)}
+    slab, prompts = small_captioner.target.model.decoder.slab, []
     gc.collect()  # what errors of other tests refer to
     for path in expected:
-        prompts += [one.prompt_tokens for one in loaded.stream(path, clip=clips[path]) if isinstance(one, Prefilled)]
+        prompts += [
+            one.prompt_tokens for one in small_captioner.stream(path, clip=clips[path]) if isinstance(one, Prefilled)
+        ]
     monkeypatch.setattr(slab, "capacity", 0)
     monkeypatch.setattr(slab, "_blocks", slab._allocate_blocks(0))
-    monkeypatch.setattr(slab, "budget", (max(prompts) + loaded.setup.room) * slab.entry_bytes)  # enough for one
-    held = loaded.stream(first, clip=clips[first])
+    monkeypatch.setattr(
+        slab, "budget", (max(prompts) + small_captioner.setup.room) * slab.entry_bytes
+    )  # enough for one
+    held = small_captioner.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
-    events = list(loaded.stream(second, clip=clips[second]))
+    events = list(small_captioner.stream(second, clip=clips[second]))
     assert any(isinstance(event, Restarted) for event in events) and finished(events) == expected[second]
     assert finished(held) == expected[first]
 
 
-def test_closing_ends_the_calls_of_others(loaded, clips):
+def test_closing_ends_the_calls_of_others(small_captioner, clips):
     first, second, *_ = clips
-    captioner = other(loaded, "ar", **{"generate.max_new_tokens": 2000})
+    captioner = other(small_captioner, "ar", **{"generate.max_new_tokens": 2000})
     began = threading.Event()
 
     def long_call():
@@ -249,7 +241,7 @@ def test_closing_ends_the_calls_of_others(loaded, clips):
         with pytest.raises(ClosedError, match=r"closed \(make another") as caught:
             use()
         assert isinstance(caught.value, VidspecError)
-    assert loaded.target.model.decoder.slab.used == 0
+    assert small_captioner.target.model.decoder.slab.used == 0
     captioner.close()  # once more does nothing
 
 
@@ -321,22 +313,22 @@ def test_another_group_gets_its_turn():
     assert taken == ["other", "one"]
 
 
-def test_threads_that_share_a_dialogue_take_turns(loaded, clips):
+def test_threads_that_share_a_dialogue_take_turns(small_captioner, clips):
     path, clip = next(iter(clips.items()))
-    dialogue, questions = loaded.dialogue(path, clip=clip), [f"Question {number}?" for number in range(6)]
+    dialogue, questions = small_captioner.dialogue(path, clip=clip), [f"Question {number}?" for number in range(6)]
     with ThreadPoolExecutor(3) as pool:
         answers = dict(zip(questions, pool.map(ids_of(dialogue), questions), strict=True))
     assert sorted(question for question, _ in dialogue.exchanges) == questions
     said = ()
     for question, answer in dialogue.exchanges:
-        again = loaded.caption(path, clip=clip, prompt=question, earlier=said)
+        again = small_captioner.caption(path, clip=clip, prompt=question, earlier=said)
         assert again.token_ids == answers[question]
         said = (*said, DialogueTurn(question, answer))
 
 
-def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(loaded, clips):
+def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(small_captioner, clips):
     path, clip = next(iter(clips.items()))
-    dialogue = loaded.dialogue(path, clip=clip)
+    dialogue = small_captioner.dialogue(path, clip=clip)
     held = dialogue.stream("What moves?")
     next(held)
     with pytest.raises(UsageError, match="not answered yet") as caught:
@@ -347,11 +339,11 @@ def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(loaded, clips):
 
 
 @pytest.mark.parametrize("method", ["caption", "stream", "baseline", "dialogue", "captions"])
-def test_an_unknown_argument_names_the_nearest(loaded, method):
+def test_an_unknown_argument_names_the_nearest(small_captioner, method):
     more = [QUESTIONS] if method == "captions" else []
     message = rf"{method}\(\) has no argument 'promt' \(did you mean prompt\?\)"
     with pytest.raises(ArgumentError, match=message) as caught:
-        getattr(loaded, method)("clip.mp4", *more, promt="What moves?")
+        getattr(small_captioner, method)("clip.mp4", *more, promt="What moves?")
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, VidspecError)
     with pytest.raises(ArgumentError, match="there are start, end, prompt"):
-        getattr(loaded, method)("clip.mp4", *more, zzz=1)
+        getattr(small_captioner, method)("clip.mp4", *more, zzz=1)

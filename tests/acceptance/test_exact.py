@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
 from tests.acceptance.windows import window_pass
+from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of
 from tests.tiers import full_but
 from vidspec.acceptance.base import Verdict
@@ -108,18 +109,6 @@ def test_leaves_what_it_is_given_as_it_was():
 def exact(sampling):
     """The rule; it is the target's pass that draws."""
     return ExactRule()
-
-
-class AcceptsAll:
-    """Wrong: emits whatever is drafted."""
-
-    lossless = True
-
-    def __init__(self, sampling):
-        self.sampling = sampling
-
-    def __call__(self, draft, passed, rng):
-        return Verdict.chain(len(draft.tokens), draw_token(self.sampling.distribution(passed.logits)[-1], rng))
 
 
 class ResamplesFromTarget(AcceptsAll):

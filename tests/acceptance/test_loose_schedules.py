@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import torch
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.decoding.toys import GREEDY, Recorder, blend, greedy_text, on_tables, random_table, rounds_of
 from tests.engine.passing import forward
 from tests.packaged import packaged
@@ -62,9 +62,8 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    made = Pair(checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05))
+def pair():
+    made = Pair(checkpoint("readable"), checkpoint("readable", noise=0.05))
     yield made
     if made.slot is not None:
         made.slot.drop()

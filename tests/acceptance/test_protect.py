@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.decoding import checkpoints
+from tests.checkpoints import readable
 from vidspec.acceptance.protect import protected_ids
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return checkpoints.tokenizer()
+    return readable.tokenizer()
 
 
 def one(tokenizer, text):

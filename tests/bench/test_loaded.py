@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
+from tests.checkpoints import checkpoint, eagle3, mtp, qwen
 from vidspec.bench.loaded import LoadedModels, ModelSource, profile_labels
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
@@ -52,10 +52,10 @@ def test_a_draft_is_kept_as_the_profile_has_it():
 
 
 def test_a_head_stands_where_a_draft_is_named(tmp_path):
-    kind = checkpoints_qwen.Kind()
-    target = str(checkpoints_qwen.save(kind, tmp_path / "target"))
-    settings, weights = checkpoints_eagle3.config(kind), checkpoints_eagle3.tensors(kind)
-    head = str(checkpoints_eagle3.save(tmp_path / "head", settings, weights))
+    kind = qwen.Kind()
+    target = str(checkpoint(kind))
+    settings, weights = eagle3.config(kind), eagle3.tensors(kind)
+    head = str(eagle3.save(tmp_path / "head", settings, weights))
     loaded = LoadedModels(ModelSource(target=target, draft=head, device="cpu"))
     models = {"models.target": target, "models.draft": head}
     assert loaded.captioner("eagle3", models).models["draft"] == head
@@ -67,8 +67,8 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
 
 
 def test_a_layer_of_the_target_is_read_once(tmp_path):
-    kind = checkpoints_qwen.Kind(checkpoints_mtp.FAMILY)
-    target = str(checkpoints_mtp.save(kind, tmp_path, checkpoints_mtp.tensors(kind)))
+    kind = qwen.Kind(mtp.FAMILY)
+    target = str(mtp.save(kind, tmp_path, mtp.tensors(kind)))
     loaded = LoadedModels(ModelSource(target=target, device="cpu"))
     made = [loaded.captioner("mtp", {"models.target": target}) for _ in range(2)]
     assert made[0].setup.head.model is made[1].setup.head.model

@@ -14,6 +14,7 @@ import pytest
 import srt
 from filelock import FileLock
 
+from tests.cli.terminals import Terminal
 from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.cli import main
 from vidspec.config.prompts import STYLES
@@ -113,11 +114,6 @@ def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
     assert vidspec("caption", clips, "--format", "jsonl", "-o", "out.json", "--overwrite").code == 1
     for record in lines("out.json~"):
         jsonschema.validate(record, record_schema())
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_the_bar_where_the_terminal_is_free(vidspec, clips, monkeypatch):

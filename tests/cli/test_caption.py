@@ -1,5 +1,4 @@
 import gc
-import io
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ import jsonschema
 import pytest
 
 from research.world.captions import PROMPTS
+from tests.cli.terminals import Terminal
 from tests.fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec import video
 from vidspec.cli.report import print_failure, summary
@@ -509,11 +509,6 @@ def test_trace(vidspec, monkeypatch):
     assert vidspec("caption", "a/good.mp4", "good.mp4", "--trace", "trace.json").code == 0
     written = json.loads(Path("trace.json").read_text())["traceEvents"]
     assert [event["pid"] for event in written if event["ph"] == "X"] == [0, 1000]
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize(

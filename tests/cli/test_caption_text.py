@@ -64,7 +64,8 @@ def test_one_line(vidspec):
         ("{caption} {stem}", "has no field but {caption}, not {stem}"),
         ("{caption!r}", "has no field but {caption}, not {caption}"),
         ("{caption:>9}", "has no field but {caption}, not {caption}"),
-        ("{caption.real}", "has no field but {caption}, not {caption.real}"),
+        ("{caption.real}", "lacks {caption}"),
+        ("{caption} {caption.real}", "has no field but {caption}, not {caption.real}"),
         ("{caption", "expected '}'"),
     ],
 )
@@ -126,7 +127,7 @@ class Pipe:
         pass
 
 
-class Terminal(Pipe):
+class TerminalPipe(Pipe):
     def isatty(self):
         return True
 
@@ -186,10 +187,10 @@ def test_what_comes_whole(monkeypatch, args):
 def test_a_panel_on_the_same_terminal_shows_it_alone(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "__stdout__", Terminal())
-    assert len(written(monkeypatch, out=Terminal)) == 1
-    assert len(written(monkeypatch, "--no-live", out=Terminal)) > 3
-    assert len(written(monkeypatch, "--quiet", out=Terminal)) > 3
+    monkeypatch.setattr(sys, "__stdout__", TerminalPipe())
+    assert len(written(monkeypatch, out=TerminalPipe)) == 1
+    assert len(written(monkeypatch, "--no-live", out=TerminalPipe)) > 3
+    assert len(written(monkeypatch, "--quiet", out=TerminalPipe)) > 3
 
 
 def test_a_clip_that_fails_amid_its_text_ends_the_line(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint, readable
 from tests.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -41,7 +41,7 @@ TOWER = {
 @cache
 def model(name, device="meta"):
     """LLaVA-OneVision of that size in bfloat16, without weights."""
-    words = checkpoints.tokenizer()
+    words = readable.tokenizer()
     ids = {f"{kind}_token_id": words.convert_tokens_to_ids(f"<{kind}>") for kind in ("image", "video")}
     text = {"model_type": "qwen2", "max_position_embeddings": 32768, "tie_word_embeddings": False, **TEXTS[name]}
     config = LlavaOnevisionConfig(
@@ -54,10 +54,10 @@ def model(name, device="meta"):
 
 
 @pytest.fixture
-def loaded(tmp_path):
+def loaded():
     settings = {"models.device": "cpu", "models.dtype": "float32", "video.frames": 4}
     with Captioner.from_profile(
-        "ar", overrides={**settings, "models.target": str(checkpoints.save(tmp_path / "target"))}
+        "ar", overrides={**settings, "models.target": str(checkpoint("readable"))}
     ) as captioner:
         yield captioner
 

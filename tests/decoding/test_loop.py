@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decoding.toys import ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import SHARED, Loop, LoopClient
 from vidspec.decoding.schedules.autoregressive import autoregressive
@@ -22,16 +22,6 @@ from vidspec.engine.sampling import Sampling
 from vidspec.events.wake import WakeEvent
 
 VOCABULARY = 5
-
-
-class Shared(ToyEngine):
-    """One engine for all clips: each span says its own table's text."""
-
-    def start_of(self, table):
-        self.tables = (*self.tables, table)
-        span = self.open()
-        self._opened[id(span)] = table
-        return span
 
 
 def run(loop, most=10_000):
@@ -74,7 +64,9 @@ def clip(seed, target, draft, kind, limits, sampling):
             one.drafter.spans = (span,)
         return one
 
-    alone = [token for step in rounds_of(sequential, made(Shared(), Shared())) for token in step.token_ids]
+    alone = [
+        token for step in rounds_of(sequential, made(SharedToyEngine(), SharedToyEngine())) for token in step.token_ids
+    ]
     return made(target, draft), alone
 
 
@@ -88,7 +80,7 @@ def clip(seed, target, draft, kind, limits, sampling):
 def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
     limits = StoppingRules(24, frozenset({4}))
     sampling = Sampling(0.0 if tree else temperature)
-    target, draft, loop = Shared(), Shared(), Loop()
+    target, draft, loop = SharedToyEngine(), SharedToyEngine(), Loop()
     waiting = [(seed, *clip(seed, target, draft, tree, limits, sampling)) for seed in seeds]
     order.shuffle(waiting)
     expected, found = {}, {}
@@ -106,7 +98,7 @@ def test_rows_of_all_clips_share_passes():
     limits = StoppingRules(20)
     passes = []
     for count in (1, 8):
-        target, draft, loop = Shared(), Shared(), Loop()
+        target, draft, loop = SharedToyEngine(), SharedToyEngine(), Loop()
         for key in range(count):
             one, _ = clip(3, target, draft, None, limits, Sampling())
             added(loop, key, one, sequential)
@@ -119,7 +111,7 @@ def test_rows_of_all_clips_share_passes():
 def test_drafts_come_before_the_target():
     """A clip that comes later is drafted for before those that wait are verified, so that it is verified with them."""
     limits = StoppingRules(20)
-    target, draft, loop = Shared(), Shared(), Loop()
+    target, draft, loop = SharedToyEngine(), SharedToyEngine(), Loop()
     first, _ = clip(2, target, draft, None, limits, Sampling())
     added(loop, "first", first, sequential)
     list(loop.turn())
@@ -139,7 +131,7 @@ def plain(engine, seed, limits):
     return one, greedy_text(table, limits)
 
 
-class Fragile(Shared):
+class Fragile(SharedToyEngine):
     """Fails for one span, and where it must for any company of that."""
 
     guilty = None
@@ -164,7 +156,7 @@ def test_one_clips_failure_is_its_own():
 
 
 def test_a_decoding_that_raises_and_one_that_is_dropped():
-    engine, loop, limits = Shared(), Loop(), StoppingRules(12)
+    engine, loop, limits = SharedToyEngine(), Loop(), StoppingRules(12)
     closed = []
 
     def broken():
@@ -196,7 +188,7 @@ def test_a_decoding_that_raises_and_one_that_is_dropped():
     assert len(loop) == 0 and closed == [True, True]
 
 
-class Prompted(Shared):
+class Prompted(SharedToyEngine):
     """Prompts are numbers of rows; ``reads`` notes each stretch."""
 
     chunk = 4 * SHARED
@@ -252,7 +244,7 @@ def test_prompts_are_read_in_chunks_that_others_share():
 
 
 def test_looks_and_passes_take_turns():
-    engine, loop = Shared(), Loop()
+    engine, loop = SharedToyEngine(), Loop()
     done = []
 
     def looks():
@@ -292,7 +284,7 @@ def test_hearing_waits_for_the_bell_and_not_for_ever():
 
 
 def test_chains_of_several_clips_are_continued_together():
-    engine = Shared()
+    engine = SharedToyEngine()
     tables = [random_table(seed, VOCABULARY) for seed in range(3)]
     spans = [engine.start_of(table) for table in tables]
     loop = Loop()
@@ -312,7 +304,7 @@ def test_chains_of_several_clips_are_continued_together():
 
 def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
     """As where the prompt of a clip that joins is read beside the first tokens of a chain."""
-    engine, loop, table = Shared(), Loop(), random_table(3, VOCABULARY)
+    engine, loop, table = SharedToyEngine(), Loop(), random_table(3, VOCABULARY)
     span, other = engine.start_of(table), engine.start_of(table)
 
     def chain():
@@ -331,7 +323,7 @@ def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
 
 
 def test_engines_that_take_one_sequence_serve_all_in_turn():
-    class Single(Shared):
+    class Single(SharedToyEngine):
         alone = True
 
     engine, loop, limits = Single(), Loop(), StoppingRules(10)
@@ -348,7 +340,7 @@ def test_engines_that_take_one_sequence_serve_all_in_turn():
 def test_what_passes_cost_is_told():
     told = []
     clock = iter(range(1000))
-    target, draft = Shared(), Shared()
+    target, draft = SharedToyEngine(), SharedToyEngine()
     loop = Loop(lambda: float(next(clock)), told.append)
     for key in range(2):
         one, _ = clip(3, target, draft, None, StoppingRules(9), Sampling())
@@ -362,7 +354,7 @@ def test_what_passes_cost_is_told():
 def test_a_pass_that_is_repeated_clip_by_clip_holds_nothing_of_the_one_that_failed():
     """As where memory ran out: the tensors of the failed pass are gone before the next begins."""
 
-    class Tight(Shared):
+    class Tight(SharedToyEngine):
         def run(self, batch):
             assert all(one() is None for one in left), "tensors of the failed pass are still there"
             big = torch.zeros(9)
@@ -381,7 +373,7 @@ def test_a_pass_that_is_repeated_clip_by_clip_holds_nothing_of_the_one_that_fail
 
 
 def test_time_in_which_a_pass_is_compiled_is_not_its_own():
-    class Compiles(Shared):
+    class Compiles(SharedToyEngine):
         preparing = 0.0
 
         def run(self, batch):

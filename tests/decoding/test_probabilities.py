@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.decoding.workers.pairs import CLIPS
-from tests.model_pairs import Pair, save_pair
+from tests.model_pairs import Pair, pair_checkpoints
 from vidspec.engine.rows import Rows
 from vidspec.events.events import Finished, Round
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    made = Pair(*save_pair("qwen2_5_vl", tmp_path_factory.mktemp("pair")), tokens=24, **{"video.frames": 4})
+def pair():
+    made = Pair(*pair_checkpoints("qwen2_5_vl"), tokens=24, **{"video.frames": 4})
     yield made
     made.close()
 

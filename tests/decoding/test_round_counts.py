@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from research.random_decoder import engine_of, language
 from research.sizes import Size
+from tests.checkpoints.llava_onevision import tokenizer
 from tests.engine import standin
-from tests.models.checkpoints import tokenizer
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop

@@ -145,6 +145,20 @@ class ToyEngine:
         return PassResult(every, every)
 
 
+class SharedToyEngine(ToyEngine):
+    """One engine for all clips: each span says its own table's text."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prefix: torch.zeros(6))
+        self._spans: list[ToySpan] = []  # kept, so that an id is one span's
+
+    def start_of(self, table: Table) -> ToySpan:
+        self.tables, span = (*self.tables, table), self.open()
+        self._spans.append(span)
+        self._opened[id(span)] = table
+        return span
+
+
 def rounds_of(schedule: ScheduleFunction, sequence: Sequence) -> list[Round]:
     """The rounds of a sequence, decoded without others."""
     run_to_completion(schedule(sequence))

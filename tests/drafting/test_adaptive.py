@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decoding.toys import ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from tests.tiers import full_but
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
@@ -64,7 +64,7 @@ class World:
 
     def texts(self, pairs, limits, *, batch=1, **how):
         """Texts of clips; each is a target's table and a draft's."""
-        engine, drafting, loop = Shared(), Shared(), Loop(now=lambda: 0.0, on_pass=self.heard)
+        engine, drafting, loop = SharedToyEngine(), SharedToyEngine(), Loop(now=lambda: 0.0, on_pass=self.heard)
         waiting, found = list(enumerate(pairs)), []
         while waiting or len(loop):
             while waiting and len(loop) < batch:
@@ -77,19 +77,6 @@ class World:
                 raise one.error
         self.tokens = sum(len(one.token_ids) for one in found)
         return [one.token_ids for one in found]
-
-
-class Shared(ToyEngine):
-    """One engine for all clips."""
-
-    def start_of(self, table):
-        span = self.open()
-        self._opened[id(span)] = table
-        self.kept = [*getattr(self, "kept", ()), span]  # an id is one span's
-        return span
-
-    def __init__(self):
-        super().__init__(lambda prefix: torch.zeros(6))
 
 
 def watch(drafter, world):
@@ -192,7 +179,7 @@ def test_a_chain_is_never_faster_by_more_than_trials_cost(costs, batch, least):
 
 def test_nobody_has_told_what_passes_cost():
     other = pair(3, 0.3)[1]
-    engine = Shared()
+    engine = SharedToyEngine()
     drafter = AdaptiveDrafter(engine, engine.start_of(other))
     drafter.begin(1)
     draft = proposed(drafter, 8)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.drafting.test_lookup_profiles import DRAWN, Pair
+from tests.drafting.test_lookup_profiles import DRAWN
 from tests.tiers import full_but
 from vidspec.config import profiles
 from vidspec.draft_length import trees
@@ -15,16 +15,6 @@ WAYS = {
     "with the target": {"draft.kind": "self", "prune.method": "attention", "prune.alpha": 0.8},
     "with entries of the target's cache": {"draft.kind": "sparse_kv"},
 }
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    made = {}
-
-    def pair(name):
-        return made.setdefault(name, None) or made.update({name: Pair(name)}) or made[name]
-
-    return pair
 
 
 @pytest.fixture

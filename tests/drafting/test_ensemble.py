@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.acceptance.sequences import reference_distribution
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.decoding.toys import GREEDY, Reciter, blend, on_tables, proposed, random_table, rounds_of
 from tests.drafting.literal_ensemble import literal_mean, literal_weights
 from tests.drafting.toy_ensemble import ensemble
@@ -170,8 +170,8 @@ def test_the_schedule_tells_it_how_the_target_judged():
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    folder = checkpoints.save(tmp_path_factory.mktemp("model"), noise=0.05)
+def real():
+    folder = checkpoint("readable", noise=0.05)
     model = loading.load_model(str(folder), resolve_placement("cpu", "float32"))
     values = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     pixels = Pixels(values, (5, 4, 4), tuple(map(float, range(5))))

@@ -6,8 +6,7 @@ import jsonschema
 import pytest
 import torch
 
-from tests.decoding import checkpoints
-from tests.models.checkpoints_captioner import blip
+from tests.checkpoints import checkpoint
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -38,9 +37,8 @@ WEIGHTS = {"tabed-mt-star": "grid", "tabed-mtcp-star": "softmax"}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    both = checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+def pair():
+    both = checkpoint("readable"), checkpoint("readable", noise=0.05)
     return [loading.load_model(str(one), PLACE) for one in both]
 
 
@@ -136,8 +134,8 @@ def test_every_rule_is_lossless(captioned, weights, history, divergence):
 
 
 @pytest.mark.full
-def test_a_captioner_of_the_hub(pair, tmp_path):
-    folder = blip(tmp_path / "blip")
+def test_a_captioner_of_the_hub(pair):
+    folder = checkpoint("blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8, "models.captioner": str(folder)})
     describe = image_captioner.load_image_captioner(str(folder), PLACE)
     captioner = Captioner(profile, *pair, describe=describe)
@@ -148,9 +146,9 @@ def test_a_captioner_of_the_hub(pair, tmp_path):
     captioner.warm_up()
 
 
-def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path, monkeypatch):
+def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, monkeypatch):
     """Each waits for the other to have begun."""
-    folder = blip(tmp_path / "blip")
+    folder = checkpoint("blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
     captioner = Captioner(profile, *pair, describe=image_captioner.load_image_captioner(str(folder), PLACE))
     reads, describes, prefill = threading.Event(), threading.Event(), prefills._run_passes
@@ -220,14 +218,12 @@ def test_other_clips_draft_while_the_draft_captions_one(pair):
     assert [found[number].ensemble for number in range(len(paths))] == [one.ensemble for one in alone]
 
 
-def test_a_captioner_that_fails(pair, tmp_path, monkeypatch):
+def test_a_captioner_that_fails(pair, monkeypatch):
     def described(self, clip):
         raise RuntimeError("no such kernel")
 
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
-    captioner = Captioner(
-        profile, *pair, describe=image_captioner.load_image_captioner(str(blip(tmp_path / "blip")), PLACE)
-    )
+    captioner = Captioner(profile, *pair, describe=image_captioner.load_image_captioner(str(checkpoint("blip")), PLACE))
     with monkeypatch.context() as patch:
         patch.setattr(HubCaptioner, "__call__", described)
         with pytest.raises(RuntimeError, match="no such kernel"):
@@ -235,8 +231,8 @@ def test_a_captioner_that_fails(pair, tmp_path, monkeypatch):
     assert captioner.caption(CLIP).caption == captioner.baseline(CLIP).caption
 
 
-def test_a_captioner_is_loaded_by_its_name(tmp_path):
-    overrides = {"models.captioner": str(blip(tmp_path / "blip")), "models.device": "cpu", "models.dtype": "float32"}
+def test_a_captioner_is_loaded_by_its_name():
+    overrides = {"models.captioner": str(checkpoint("blip")), "models.device": "cpu", "models.dtype": "float32"}
     with Captioner.from_profile("tabed-c", overrides={**overrides, "generate.max_new_tokens": 4}) as captioner:
         assert captioner.caption(CLIP).ensemble["captioner"] == overrides["models.captioner"]
 

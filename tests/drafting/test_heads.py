@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models import checkpoints_eagle3 as heads
-from tests.models import checkpoints_mtp, checkpoints_qwen
-from tests.models.checkpoints_mtp import FAMILY as HYBRID
-from tests.models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
+from tests.checkpoints import checkpoint
+from tests.checkpoints import eagle3 as heads
+from tests.checkpoints import mtp as mtp_layers
+from tests.checkpoints.mtp import FAMILY as HYBRID
+from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -60,8 +61,8 @@ class Drawn(Pair):
     def __init__(self, family, folder):
         self.kind = Kind(family, tied=False)
         if family == HYBRID:
-            self.weights = checkpoints_mtp.tensors(self.kind)
-            target = loading.load_model(str(checkpoints_mtp.save(self.kind, folder, self.weights)), PLACE)
+            self.weights = mtp_layers.tensors(self.kind)
+            target = loading.load_model(str(mtp_layers.save(self.kind, folder, self.weights)), PLACE)
             super().__init__("mtp", target, mtp.load_mtp(target))
         else:
             target, self.weights = adapter(self.kind), heads.tensors(self.kind)
@@ -91,9 +92,9 @@ class Drawn(Pair):
         table = target.embed(torch.arange(target.vocabulary))
         pairs = [table, torch.cat([whole.embeds[0, rows[1:]], table[text[-1:]]])]
         if self.profile == "mtp":
-            states = checkpoints_mtp.normed(watch.states[LAYERS], target.language.norm.weight.detach())
+            states = mtp_layers.normed(watch.states[LAYERS], target.language.norm.weight.detach())
             judge = target.model.lm_head.weight.detach()[: target.vocabulary]
-            return checkpoints_mtp.drafts(self.weights, judge, *pairs, states[rows], places[:, rows], count)
+            return mtp_layers.drafts(self.weights, judge, *pairs, states[rows], places[:, rows], count)
         states = torch.cat([watch.states[block] for block in (1, 2, 3)], dim=1)
         axis = axis or heads.SECTIONS[self.kind.family][1]
         return heads.drafts(self.weights, axis, *pairs, states[rows], places[:, rows], count, **options)
@@ -289,8 +290,8 @@ def test_what_does_not_go_together(settings, message):
         profiles.load("eagle3", {"models.target": "target", "models.draft": "head", **settings}, env={})
 
 
-def test_heads_and_models_are_not_taken_for_each_other(pairs, tmp_path):
-    pair, model = pairs(QWEN25), checkpoints_qwen.save(Kind(QWEN25), tmp_path / "model")
+def test_heads_and_models_are_not_taken_for_each_other(pairs):
+    pair, model = pairs(QWEN25), checkpoint(QWEN25)
     with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), not a model"):
         loading.load_model(pair.head.name, PLACE, text=True)
     with pytest.raises(ModelError, match=r"is no EAGLE-3 head: fc\.weight is not in its files"):
@@ -302,12 +303,12 @@ def test_heads_and_models_are_not_taken_for_each_other(pairs, tmp_path):
 
 
 @pytest.mark.parametrize("family", full_but([HYBRID], [QWEN25, HYBRID]))
-def test_a_profile_loads_its_head(pairs, tmp_path, family):
+def test_a_profile_loads_its_head(pairs, family):
     """By folders, as the command line names them; a layer lies in its target's."""
     pair = pairs(family)
     named = {"models.target": pair.head.name, "generate.max_new_tokens": 8}
     if family == QWEN25:
-        model = checkpoints_qwen.save(Kind(QWEN25, tied=False), tmp_path / "model")
+        model = checkpoint(QWEN25, tied=False)
         named |= {"models.target": str(model), "models.draft": pair.head.name}
     with Captioner.from_profile(profiles.load(pair.profile, named, env={})) as captioner:
         captioner.warm_up()

@@ -2,21 +2,15 @@
 
 import pytest
 
-from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.bench.measure import ProfileContender
 from vidspec.bench.turns import measure_in_turns
-from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, ProfileError, UsageError
-from vidspec.models import loading
 from vidspec.models.identity import model_identity
-from vidspec.models.placement import resolve_placement
-from vidspec.models.request import CaptionRequest
 
-FRAMES, TOKENS, CLIPS = 4, 24, 2
 DRAWN = {"generate.temperature": 1.5, "generate.top_p": 0.95, "generate.seed": 5}
 WAYS = {
     "ngram": {},
@@ -32,50 +26,6 @@ WAYS = {
         "draft.options.settings": {"contexts": ["video", "text"], "weights": "grid"},
     },
 }
-
-
-class Pair:
-    """A loaded pair and shipped clips."""
-
-    def __init__(self, name):
-        place = resolve_placement("cpu", "float32")
-        self.name = name
-        self.target, self.draft = (
-            loading.load_model(str(loading.embedded_folder(name, role)), place) for role in ("target", "draft")
-        )
-        self.clips = {}
-        self.plain = {}
-
-    def captioner(self, profile, **settings):
-        same = {"models.pair": self.name, "video.frames": FRAMES, "generate.max_new_tokens": TOKENS}
-        profile = profiles.load(profile, {**same, **settings}, env={})
-        return Captioner(profile, self.target, self.draft if profile.drafts_with_a_model else None)
-
-    def texts(self, captioner, batch):
-        for path in map(str, shipped()[:CLIPS]):
-            if path not in self.clips:
-                self.clips[path] = captioner.read(path)
-        requests = [CaptionRequest(path, clip, key=path) for path, clip in self.clips.items()]
-        records = serve_captions(captioner, requests, batch)
-        captioner.close()
-        return {key: record.token_ids for key, record in records.items()}, list(records.values())
-
-    def alone(self, **settings):
-        """Plain decoding."""
-        key = str(settings)
-        if key not in self.plain:
-            self.plain[key] = self.texts(self.captioner("ar", **settings), 1)[0]
-        return self.plain[key]
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    made = {}
-
-    def pair(name):
-        return made.setdefault(name, None) or made.update({name: Pair(name)}) or made[name]
-
-    return pair
 
 
 @pytest.mark.parametrize(

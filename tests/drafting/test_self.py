@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.engine.passing import forward, poison
 from tests.model_pairs import Pair
 from tests.tiers import full_but
@@ -29,13 +29,13 @@ CLIP = next(path for path in shipped() if path.stem == "one-object")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return checkpoints.save(tmp_path_factory.mktemp("model") / "target")
+def folder():
+    return checkpoint("readable")
 
 
 @pytest.fixture(scope="module")
-def pair(folder, tmp_path_factory):
-    made = Pair(folder, checkpoints.save(tmp_path_factory.mktemp("model") / "draft", noise=0.05), tokens=40)
+def pair(folder):
+    made = Pair(folder, checkpoint("readable", noise=0.05), tokens=40)
     yield made
     made.close()
 

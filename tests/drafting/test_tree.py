@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.decoding.toys import proposed
 from tests.engine.passing import forward, poison
 from vidspec.config.part_sections import TREE
@@ -20,8 +20,8 @@ ROOM = 80
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = checkpoints.save(tmp_path_factory.mktemp("pair") / "draft", noise=0.05)
+def engine():
+    folder = checkpoint("readable", noise=0.05)
     return Engine(loading.load_model(str(folder), resolve_placement("cpu", "float32")))
 
 

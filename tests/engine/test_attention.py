@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.engine.largest import LargestTensor
 from vidspec.engine.attention import AttentionWindow, attend, merged_attention
 
 D = 16
@@ -114,22 +114,9 @@ def test_a_tree_in_a_sliding_window(rows):
     torch.testing.assert_close(got, reference(query, key, value, visible, 0.2), rtol=0, atol=2e-6)
 
 
-class Largest(TorchDispatchMode):
-    """Notes the most numbers any operation gave back."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(one, torch.Tensor):
-                self.most = max(self.most, one.numel())
-        return out
-
-
 @pytest.mark.parametrize("rows, length", [(2000, 2000), (500, 2000)])
 def test_a_prompt_never_makes_n_by_n_numbers(rows, length):
     query, key, value = qkv(rows, length, 4, 2)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         attend(query, key, value, 0.2)
-    assert largest.most <= 4 * length * D
+    assert largest.numel <= 4 * length * D

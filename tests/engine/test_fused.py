@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
+from tests.checkpoints import checkpoint, qwen
 from tests.engine.passing import forward
-from tests.models import checkpoints_qwen
 from tests.pruning.target.families import FAMILIES, case
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
@@ -164,9 +164,9 @@ def test_what_is_not_covered():
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_half_precision_agrees_with_float32(family):
     """To what bfloat16 can tell: its logits lie within its steps of the float32 ones."""
-    kind = checkpoints_qwen.Kind(family)
-    exact = checkpoints_qwen.adapter(kind)
-    half = checkpoints_qwen.adapter(kind)
+    kind = qwen.Kind(family)
+    exact = qwen.adapter(kind)
+    half = qwen.adapter(kind)
     half.model.bfloat16()
     half.prepare("fused", packed=False)
     rows = []
@@ -202,9 +202,7 @@ print(resident() - before, weights, model.decoder.packed_bytes, model.decoder.na
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """Checkpoints of a family: one of 107 million parameters, and a small one."""
-    root = tmp_path_factory.mktemp("large")
-    small = checkpoints_qwen.save(checkpoints_qwen.Kind("qwen2_5_vl", tied=False), root / "small")
-    folder = root / "large"
+    small, folder = checkpoint("qwen2_5_vl", tied=False), tmp_path_factory.mktemp("large")
     config = transformers.AutoConfig.from_pretrained(small)
     text = config.text_config
     text.hidden_size, text.intermediate_size, text.num_hidden_layers = 1024, 4096, 7

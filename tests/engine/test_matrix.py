@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.engine.largest import LargestTensor
 from vidspec.engine import layouts, matrix
 from vidspec.engine import quantised as quantised_module
 from vidspec.engine.layouts import QuantisedLinear, build_matrix
@@ -247,26 +247,13 @@ def test_layers_of_codes_let_go_of_their_weights_unless_shared(wanted):
         assert all((layer.weight.numel() > 0) is shared for layer in some)
 
 
-class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that an operation makes."""
-
-    nbytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(one, torch.Tensor) and "view" not in str(func):
-                self.nbytes = max(self.nbytes, one.numel() * one.element_size())
-        return made
-
-
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_codes_are_made_in_blocks_of_rows(monkeypatch, precision):
     """Nothing of more than a byte a weight is made of all rows at once, and blocks change no number."""
     weight, rows = torch.randn(1088, 512), torch.randn(3, 512)
     whole = quantise_weight(weight, None, precision)
     monkeypatch.setattr(quantised_module, "BLOCK", 64 * 512)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         parts = quantise_weight(weight, None, precision)
     assert torch.equal(parts(rows), whole(rows)) and parts.nbytes == whole.nbytes
     assert largest.nbytes <= weight.numel()

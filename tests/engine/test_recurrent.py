@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.checkpoints.qwen import HYBRIDS, Kind, adapter, pixels
 from tests.engine.passing import forward
-from tests.models.checkpoints_qwen import HYBRIDS, Kind, adapter, pixels
 from tests.tiers import full_but
 from vidspec.engine.forward import Engine
 from vidspec.engine.recurrent import NEAR, REACH, SPACING, delta_rule, linear_attention

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, Kind, adapter, pixels
 from tests.engine import standin
 from tests.engine.passing import unreplayed
 from tests.engine.test_graphs import Recorded
-from tests.models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter, pixels
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import Rows

@@ -3,23 +3,12 @@ import math
 import pytest
 import torch
 
+from tests.checkpoints.llava_onevision import HEADS, KV_HEADS, LAYERS, TIED, pixels, stock
 from tests.engine.passing import forward
-from tests.models.checkpoints import HEADS, KV_HEADS, LAYERS, TIED, adapter, pixels, stock
-from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps, language_to_video_attention
 
 FRAMES = 2
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return Engine(adapter(TIED))
-
-
-@pytest.fixture(scope="module")
-def prefix(engine):
-    return engine.model.prefix(engine.model.encode(pixels(FRAMES)), "Describe the video.")
 
 
 @pytest.fixture(scope="module")

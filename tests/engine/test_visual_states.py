@@ -1,22 +1,10 @@
 """What a prefill keeps of the visual tokens for rules that look at the video."""
 
-import pytest
 import torch
 
-from tests.models.checkpoints import TIED, adapter, pixels, stock
-from vidspec.engine.forward import Engine
+from tests.checkpoints.llava_onevision import TIED, pixels, stock
 
 FRAMES = 2
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return Engine(adapter(TIED))
-
-
-@pytest.fixture(scope="module")
-def prefix(engine):
-    return engine.model.prefix(engine.model.encode(pixels(FRAMES)), "Describe the video.")
 
 
 def test_they_are_the_librarys_last_states_at_the_visual_positions(engine, prefix):

@@ -1,11 +1,11 @@
 import pytest
 
-from tests.models.checkpoints import FOREIGN, PADDED, TIED, UNTIED, save
+from tests.checkpoints import checkpoint
+from tests.checkpoints.llava_onevision import FOREIGN, PADDED, TIED, UNTIED
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory):
+def checkpoints():
     """Folders as the library saves them, by name."""
     kinds = {"tied": TIED, "untied": UNTIED, "padded": PADDED, "foreign": FOREIGN}
-    root = tmp_path_factory.mktemp("checkpoints")
-    return {name: save(kind, root / name) for name, kind in kinds.items()}
+    return {name: checkpoint(kind) for name, kind in kinds.items()}

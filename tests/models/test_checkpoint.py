@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.models import checkpoints_qwen
-from tests.models.checkpoints_qwen import Kind
+from tests.checkpoints import qwen
+from tests.checkpoints.qwen import Kind
 from vidspec.cli import main
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.memory_estimate import PROCESS
@@ -52,8 +52,8 @@ def said(vidspec, folder):
 def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatch):
     kind = Kind(family, tied=False)
     monkeypatch.setattr("vidspec.models.placement", lambda dtype: Placement(torch.device("cpu"), torch.float32))
-    code, found = said(vidspec, written(checkpoints_qwen.config(kind)))
-    model = checkpoints_qwen.adapter(kind)
+    code, found = said(vidspec, written(qwen.config(kind)))
+    model = qwen.adapter(kind)
     decoder = model.decoder
     assert code == 0 and found["supported"] and found["fits"] and found["family"] == family
     assert found["decoder"] == decoder.name and (decoder.name == "fused" or found["why"] == decoder.why)
@@ -106,7 +106,7 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
 
 
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
-    folder = written(checkpoints_qwen.config(Kind("qwen3_5")))
+    folder = written(qwen.config(Kind("qwen3_5")))
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
     ran = vidspec("models", str(folder))
     assert ran.code == 3 and "too little" in ran.out
@@ -194,10 +194,10 @@ def test_a_target_that_is_rounded_when_it_is_loaded(vidspec, written, monkeypatc
     """It then takes what loading makes of it, and before that what it takes unrounded, and a block's largest weight."""
     monkeypatch.setattr("vidspec.models.placement", lambda dtype: Placement(torch.device("cpu"), torch.float32))
     kind = Kind(family, tied=tied)
-    folder = written(checkpoints_qwen.config(kind))
+    folder = written(qwen.config(kind))
     _, plain = said(vidspec, folder)
     ran = vidspec("models", str(folder), "--weights", rounded, "--format", "json")
-    found, model = json.loads(ran.out), checkpoints_qwen.adapter(kind)
+    found, model = json.loads(ran.out), qwen.adapter(kind)
     model.prepare(packed=False, wanted=rounded)
     parameters = {
         id(one): one.nbytes
@@ -246,9 +246,9 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
     """Its own config is counted beside the target's, and it alone is looked at."""
     target, draft, text, other = (tmp_path / name for name in ("target", "draft", "text", "other"))
     for folder, config in (
-        (target, checkpoints_qwen.config(Kind("qwen2_5_vl"))),
-        (draft, checkpoints_qwen.config(Kind("qwen2_5_vl"))),
-        (other, checkpoints_qwen.config(Kind("qwen3_vl"))),
+        (target, qwen.config(Kind("qwen2_5_vl"))),
+        (draft, qwen.config(Kind("qwen2_5_vl"))),
+        (other, qwen.config(Kind("qwen3_vl"))),
     ):
         config.save_pretrained(folder)
     rows = json.loads((target / "config.json").read_text())["text_config"]["vocab_size"]

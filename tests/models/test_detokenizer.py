@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tests.models.checkpoints import tokenizer
+from tests.checkpoints.llava_onevision import tokenizer
 from vidspec.models.detokenizer import Detokenizer
 
 WORDS = tokenizer()

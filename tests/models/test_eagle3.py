@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.models.checkpoints_eagle3 import DRAFTED, config, save, tensors
-from tests.models.checkpoints_qwen import HIDDEN, LAYERS, QWEN25, Kind, adapter
+from tests.checkpoints.eagle3 import DRAFTED, config, save, tensors
+from tests.checkpoints.qwen import HIDDEN, LAYERS, QWEN25, Kind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError

@@ -4,17 +4,15 @@ import builtins
 import json
 import os
 import pickle
-import shutil
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
 from research.random_init import random_model
-from tests.models.checkpoints import pixels
-from tests.models.checkpoints_captioner import blip
+from tests.checkpoints import copy_checkpoint
+from tests.checkpoints.llava_onevision import TIED, pixels
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
 from vidspec.models.chat_template import TemplateRenderer
@@ -42,8 +40,8 @@ def nobody_is_asked(monkeypatch):
 
 
 @pytest.fixture
-def copy(checkpoints, tmp_path):
-    return Path(shutil.copytree(checkpoints["tied"], tmp_path / "model"))
+def copy(tmp_path):
+    return copy_checkpoint(tmp_path / "model", TIED)
 
 
 def with_code(folder, **config):
@@ -87,7 +85,7 @@ def test_code_of_a_tokenizer_is_refused_unasked(copy):
 
 
 def test_code_beside_a_captioner_is_left_alone(tmp_path):
-    folder = with_code(blip(tmp_path / "blip"))
+    folder = with_code(copy_checkpoint(tmp_path / "blip", "blip"))
     assert image_captioner.load_image_captioner(str(folder), CPU).name == str(folder)
     assert not (folder / "ran").exists()
 

@@ -9,9 +9,10 @@ import torch
 import transformers
 from transformers.video_utils import VideoMetadata
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.gemma4 import MOST, PATCH, POOL, WINDOW, adapter, stock
 from tests.engine.passing import forward, poison
 from tests.models import record_preprocess_gemma4
-from tests.models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, stock
 from tests.models.closeness import assert_close
 from tests.ready_clips import read_requests, serve_captions
 from vidspec.captioner import Captioner
@@ -241,11 +242,11 @@ PROFILES = (
 
 
 @pytest.mark.full
-def test_profiles_are_exact(tmp_path):
+def test_profiles_are_exact():
     """A small model drafts for a large one."""
     place = resolve_placement("cpu", "float32")
-    target = loading.load_model(str(save(tmp_path / "target", **KINDS["large"])), place)
-    draft = loading.load_model(str(save(tmp_path / "draft")), place)
+    target = loading.load_model(str(checkpoint("gemma4", **KINDS["large"])), place)
+    draft = loading.load_model(str(checkpoint("gemma4")), place)
 
     def captioner(name):
         profile = profiles.load(name, {"generate.max_new_tokens": 24, "video.frames": 4}, env={})
@@ -266,8 +267,8 @@ def test_profiles_are_exact(tmp_path):
         captioner("fastv")
 
 
-def test_models_counts_its_cache(tmp_path):
-    folder = str(save(tmp_path / "model"))
+def test_models_counts_its_cache():
+    folder = str(checkpoint("gemma4"))
     found, model = inspect(folder), loading.load_model(folder, resolve_placement("cpu"))
     assert (found.family, found.decoder, found.states, found.kv_bytes) == ("gemma4", "stock", 0, 4 * 2 * 128)
     assert found.visual_tokens == model.visual_tokens(32, 720, 1280)  # by its own processor

@@ -11,7 +11,8 @@ import transformers
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from tests.models.checkpoints import TIED, save
+from tests.checkpoints import copy_checkpoint
+from tests.checkpoints.llava_onevision import TIED
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load as load_profile
 from vidspec.errors import ModelError, ProfileError
@@ -124,7 +125,7 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
     kept = tmp_path / "cache" / "models--org--model"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(commit)
-    save(TIED, kept / "snapshots" / commit)
+    copy_checkpoint(kept / "snapshots" / commit, TIED)
     assert hub.is_cached("org/model") and not hub.is_cached("org/other")
     with listening() as port:
         endpoint(port)

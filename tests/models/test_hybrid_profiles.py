@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.models import checkpoints_qwen
-from tests.models.checkpoints_qwen import HYBRIDS, STOCK, Kind
+from tests.checkpoints import checkpoint
+from tests.checkpoints.qwen import HYBRIDS, STOCK, Kind
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -23,14 +23,10 @@ TOKENS = 40
 
 
 @pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(STOCK)))
-def pair(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    place = resolve_placement("cpu", "float32")
-    kinds = {"target": Kind(request.param, tied=False), "draft": Kind(request.param, tied=False, padding=0, noise=0.03)}
-    made = {
-        role: loading.load_model(str(checkpoints_qwen.save(kind, folder / role)), place) for role, kind in kinds.items()
-    }
-    return made["target"], made["draft"]
+def pair(request):
+    kinds = Kind(request.param, tied=False), Kind(request.param, tied=False, padding=0, noise=0.03)
+    target, draft = (loading.load_model(str(checkpoint(kind)), resolve_placement("cpu", "float32")) for kind in kinds)
+    return target, draft
 
 
 def captioner(pair, name, **overrides):

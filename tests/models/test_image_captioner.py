@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint, copy_checkpoint
 from tests.engine.passing import forward
-from tests.models.checkpoints_captioner import KINDS, blip
 from vidspec import video
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
@@ -26,9 +25,9 @@ def clip(seed=0, frames=5):
     return video.Clip(noise, np.arange(float(frames)), FACTS)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def folder(request, tmp_path_factory):
-    return KINDS[request.param](tmp_path_factory.mktemp("captioner") / request.param)
+@pytest.fixture(scope="module", params=["blip", "florence2", "image_llava"])
+def folder(request):
+    return checkpoint(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def test_another_kind_of_model(tmp_path):
 
 
 def test_missing_weights(tmp_path):
-    folder = blip(tmp_path / "blip")
+    folder = copy_checkpoint(tmp_path / "blip", "blip")
     file = folder / "model.safetensors"
     weights = load_file(file)
     name = next(name for name in weights if name.startswith("text_decoder"))
@@ -110,7 +109,7 @@ def test_missing_weights(tmp_path):
 
 
 def test_damaged_files(tmp_path):
-    folder = blip(tmp_path / "blip")
+    folder = copy_checkpoint(tmp_path / "blip", "blip")
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="cannot be loaded"):
         image_captioner.load_image_captioner(str(folder), PLACE)
@@ -122,8 +121,8 @@ def test_no_such_folder():
 
 
 @pytest.fixture(scope="module")
-def draft(tmp_path_factory):
-    return Engine(loading.load_model(str(checkpoints.save(tmp_path_factory.mktemp("draft"))), PLACE))
+def draft():
+    return Engine(loading.load_model(str(checkpoint("readable")), PLACE))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.internvl import IMAGE_SIZE, SIDE, adapter, stock
 from tests.engine.passing import forward
-from tests.models.checkpoints_internvl import IMAGE_SIZE, SIDE, adapter, save, stock
 from tests.models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -90,12 +91,9 @@ def test_prefill_windows_and_generate(case):
 
 
 @pytest.mark.full
-def test_profiles_are_exact(tmp_path):
+def test_profiles_are_exact():
     place = resolve_placement("cpu", "float32")
-    target, draft = (
-        loading.load_model(str(save(tmp_path / role, noise=noise)), place)
-        for role, noise in (("target", 0), ("draft", 0.03))
-    )
+    target, draft = (loading.load_model(str(checkpoint("internvl", noise=noise)), place) for noise in (0.0, 0.03))
     texts = {}
     for name in ("ar", "vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "self-sd", "self-int8", "tabed-mtcp"):
         profile = profiles.load(name, {"generate.max_new_tokens": 40, "video.frames": 8}, env={})

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, stock, tokenizer
+from tests.checkpoints.llava_onevision import causal
 from tests.engine.passing import forward
-from tests.models.checkpoints import causal
-from tests.models.checkpoints_llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
 from tests.models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
@@ -159,9 +160,9 @@ def test_taps_see_the_stock_models_attention(plain):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", KINDS)
-def test_loaded_from_a_folder(name, tmp_path):
+def test_loaded_from_a_folder(name):
     kind = KINDS[name]
-    model = load_model(str(save(kind, tmp_path)), CPU)
+    model = load_model(str(checkpoint(kind)), CPU)
     assert model.family == kind.family and model.eos == {2}
     ours, theirs = model.model.state_dict(), stock(kind).state_dict()
     assert all(torch.equal(ours[key], weight) for key, weight in theirs.items())

@@ -8,7 +8,7 @@ import torch
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_next.modeling_llava_next import unpad_image
 
-from tests.models.checkpoints_llava import IMAGE_SIZE, PATCH, RESOLUTIONS, SIDE, Kind, adapter, clip, stock
+from tests.checkpoints.llava import IMAGE_SIZE, PATCH, RESOLUTIONS, SIDE, Kind, adapter, clip, stock
 from tests.models.test_llava import mute
 from vidspec.models.tiles import best_resolution, unpadded_cells
 from vidspec.pruning.base import token_grid

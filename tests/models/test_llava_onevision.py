@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.passing import forward
-from tests.models.checkpoints import (
+from tests.checkpoints.llava_onevision import (
     CELLS,
     IMAGE_SIZE,
     LAYERS,
@@ -25,6 +24,7 @@ from tests.models.checkpoints import (
     stock,
     tokenizer,
 )
+from tests.engine.passing import forward
 from tests.models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError

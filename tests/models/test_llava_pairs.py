@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.models import checkpoints_llava
-from tests.models.checkpoints_llava import Kind
+from tests.checkpoints import checkpoint
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
@@ -15,10 +14,9 @@ FEW = {"generate.max_new_tokens": 24, "video.frames": 3}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder, place = tmp_path_factory.mktemp("pair"), resolve_placement("cpu", "float32")
-    kinds = {"target": Kind(family="llava_next"), "draft": Kind(padding=62)}
-    return [loading.load_model(str(checkpoints_llava.save(kind, folder / name)), place) for name, kind in kinds.items()]
+def pair():
+    folders = checkpoint("llava_next"), checkpoint("llava", padding=62)
+    return [loading.load_model(str(folder), resolve_placement("cpu", "float32")) for folder in folders]
 
 
 def caption(profile, target, draft):

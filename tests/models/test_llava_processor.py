@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from tests.models.checkpoints_llava import PATCH, Kind, adapter, clip, stock, tokenizer
+from tests.checkpoints.llava import PATCH, Kind, adapter, clip, stock, tokenizer
 from tests.tiers import full_but
 from vidspec.models.families.llava import VICUNA
 from vidspec.models.families.llava_next import MISTRAL

@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.engine.passing import forward
-from tests.models import checkpoints_llava, checkpoints_qwen
-from tests.models.checkpoints import (
+from tests.checkpoints import checkpoint, copy_checkpoint, qwen
+from tests.checkpoints.llava import Kind
+from tests.checkpoints.llava_onevision import (
     IMAGE_SIZE,
     PADDED,
     PROCESSOR,
@@ -21,11 +20,10 @@ from tests.models.checkpoints import (
     adapter,
     config,
     pixels,
-    save,
     stock,
     tokenizer,
 )
-from tests.models.checkpoints_llava import Kind
+from tests.engine.passing import forward
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import check_pair, embedded_folder, load_model, prepare_decoder
@@ -44,9 +42,9 @@ def quiet_library():
 
 
 @pytest.fixture
-def copy(checkpoints, tmp_path):
+def copy(tmp_path):
     """A checkpoint of one's own to damage."""
-    return Path(shutil.copytree(checkpoints["tied"], tmp_path / "model"))
+    return copy_checkpoint(tmp_path / "model", TIED)
 
 
 @pytest.fixture
@@ -216,7 +214,7 @@ def test_name_that_the_hub_cannot_have(offline):
 
 
 def test_sharded(checkpoints, tmp_path):
-    save(UNTIED, tmp_path, max_shard_size="100kB")
+    copy_checkpoint(tmp_path, UNTIED, max_shard_size="100kB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     loaded, whole = load_model(str(tmp_path), CPU), load_model(str(checkpoints["untied"]), CPU)
     theirs = whole.model.state_dict()
@@ -241,7 +239,7 @@ def test_dtypes_decode(checkpoints, dtype):
 
 
 def test_half_precision_file_in_float32(tmp_path):
-    save(TIED, tmp_path)
+    copy_checkpoint(tmp_path, TIED)
     stock(TIED).half().save_pretrained(tmp_path)
     assert load_model(str(tmp_path), CPU).dtype == torch.float32
 
@@ -394,10 +392,10 @@ def test_pairs_of_two_families(checkpoints):
         check_pair(target, other)
 
 
-def test_pairs_of_llava_and_llava_next(tmp_path):
+def test_pairs_of_llava_and_llava_next():
     """TABED's: a LLaVA-1.5 drafts for LLaVA-NeXT. Words must be the same nevertheless."""
-    kinds = {"next": Kind(family="llava_next"), "small": Kind(padding=62, seed=1), "foreign": Kind(tokenizer="foreign")}
-    target, draft, foreign = (load_model(str(checkpoints_llava.save(kinds[k], tmp_path / k)), CPU) for k in kinds)
+    kinds = Kind(family="llava_next"), Kind(padding=62, seed=1), Kind(tokenizer="foreign")
+    target, draft, foreign = (load_model(str(checkpoint(kind)), CPU) for kind in kinds)
     check_pair(target, draft)
     check_pair(draft, target)
     assert target.vocabulary == draft.vocabulary
@@ -427,17 +425,17 @@ def test_adapters_are_refused(tmp_path):
 
 
 def test_image_processor_inside_the_processors_config(tmp_path):
-    checkpoints_llava.save(Kind(), tmp_path)
+    copy_checkpoint(tmp_path, Kind())
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"size": {"shortest_edge": 31}}}))
     assert load_model(str(tmp_path), CPU).rules.edge == 31
 
 
-def salmonn(folder: Path) -> checkpoints_qwen.Kind:
+def salmonn(folder: Path) -> qwen.Kind:
     """A checkpoint as video-SALMONN 2+ are published: Qwen2.5-VL under older names, with an audio branch beside it."""
-    kind = checkpoints_qwen.Kind(tied=False)
-    checkpoints_qwen.save(kind, folder)
-    words = checkpoints_qwen.tokenizer(kind.corpus)
+    kind = qwen.Kind(tied=False)
+    copy_checkpoint(folder, kind)
+    words = qwen.tokenizer(kind.corpus)
     config = json.loads((folder / "config.json").read_text())
     text = config.pop("text_config")
     theta, section = (text["rope_parameters"][key] for key in ("rope_theta", "mrope_section"))
@@ -454,7 +452,7 @@ def salmonn(folder: Path) -> checkpoints_qwen.Kind:
     (folder / "config.json").write_text(json.dumps(flat))
     file = folder / "model.safetensors"
     weights = {"audio.conv1.weight": torch.ones(32, 128, 3), "audio.q_tokens": torch.ones(1, 1, 32)}
-    for name, weight in checkpoints_qwen.stock(kind).state_dict().items():
+    for name, weight in qwen.stock(kind).state_dict().items():
         for ours, theirs in (("model.visual.", "visual."), ("model.language_model.", "model.")):
             name = theirs + name.removeprefix(ours) if name.startswith(ours) else name
         weights[name] = weight
@@ -468,10 +466,10 @@ def test_an_audio_branch_is_left_out(tmp_path):
     assert model.family == "qwen2_5_vl" and "audio branch is left out" in model.note
     assert str(tmp_path) in model.note and "\n" not in model.note
     loaded = model.model.state_dict()
-    theirs = checkpoints_qwen.stock(kind).state_dict()
+    theirs = qwen.stock(kind).state_dict()
     assert loaded.keys() == theirs.keys() and all(torch.equal(loaded[name], theirs[name]) for name in theirs)
-    plain = checkpoints_qwen.adapter(kind)
-    shown = checkpoints_qwen.pixels(plain)
+    plain = qwen.adapter(kind)
+    shown = qwen.pixels(plain)
     states = [Engine(one).prefill(one.prefix(one.encode(shown), "Describe the video."), 4) for one in (model, plain)]
     torch.testing.assert_close(states[0].logits, states[1].logits, rtol=0, atol=1e-5)
 

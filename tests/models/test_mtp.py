@@ -6,16 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models import checkpoints_mtp
-from tests.models.checkpoints_mtp import EXPERTS, save, tensors
-from tests.models.checkpoints_qwen import HIDDEN, LAYERS, Kind, adapter
+from tests.checkpoints.mtp import EXPERTS, FAMILY, save, tensors
+from tests.checkpoints.qwen import HIDDEN, LAYERS, Kind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
 from vidspec.models import loading, mtp
 from vidspec.models.placement import resolve_placement
 
-DENSE, EXPERT = Kind(checkpoints_mtp.FAMILY), Kind(f"{checkpoints_mtp.FAMILY}_moe")
+DENSE, EXPERT = Kind(FAMILY), Kind(f"{FAMILY}_moe")
 PLACE = resolve_placement("cpu", "float32")
 
 

@@ -5,16 +5,17 @@ compute. That is also what goes wrong where the parts of a model are on several 
 """
 
 import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 
+from tests.checkpoints import checkpoint, llava, llava_onevision, qwen
+from tests.checkpoints.llava import Kind
+from tests.checkpoints.llava_onevision import TIED, stock
 from tests.engine.passing import forward
-from tests.models import checkpoints, checkpoints_llava, checkpoints_qwen
-from tests.models.checkpoints import TIED, stock
-from tests.models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.auto import draft_placement
@@ -54,29 +55,29 @@ QWEN = {"model.visual": "cpu", **LANGUAGE}
 
 
 def llava_pixels(model):
-    return model.preprocess(checkpoints_llava.clip(2, 60, 90))
+    return model.preprocess(llava.clip(2, 60, 90))
 
 
 def onevision_pixels(_model):
-    return checkpoints.pixels(2)
+    return llava_onevision.pixels(2)
 
 
-QWEN25, QWEN3 = (checkpoints_qwen.Kind(name, tied=False) for name in (checkpoints_qwen.QWEN25, checkpoints_qwen.QWEN3))
+QWEN25, QWEN3 = (qwen.Kind(name, tied=False) for name in (qwen.QWEN25, qwen.QWEN3))
 FAMILIES = {
-    "llava": (checkpoints_llava, Kind(), CLIP, llava_pixels),
-    "llava_next": (checkpoints_llava, Kind(family="llava_next"), NEWLINE, llava_pixels),
-    "llava_onevision": (checkpoints, checkpoints.UNTIED, NEWLINE, onevision_pixels),
-    "qwen2_5_vl": (checkpoints_qwen, QWEN25, QWEN, checkpoints_qwen.pixels),
-    "qwen3_vl": (checkpoints_qwen, QWEN3, QWEN, checkpoints_qwen.pixels),
+    "llava": (Kind(), CLIP, llava_pixels),
+    "llava_next": (Kind(family="llava_next"), NEWLINE, llava_pixels),
+    "llava_onevision": (llava_onevision.UNTIED, NEWLINE, onevision_pixels),
+    "qwen2_5_vl": (QWEN25, QWEN, qwen.pixels),
+    "qwen3_vl": (QWEN3, QWEN, qwen.pixels),
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:The following device_map keys")
-def test_a_model_in_parts(family, tmp_path, capfd):
-    made, kind, parts, pixels = FAMILIES[family]
-    folder = str(made.save(kind, tmp_path, max_shard_size="100kB"))
-    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+def test_a_model_in_parts(family, capfd):
+    kind, parts, pixels = FAMILIES[family]
+    folder = str(checkpoint(kind, max_shard_size="100kB"))
+    assert len(list(Path(folder).glob("*.safetensors"))) > 3
     whole = load_model(folder, resolve_placement("cpu", decoder="stock"))
     spread = load_model(folder, resolve_placement("cpu", device_map=parts))
     assert spread.language.embed_tokens.weight.is_meta and spread.model.lm_head.weight.is_meta
@@ -168,7 +169,7 @@ def placed(monkeypatch, **settings):
             raise ModelError("enough")
 
     monkeypatch.setattr(hub, "require_models", lambda names: [])
-    monkeypatch.setattr(loading, "read_config", lambda name: None)
+    monkeypatch.setattr("vidspec.decoding.captioner_models.read_config", lambda name: None)
     monkeypatch.setattr(loading, "load_model", stop_at_the_second)
     keys = {f"models.{key}": value for key, value in settings.items()}
     with pytest.raises(ModelError, match="enough"):
@@ -263,7 +264,7 @@ def test_what_fusing_leaves_goes_back_to_the_device_once(monkeypatch):
     """The parts of fused matrices, which the allocator would keep."""
     emptied = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    model = checkpoints.adapter(TIED)
+    model = llava_onevision.adapter(TIED)
     assert not emptied
     monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
     model.prepare("stock")

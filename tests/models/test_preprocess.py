@@ -1,7 +1,3 @@
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +5,7 @@ import pytest
 import torch
 
 from tests.models import record_preprocess
+from tests.models.installed_processor import record_now
 from tests.models.record_preprocess import CASES, STEP, frames
 from vidspec.models import preprocess
 from vidspec.models.preprocess import PixelRules, channels_first, normalise, resize_to_square
@@ -40,22 +37,7 @@ def test_equals_the_recorded_processor(name):
 
 def test_equals_the_installed_processor(tmp_path):
     """On demand: where there is a torchvision, the library's processor runs, in a process of its own."""
-    beside = os.environ.get("VIDSPEC_TEST_TORCHVISION")
-    if not beside and importlib.util.find_spec("torchvision") is None:
-        pytest.skip(
-            "torchvision is not installed and VIDSPEC_TEST_TORCHVISION names no folder with it; "
-            "only the recorded fixture was compared"
-        )
-    made = tmp_path / "now.npz"
-    paths = [beside] if beside else []
-    paths += [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    subprocess.run(
-        [sys.executable, record_preprocess.__file__, str(made)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=True,
-        timeout=300,
-    )
-    now, recorded = np.load(made), np.load(RECORDED)
+    now, recorded = record_now(record_preprocess.__file__, tmp_path / "now.npz"), np.load(RECORDED)
     assert sorted(now) == sorted(recorded)
     for name in CASES:
         compare(name, now)

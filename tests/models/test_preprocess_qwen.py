@@ -1,7 +1,3 @@
-import importlib.util
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import record_preprocess_qwen
+from tests.models.installed_processor import record_now
 from tests.models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
@@ -55,22 +52,7 @@ def test_sizes_equal_the_recorded_processor(config):
 
 def test_equals_the_installed_processor(tmp_path):
     """On demand: where there is a torchvision, the library's processors run, in a process of their own."""
-    beside = os.environ.get("VIDSPEC_TEST_TORCHVISION")
-    if not beside and importlib.util.find_spec("torchvision") is None:
-        pytest.skip(
-            "torchvision is not installed and VIDSPEC_TEST_TORCHVISION names no folder with it; "
-            "only the recorded fixture was compared"
-        )
-    made = tmp_path / "now.npz"
-    paths = [beside] if beside else []
-    paths += [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    subprocess.run(
-        [sys.executable, record_preprocess_qwen.__file__, str(made)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=True,
-        timeout=300,
-    )
-    now, recorded = np.load(made), np.load(RECORDED)
+    now, recorded = record_now(record_preprocess_qwen.__file__, tmp_path / "now.npz"), np.load(RECORDED)
     assert sorted(now) == sorted(recorded)
     for name in CASES:
         compare(name, now)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.models import checkpoints
+from tests.checkpoints import llava_onevision
 from tests.models.quantised import make
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
@@ -39,7 +39,7 @@ def written(folder, quantise, settings=None, *, modelopt=None):
     (folder / "config.json").write_text(json.dumps(config))
     if modelopt is not None:
         (folder / "hf_quant_config.json").write_text(json.dumps(modelopt))
-    checkpoints.tokenizer().save_pretrained(folder)
+    llava_onevision.tokenizer().save_pretrained(folder)
     return references
 
 

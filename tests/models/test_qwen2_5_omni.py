@@ -10,8 +10,9 @@ import torch
 from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.qwen2_5_omni import NAMED, PROCESSOR, adapter, pixels, sound, stock
 from tests.engine.passing import forward
-from tests.models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
 from tests.models.closeness import assert_close
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
@@ -181,10 +182,9 @@ PROFILES = (
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    place, root = resolve_placement("cpu", "float32"), tmp_path_factory.mktemp("omni")
-    kinds = {"target": {}, "draft": {"noise": 0.03, "padding": 40}}
-    target, draft = (loading.load_model(str(save(root / role, **kind)), place) for role, kind in kinds.items())
+def pair():
+    place, options = resolve_placement("cpu", "float32"), ({}, {"noise": 0.03, "padding": 40})
+    target, draft = (loading.load_model(str(checkpoint("qwen2_5_omni", **one)), place) for one in options)
     return SimpleNamespace(target=target, draft=draft)
 
 

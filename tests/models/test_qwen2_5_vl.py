@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from tests.models.checkpoints_qwen import (
+from tests.checkpoints.qwen import (
     PATCH,
     QWEN25,
     TOKENS_PER_SECOND,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.checkpoints_qwen import DEEPSTACK, QWEN3, UNIT, Kind, adapter, pixels, stock
+from tests.checkpoints.qwen import DEEPSTACK, QWEN3, UNIT, Kind, adapter, pixels, stock
 from vidspec.engine.forward import Engine
 from vidspec.models.preprocess_qwen import patches
 

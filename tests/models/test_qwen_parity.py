@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.llava_onevision import as_masks, causal
+from tests.checkpoints.qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, stock, tokenizer
 from tests.engine.passing import forward
-from tests.models.checkpoints import as_masks, causal
-from tests.models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
 from tests.models.closeness import assert_close
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.forward import Engine
@@ -317,10 +318,10 @@ def test_prompt_that_says_video(case):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.full
-def test_saved_and_loaded(family, tmp_path):
+def test_saved_and_loaded(family):
     place = resolve_placement("cpu", "float32")
     kinds = {"target": Kind(family, tied=False, padding=40), "draft": Kind(family, padding=7, seed=1, layers=2)}
-    target, draft = (loading.load_model(str(save(kind, tmp_path / name)), place) for name, kind in kinds.items())
+    target, draft = (loading.load_model(str(checkpoint(kind)), place) for kind in kinds.values())
     loading.check_pair(target, draft)
     size = max(tokenizer().get_vocab().values()) + 1
     assert target.vocabulary == draft.vocabulary == size < draft.model.lm_head.weight.shape[0]
@@ -332,7 +333,7 @@ def test_saved_and_loaded(family, tmp_path):
     with torch.inference_mode():
         expected = stock(kinds["target"])(**target.stock_inputs(shown, prefix)).logits[0, -1, :size]
     assert_close(Engine(target).prefill(prefix, 4).logits, expected)
-    foreign = loading.load_model(str(save(Kind(family, corpus=9), tmp_path / "foreign")), place)
+    foreign = loading.load_model(str(checkpoint(family, corpus=9)), place)
     with pytest.raises(ModelError, match="different tokenizers") as caught:
         loading.check_pair(target, foreign)
     assert caught.value.kind == "tokenizer"

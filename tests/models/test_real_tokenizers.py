@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.models import checkpoints_qwen
-from tests.models.checkpoints_qwen import Kind, pixels
+from tests.checkpoints import qwen
+from tests.checkpoints.qwen import pixels
 from vidspec.models import loading
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.placement import resolve_placement
@@ -69,8 +69,8 @@ def loaded(request, tmp_path_factory):
     words = AutoTokenizer.from_pretrained(source)
     folder = tmp_path_factory.mktemp(family)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints_qwen, "tokenizer", lambda corpus=0: words)
-        checkpoints_qwen.save(Kind(family, tied=True, padding=rows - len(words)), folder)
+        patch.setattr(qwen, "tokenizer", lambda corpus=0: words)
+        qwen.save(folder, family, tied=True, padding=rows - len(words))
     for file in source.iterdir():
         shutil.copy(file, folder)
     (folder / "chat_template.jinja").unlink()  # of the text models, which knows no videos

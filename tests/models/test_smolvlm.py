@@ -10,9 +10,10 @@ import torch
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.video_utils import VideoMetadata
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.smolvlm import IMAGE_SIZE, SIDE, adapter, stock
 from tests.engine.passing import forward
 from tests.models import record_preprocess_smolvlm
-from tests.models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
 from tests.models.closeness import assert_close
 from tests.ready_clips import read_requests, serve_captions
 from vidspec.captioner import Captioner
@@ -171,12 +172,9 @@ PROFILES = (
 
 
 @pytest.mark.full
-def test_profiles_are_exact(tmp_path):
+def test_profiles_are_exact():
     place = resolve_placement("cpu", "float32")
-    target, draft = (
-        loading.load_model(str(save(tmp_path / role, noise=noise)), place)
-        for role, noise in (("target", 0), ("draft", 0.03))
-    )
+    target, draft = (loading.load_model(str(checkpoint("smolvlm", noise=noise)), place) for noise in (0.0, 0.03))
 
     def captioner(name):
         profile = profiles.load(name, {"generate.max_new_tokens": 40, "video.frames": 8}, env={})

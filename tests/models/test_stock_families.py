@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from tests.checkpoints import checkpoint
+from tests.checkpoints.qwen import HYBRIDS, STOCK, Kind, adapter, pixels, stock
 from tests.engine.passing import forward
-from tests.models.checkpoints_qwen import HYBRIDS, STOCK, Kind, adapter, pixels, save, stock
 from tests.models.closeness import assert_close
 from tests.tiers import full_but
 from vidspec.engine.forward import Engine
@@ -75,9 +76,9 @@ def test_plain_decoding_is_generate(family):
         assert case.greedy(12) == expected.tolist()[: len(case.greedy(12))], seed
 
 
-def test_checkpoints_load(tmp_path):
+def test_checkpoints_load():
     for family in sorted(STOCK):
-        folder = save(Kind(family, tied=False), tmp_path / family)
+        folder = checkpoint(family, tied=False)
         model = loading.load_model(str(folder), resolve_placement("cpu", "float32"))
         assert model.family == family
         assert (model.decoder.cached is not None) == (family in HYBRIDS)

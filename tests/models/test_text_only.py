@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint, readable
 from tests.engine.passing import forward
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -41,7 +41,7 @@ ODD = (
 
 
 def save(folder, kind="Qwen2", vocabulary=0):
-    tokenizer = checkpoints.tokenizer()
+    tokenizer = readable.tokenizer()
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=vocabulary or len(tokenizer) + 8,  # padded
         eos_token_id=tokenizer.eos_token_id,
@@ -60,7 +60,7 @@ def save(folder, kind="Qwen2", vocabulary=0):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    return {"target": str(checkpoints.save(root / "target")), "draft": save(root / "draft")}
+    return {"target": str(checkpoint("readable")), "draft": save(root / "draft")}
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,6 @@ def test_a_target_needs_to_see(folders):
 
 
 def test_another_vocabulary_is_refused(target, tmp_path):
-    draft = loading.load_model(save(tmp_path, vocabulary=len(checkpoints.tokenizer()) - 3), WHERE, text=True)
+    draft = loading.load_model(save(tmp_path, vocabulary=len(readable.tokenizer()) - 3), WHERE, text=True)
     with pytest.raises(ModelError, match="share no common vocabulary"):
         Captioner(load("onsd", FEW, env={}), target, draft)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.models import checkpoints, checkpoints_llava, checkpoints_qwen
-from tests.models.checkpoints_qwen import QWEN3, QWEN25
+from tests.checkpoints import llava, llava_onevision, qwen
+from tests.checkpoints.qwen import QWEN3, QWEN25
 from vidspec.models import vision
 from vidspec.models.vision import token_bytes, window_attention
 
@@ -27,21 +27,21 @@ class Case:
         self.onevision = name == "llava_onevision"
         self.every_block = not self.qwen
         if self.qwen:
-            made, kind = checkpoints_qwen, checkpoints_qwen.Kind(name)
+            made, kind = qwen, qwen.Kind(name)
         elif self.onevision:
-            made, kind = checkpoints, checkpoints.TIED
+            made, kind = llava_onevision, llava_onevision.TIED
         else:
-            made, kind = checkpoints_llava, checkpoints_llava.Kind(family=name)
+            made, kind = llava, llava.Kind(family=name)
         self.model, self.stock = made.adapter(kind), made.stock(kind)
         self.config = self.model.model.config.vision_config
         self.tower = self.model.tower if self.qwen else self.model.model.model.vision_tower
 
     def pixels(self, steps, grid=GRIDS["borders"]):
         if self.qwen:
-            return checkpoints_qwen.pixels(self.model, 2 * steps, *grid)
+            return qwen.pixels(self.model, 2 * steps, *grid)
         if self.onevision:
-            return checkpoints.pixels(steps)
-        return self.model.preprocess(checkpoints_llava.clip(steps, 60, 90))
+            return llava_onevision.pixels(steps)
+        return self.model.preprocess(llava.clip(steps, 60, 90))
 
     def bytes_of_a_frame(self, pixels):
         """Rows of the tower's hidden states of a frame by their bytes."""

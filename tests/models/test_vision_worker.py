@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
@@ -20,12 +20,8 @@ PLACE = resolve_placement("cpu", "float32")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    return [
-        loading.load_model(str(checkpoints.save(folder / name, **more)), PLACE)
-        for name, more in (("target", {}), ("draft", {"noise": 0.05}))
-    ]
+def models():
+    return [loading.load_model(str(checkpoint("readable", noise=noise)), PLACE) for noise in (0.0, 0.05)]
 
 
 @pytest.fixture

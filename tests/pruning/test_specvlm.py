@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.pruning.given import visual_tokens
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -68,10 +68,10 @@ def test_equals_it_on_a_real_prefill(prefill, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.4])
-def test_the_second_stage_fills_the_budget_of_a_clip(tmp_path, monkeypatch, alpha):
+def test_the_second_stage_fills_the_budget_of_a_clip(monkeypatch, alpha):
     """Attention of a small model that reads a clip: a share of 0.4 lies on fewer tokens than the budget has."""
     place, given = resolve_placement("cpu", "float32"), []
-    pair = [loading.load_model(str(checkpoints.save(tmp_path / name)), place) for name in ("target", "draft")]
+    pair = [loading.load_model(str(checkpoint("readable")), place) for name in ("target", "draft")]
     settings_ = {"video.frames": 4, "generate.max_new_tokens": 2, "prune.lam_r": 0.4, "prune.alpha": alpha}
     captioner = Captioner(profiles.load("specvlm-chain", settings_, env={}), *pair)
     call = SpecVLMPruner.__call__

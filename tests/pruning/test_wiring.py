@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint, readable
 from tests.pruning.given import visual_tokens
 from vidspec import video
 from vidspec.captioner import Captioner
@@ -30,7 +30,7 @@ OPTIONS = {
     "specvlm-chain": {"lam_r": 0.4},
     "specvlm": {"lam_r": 0.4},
     "self-specvlm": {"lam_r": 0.4},
-    "uv-sequential": {"layer": checkpoints.SIZE.layers // 2},
+    "uv-sequential": {"layer": readable.SIZE.layers // 2},
     "hippo-sequential": {"attention_term": True, "temporal_term": True, "spatial_term": True, "needs": VISUAL},
     "hippo-sequential-no-attn": {
         "attention_term": False,
@@ -49,9 +49,9 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder, place = tmp_path_factory.mktemp("pair"), resolve_placement("cpu", "float32")
-    return [loading.load_model(str(checkpoints.save(folder / name)), place) for name in ("target", "draft")]
+def pair():
+    place = resolve_placement("cpu", "float32")
+    return [loading.load_model(str(checkpoint("readable")), place) for _ in range(2)]
 
 
 def captioner(pair, profile, **settings):
@@ -147,9 +147,9 @@ def test_what_the_softmax_runs_over_is_watched(pair):
 
 
 @pytest.mark.full
-def test_stock_blocks_show_the_same_signals(tmp_path):
+def test_stock_blocks_show_the_same_signals():
     """Every pruner keeps the same tokens, whatever runs the blocks."""
-    folder = str(checkpoints.save(tmp_path))
+    folder = str(checkpoint("readable"))
     found = []
     for decoder in ("fused", "stock"):
         model = loading.load_model(folder, resolve_placement("cpu", "float32", decoder))

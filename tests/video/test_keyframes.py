@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.video.pictures import record_decoded_pts
 from vidspec import video
 from vidspec.errors import UsageError
-from vidspec.video import decode_av, sample
+from vidspec.video import sample
 
 from . import clips
 from . import damage_survey as survey
@@ -49,14 +50,7 @@ def test_the_keyframes_nearest_to_each_time(clip):
 
 
 def test_no_other_frame_is_decoded(clip, monkeypatch):
-    seen, decode_all = [], decode_av.decode_all
-
-    def noted(*args, **options):
-        for picture in decode_all(*args, **options):
-            seen.append(picture.pts)
-            yield picture
-
-    monkeypatch.setattr(decode_av, "decode_all", noted)
+    seen = record_decoded_pts(monkeypatch)
     got = video.read(clip, frames=3, seek="keyframes")
     index = video.probe(clip)
     assert set(seen) <= set(index.key_pts.tolist()) and len(set(seen)) == len(got)

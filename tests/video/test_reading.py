@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.video.pictures import record_decoded_pts
 from vidspec import video
 from vidspec.errors import UsageError, VideoError
 from vidspec.video import decode_av, decode_decord
@@ -253,19 +254,6 @@ def test_max_pixels_keeps_the_aspect_and_the_picture(clip):
     assert video.read(clip("turned_90.mp4"), frames=1, max_pixels=1536).frames.shape == (1, 48, 32, 3)
 
 
-def decoded(monkeypatch) -> list[int]:
-    """The timestamps of all pictures that leave decoders from now on."""
-    seen, decode_all = [], decode_av.decode_all
-
-    def noted(*args, **options):
-        for picture in decode_all(*args, **options):
-            seen.append(picture.pts)
-            yield picture
-
-    monkeypatch.setattr(decode_av, "decode_all", noted)
-    return seen
-
-
 X265 = "log-level=none:b-adapt=0:keyint=40"
 SKIPPED = {
     "skips.mp4": {"options": {"x264-params": "bframes=3:b-adapt=0:b-pyramid=0:scenecut=0:keyint=40"}},
@@ -281,7 +269,7 @@ def test_frames_that_no_other_needs_are_not_decoded(tmp_path, monkeypatch, name)
     path = clips.make(tmp_path / name, gop=40, **SKIPPED[name])
     whole = video.read(path, frames=1000).frames
     times = video.probe(path).times
-    seen = decoded(monkeypatch)
+    seen = record_decoded_pts(monkeypatch)
     for wanted in ([0, 38], [17], [5, 6, 30], [37, 39]):
         seen.clear()
         got = video.read_at(path, times[wanted].tolist())

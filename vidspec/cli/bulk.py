@@ -16,6 +16,7 @@ from vidspec.cli.printed import print_note
 from vidspec.cli.report import left_out, totals
 from vidspec.cli.request import (
     check_arguments,
+    check_fields,
     clip_range,
     input_sources,
     job_config,
@@ -29,7 +30,6 @@ from vidspec.signals import ending_of
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
-    from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.bulk import Remaining
     from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputListing
@@ -99,7 +99,8 @@ def caption_all(request: CaptionArguments) -> int:
         print_note(f"note: the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
     if request.engine == "local":
         start.require_devices(profile)
-    fetch_limits = job_config(request, profile, 0).fetch  # checks options before folders are searched
+    config = job_config(request, profile, 0)  # checks options before folders are searched
+    fetch_limits = config.fetch
     shard = parse_shard(request.shard, os.environ)
     found = inputs.collect_inputs(sources)
     inputs.drop_missing(found, sources.paths)
@@ -120,7 +121,10 @@ def caption_all(request: CaptionArguments) -> int:
         access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
         fetch_limits = fetch_limits._replace(access=access)
         if not writes_parts(request, forms, entries):
-            found.entries = entries = list(_open_shards(entries, found, request.column, fetch_limits))
+            found.entries = entries = list(
+                _open_shards(entries, found, request.column, replace(config, fetch=fetch_limits))
+            )
+    check_fields(request, entries)
     _check_files(request, profile, [entry.path for entry in entries])
     how = replace(job_config(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
@@ -145,14 +149,15 @@ def _check_shards(request: CaptionArguments) -> None:
             raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
 
 
-def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None, limits: FetchLimits) -> Iterator[Job]:
+def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None, config: JobConfig) -> Iterator[Job]:
     """Yield clips, with shards replaced by their members; unreadable shards are reported and left out."""
     from vidspec.dataset.containers import shard_members
     from vidspec.dataset.inputs import is_shard
 
     for entry in entries:
         try:
-            yield from shard_members(entry, column, limits) if is_shard(entry.path) else (entry,)
+            shard = is_shard(entry.path)
+            yield from shard_members(entry, column, config.fetch, config.named_fields) if shard else (entry,)
         except VideoError as error:
             found.unreadable.append(str(error))
             print_note(f"error: {error}")

@@ -48,7 +48,8 @@ class Destination:
 
         fresh, path = request.overwrite, self.path
         if self.names:
-            return SidecarOutput(self.names, (), label=label, fresh=fresh, look=True)
+            existing = request.existing or "skip"
+            return SidecarOutput(self.names, (), label=label, fresh=fresh, existing=existing, look=True)
         if path is None or (path.exists() and not path.is_file()):
             return None
         return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
@@ -90,6 +91,7 @@ def plan_destinations(
     from vidspec.dataset.stores import is_url
 
     if writes_parts(request, forms, entries):
+        _check_existing(request, ())
         return [Destination(tuple(forms), parts=request.output_dir)]
     if any(is_url(name or "") for name in (request.output, request.output_dir)):
         message = f"{request.output or request.output_dir}: a URL is an output of shards only"
@@ -117,9 +119,18 @@ def plan_destinations(
         if getattr(request, option) and not any(place.path or place.names for place in destinations):
             name = option.replace("_", "-")
             raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
+    _check_existing(request, each)
     if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
         raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
     return destinations
+
+
+def _check_existing(request: CaptionArguments, each: Sequence[SidecarNames]) -> None:
+    """Refuse ``--existing`` without a file for each clip, and ``use`` without one that holds text alone."""
+    if request.existing is not None and not each:
+        raise UsageError(f"--existing {request.existing} needs a file for each clip", hint="--format txt")
+    if request.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
+        raise UsageError("--existing use needs files of text", hint="--format txt")
 
 
 def _leaves_stdout(request: CaptionArguments, form: OutputFormat) -> bool:
@@ -224,7 +235,13 @@ def open_output(
         if place.parts is not None:
             return PartOutput(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
         if place.names:
-            return SidecarOutput(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
+            return SidecarOutput(
+                place.names,
+                entries,
+                fresh=request.overwrite,
+                existing=request.existing or "skip",
+                label=shard.label if shard else "",
+            )
         if path is None:
             return StreamOutput(StdoutLines(prose=form.is_prose), form, order=order)
         if request.output is None:

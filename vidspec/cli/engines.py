@@ -136,7 +136,7 @@ def _text_stream(run: BulkRun, shown: RunObserver) -> Iterator[RunObserver]:
         return
     panel = not (run.request.quiet or isinstance(shown, RestartNotes))
     if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):
-        yield StreamedText(output.lines, run.profile.generate.stop, run.how)
+        yield StreamedText(output.lines, run.profile.generate.stop, run.how, run.entries[0].fields)
 
 
 def _remote_engine(run: BulkRun) -> Executor:

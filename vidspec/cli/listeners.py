@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,10 +83,13 @@ class StreamedText(RunObserver):
         lines: the output of captions.
         stop: strings that end a text.
         config: of the run.
+        fields: of the clip, for the template.
     """
 
-    def __init__(self, lines: StdoutLines, stop: Sequence[str], config: JobConfig) -> None:
-        self._lines, self._stop, self._config = lines, stop, config
+    def __init__(
+        self, lines: StdoutLines, stop: Sequence[str], config: JobConfig, fields: Mapping[str, str] | None = None
+    ) -> None:
+        self._lines, self._stop, self._config, self._fields = lines, stop, config, fields
         self._mark = self._text = ""
 
     def event(self, number: int, event: Event) -> None:
@@ -97,7 +100,8 @@ class StreamedText(RunObserver):
         elif isinstance(event, Round):
             self._text += "".join(event.texts)
             if words := whole_words(cut_at_stop(self._text, self._stop, unfinished=True)):
-                text = rendered_beginning(words, self._config.template, single_line=self._config.single_line)
+                template, single_line = self._config.template, self._config.single_line
+                text = rendered_beginning(words, template, self._fields, single_line=single_line)
                 self._lines.begin(escape_text(self._mark + text))
 
     def end(self, number: int, caption: Caption) -> None:

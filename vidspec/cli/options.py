@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, key_parameters, model_option
+from vidspec.dataset.file_marks import ExistingFiles
 from vidspec.dataset.formats.base import format_names
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _check = partial(typer.Option, rich_help_panel="Measuring and checking")
 #: Options that `vidspec caption --help` shows; `--help-all` shows all.
 COMMON = {*COMMON_KEYS, "paths", "profile", "settings", "start", "end", "segment", "prompt", "turn", "style"}
 COMMON |= {"form", "output", "output_dir", "dry_run", "quiet", "verbose", "overwrite", "retry_failed", "batch"}
+COMMON |= {"template", "include_images", "existing", "shard"}
 COMMON |= {"baseline", "verify", "report", "help", "help_all"}
 
 #: The pairs that come with vidspec.
@@ -256,7 +258,8 @@ class CaptionArguments:
         list[str] | None,
         _text(
             metavar="TEXT",
-            help="Question or instruction about the video; if repeated, each prompt gets a record of its own.",
+            help="Question or instruction about the video; if repeated, each prompt gets a record of its own. "
+            "{column} is replaced by a manifest's column.",
         ),
     ] = None
     turn: Annotated[
@@ -278,7 +281,10 @@ class CaptionArguments:
     generate: Mapping[str, object] = field(default_factory=dict)
     template: Annotated[
         str | None,
-        _text(metavar="TEXT", help="Insert each caption into this text: 'ohwx, {caption}'."),
+        _text(
+            metavar="TEXT",
+            help="Insert each caption into this text: 'ohwx, {caption}'. {column} is a manifest's column.",
+        ),
     ] = None
     single_line: Annotated[bool, _text("--single-line", help="Write each caption on one line, with single spaces.")] = (
         False
@@ -327,6 +333,15 @@ class CaptionArguments:
     overwrite: Annotated[bool, _resume("--overwrite", help="Start over; the earlier output file becomes FILE~.")] = (
         False
     )
+    existing: Annotated[
+        ExistingFiles | None,
+        _resume(
+            "--existing",
+            help="Clips that have a caption file of other origin: skip them (default), replace the file, or use it: "
+            "{existing} in --prompt and --template is its text. The earlier file becomes FILE~. "
+            "Files edited since a run wrote them are replaced by --overwrite only.",
+        ),
+    ] = None
     retry_failed: Annotated[bool, _resume("--retry-failed", help="Retry clips that failed before.")] = False
     checksum: Annotated[bool, _resume("--checksum", help="Recognise clips by content instead of size and time.")] = (
         False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.formats.base import OutputFormat
     from vidspec.dataset.inputs import InputSources
-    from vidspec.dataset.job import JobConfig
+    from vidspec.dataset.job import Job, JobConfig
 
 __all__ = [
     "check_arguments",
+    "check_fields",
     "clip_range",
     "input_sources",
     "job_config",
@@ -75,12 +76,30 @@ def check_arguments(request: CaptionArguments) -> None:
     parse_batch(request.batch)
     if request.template is not None:
         check_template(request.template, "--template")
+    texts = [request.template, *prompts, *(request.turn or ())]
+    if request.existing == "skip" and request.overwrite:
+        raise UsageError("--existing skip and --overwrite exclude each other")
+    if request.existing != "use" and any("{existing}" in text for text in texts if text):
+        raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
     if request.address is not None and request.engine != "ray":
         raise UsageError("--address needs --engine ray")
     if request.replicas is not None or request.engine == "ray":
         for option in ("trace", "heatmap", "report"):
             if getattr(request, option) is not None:
                 raise UsageError(f"--{option} needs a single captioner", hint="leave out --replicas and --engine")
+
+
+def check_fields(request: CaptionArguments, entries: Iterable[Job]) -> None:
+    """Check the fields of ``--template`` against the columns of the clips, unless those are in unopened shards.
+
+    Raises:
+        UsageError: naming a field that no clip has.
+    """
+    from vidspec.dataset.inputs import is_shard
+
+    if request.template is not None and not any(is_shard(one.path) for one in entries):
+        fields = dict.fromkeys(("existing",) if request.existing == "use" else ())
+        check_template(request.template, "--template", fields | {name: None for one in entries for name in one.columns})
 
 
 def fetch_limits_of(request: CaptionArguments) -> FetchLimits:

@@ -15,6 +15,7 @@ from vidspec.dataset.journal import JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.dataset.parts import PartOutput
 from vidspec.dataset.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
+from vidspec.dataset.rendering import check_template
 from vidspec.dataset.run import exit_code
 from vidspec.errors import OutputError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
@@ -146,7 +147,9 @@ def plan_shards(
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
-                jobs = shard_members(shard, column, settings.config.fetch)
+                jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
+                if number == 1 and settings.config.template is not None:
+                    check_template(settings.config.template, "--template", {key for job in jobs for key in job.columns})
                 output.begin(shard.path)
                 part_plan = plan_run(jobs, output, settings, retry=retry, at=number)
                 output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
@@ -185,10 +188,12 @@ def _plan_job(
     if output.leaves(job):
         remaining.kept += 1
         return
-    if not done and content.sha256 is not None and _reuse_caption(job, output, name, content):
+    reusable = not done and content.sha256 is not None and not settings.config.uses_fields(job)
+    if reusable and _reuse_caption(job, output, name, content):
         remaining.reused += 1
         return
     captions = {one: raw_caption(parts[one].record()) for one in done}
+    job = replace(job, existing=output.existing_text(job))
     remaining.contents[job.number] = content
     remaining.jobs.append(replace(job, done=captions))
 

@@ -8,15 +8,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from vidspec.bounds import LONGEST_PROMPT
+from vidspec.dataset.file_marks import ExistingFiles
 from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, unwritable_error
 from vidspec.dataset.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
 from vidspec.dataset.records import clip_id
 from vidspec.dataset.sidecars import JournalFinder, SidecarNames
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, encode_line, write_whole
+from vidspec.files import back_up, backup_of, encode_line, read_whole, write_whole
 
 __all__ = ["SidecarOutput"]
 
@@ -29,6 +31,8 @@ class SidecarOutput(FileOutput):
         jobs: the clips.
         label: label of the shard.
         fresh: start over: edited and foreign files are replaced too, with a backup as ``NAME~``.
+        existing: treatment of foreign files: ``skip`` keeps them, ``replace`` and ``use`` write the caption and keep
+            a backup; ``use`` also hands their text to prompts and templates.
         look: read only.
 
     Raises:
@@ -41,11 +45,12 @@ class SidecarOutput(FileOutput):
         jobs: Sequence[Job],
         *,
         fresh: bool = False,
+        existing: ExistingFiles = "skip",
         label: str = "",
         look: bool = False,
     ) -> None:
         super().__init__(fresh=fresh, look=look)
-        self.names = tuple(names)
+        self.names, self._existing = tuple(names), existing
         self._find_journal = JournalFinder(names[0], label)
         self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
         self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
@@ -101,17 +106,35 @@ class SidecarOutput(FileOutput):
 
     def leaves(self, job: Job) -> bool:
         states = self.states(job)
-        leaves = not self._fresh and all(state in ("edited", "foreign") for state in states.values())
+        leaves = all(state != "free" and self._is_kept(state) for state in states.values())
         if leaves:
             self._unreplaced |= states
         return leaves
 
+    def _is_kept(self, state: FileState) -> bool:
+        """Return True if a file in this state is not replaced."""
+        return not self._fresh and (state == "edited" or (state == "foreign" and self._existing == "skip"))
+
+    def _replaces_foreign(self, job: Job, names: SidecarNames) -> bool:
+        return self._existing != "skip" and self.state(job, names) == "foreign"
+
+    def existing_text(self, job: Job) -> str | None:
+        if self._existing != "use":
+            return None
+        for names in self.names:
+            if names.form.suffix == ".txt" and self.state(job, names) in ("edited", "foreign"):
+                return _read_text(names.path(job))
+        indexes = (journal.index for journal in self._journals_of(job))
+        return next((index.existing[clip_id(job)] for index in indexes if clip_id(job) in index.existing), "")
+
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         several = self.names if captioned else self.outdated(job, settings)
         states = {names.path(job): self.state(job, names) for names in several}
-        changes = {path: f"{state}, kept" for path, state in states.items() if state in ("edited", "foreign")}
-        if self._fresh:
-            changes = {path: f"replaced, kept as {backup_of(path)}" for path in changes}
+        changes = {
+            path: f"{state}, kept" if self._is_kept(state) else f"replaced, kept as {backup_of(path)}"
+            for path, state in states.items()
+            if state in ("edited", "foreign")
+        }
         return changes | {path: "replaced" for path, state in states.items() if state == "written"}
 
     def outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
@@ -120,7 +143,7 @@ class SidecarOutput(FileOutput):
             path = names.path(job)
             mark = self.journal(job).latest_mark(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
-            if of_others or not os.path.exists(path):
+            if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, names)):
                 yield names
 
     def check(self, job: Job) -> None:
@@ -152,17 +175,21 @@ class SidecarOutput(FileOutput):
         self._write(job, settings, outdated)
 
     def _clear(self, job: Job, names: SidecarNames) -> None:
-        """Remove a file as a run wrote it. Any other file stays, or is renamed if the run starts over."""
+        """Remove a file as a run wrote it. Any other file stays, or is renamed if the run replaces it."""
         state, path = self.state(job, names), names.path(job)
         try:
             if state == "written":
                 path.unlink(missing_ok=True)
-            elif state != "free" and not self._fresh:
+            elif self._is_kept(state):
                 self._unreplaced[path] = state
-            elif state != "free" and (moved := back_up(path)):
-                self._backups.append(moved)
+            elif state == "edited" or (state == "foreign" and self._existing == "skip"):
+                self._back_up(path)
         except OSError as error:
             raise unwritable_error(path, error, ONE_CLIP) from None
+
+    def _back_up(self, path: Path) -> None:
+        if moved := back_up(path):
+            self._backups.append(moved)
 
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write missing files once all parts of the clip are recorded."""
@@ -176,6 +203,11 @@ class SidecarOutput(FileOutput):
             if content is None:
                 continue
             data = encode_line(content)
+            if self._replaces_foreign(job, names):  # not before its record, which keeps its text
+                try:
+                    self._back_up(path)
+                except OSError as error:
+                    raise unwritable_error(path, error, ONE_CLIP) from None
             with self.losing_journal(job):
                 self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
             try:
@@ -196,6 +228,17 @@ class SidecarOutput(FileOutput):
         if self._backups:
             notes.append(f"files that were there before are kept as {_shorten(self._backups)}")
         return notes
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a caption file, without blanks around it."""
+    try:
+        return read_whole(path, LONGEST_PROMPT, str(path)).decode("utf-8").strip().removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        message, hint = f"{path}: is not UTF-8 text", "convert it, or --existing replace"
+        raise OutputError(message, hint=hint, kind=ONE_CLIP) from None
+    except VidspecError as error:
+        raise OutputError(error.message, hint=error.hint, kind=ONE_CLIP) from None
 
 
 def _shorten(paths: Sequence[Path]) -> str:

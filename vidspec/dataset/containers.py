@@ -12,7 +12,7 @@ import re
 import tarfile
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,11 +46,14 @@ MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
 ROWS = 4096
 #: Type prefixes of columns that may hold paths.
 TEXT_TYPES = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+_TEXT_LISTS = ("list<element: string>", "list<item: string>")
 #: Maximum of skipped rows kept for other threads, which read them next.
 _MAX_SKIPPED = 8
 
 
-def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
+def shard_members(
+    shard: Job, column: str | None = None, limits: FetchLimits | None = None, fields: Collection[str] = ()
+) -> list[Job]:
     """Return the clips in a shard as jobs, in the order of the shard and with its settings.
 
     An invalid clip becomes a job with an error. If the shard cannot be read to its end, the last job is the shard
@@ -60,6 +63,7 @@ def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | N
         shard: path or URL of a .tar or .parquet file.
         column: column of clips in a Parquet file; None to detect it.
         limits: read limits and access rules; None for the defaults.
+        fields: names of columns of text or numbers in a Parquet file that become the jobs' columns.
 
     Raises:
         VideoError: the shard cannot be read, is of another type, or has no clips.
@@ -74,7 +78,7 @@ def shard_members(shard: Job, column: str | None = None, limits: FetchLimits | N
         if shard.path.lower().endswith(".tar"):
             _list_tar(shard, limits, members)
         else:
-            _list_parquet(shard, column, limits, members)
+            _list_parquet(shard, column, limits, fields, members)
 
     try:
         retry(shard.path, read)
@@ -180,7 +184,9 @@ def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
     )
 
 
-def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, members: list[Job]) -> None:
+def _list_parquet(
+    shard: Job, column: str | None, limits: FetchLimits, fields: Collection[str], members: list[Job]
+) -> None:
     """Add a job per row: with its bytes as the source, or with the path that the row names.
 
     Raises:
@@ -197,20 +203,23 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, members: 
         column = _clip_column(name, schema, column)
         ids = next((key for key in ID_KEYS if schema.names.count(key) == 1 and key != column), None)
         paths = None if _is_bytes(schema, column) else column
+        named = [key for key in dict.fromkeys(schema.names) if key in fields and _is_field(schema, key)]
         seen = set[tuple[str, str | None]]()
-        for row, values in enumerate(_iter_rows(table, [*filter(None, (ids, paths))])):
+        for row, values in enumerate(_iter_rows(table, [*dict.fromkeys(filter(None, (ids, paths, *named)))])):
             try:
                 row_values = {key: value.as_py() for key, value in values.items()}
+                columns = {key: value for key in named if (value := row_values[key]) is not None and value == value}
+                known = replace(shard, columns=columns)
                 identity = None if ids is None else row_values[ids]
                 row_id = None if identity is None else str(identity)
                 if paths is None:
                     source = MemberSource(name, row, size, None, column)
-                    members.append(replace(shard, path=f"{name}/{row:05d}", id=row_id, source=source, shard=name))
+                    members.append(replace(known, path=f"{name}/{row:05d}", id=row_id, source=source, shard=name))
                 elif (path := row_values[paths]) is not None and (path, row_id) not in seen:
                     seen.add((path, row_id))
                     path = limits.access.locate(name, path)
                     fetched = MemberSource(path) if is_url(path) else None
-                    members.append(replace(shard, path=path, id=row_id, source=fetched, shard=name))
+                    members.append(replace(known, path=path, id=row_id, source=fetched, shard=name))
             except (ValueError, ArithmeticError, VideoError) as error:  # unreadable or refused
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):
@@ -244,6 +253,13 @@ def _is_bytes(schema: Schema, column: str) -> bool:
     """Return True if a column holds bytes, or structs of bytes and path (Hugging Face datasets)."""
     kind = str(_column_type(schema, column))
     return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
+
+
+def _is_field(schema: Schema, column: str) -> bool:
+    """Return True if prompts and templates may name a column: text, lists of text, and numbers."""
+    kind = str(_column_type(schema, column))
+    plain = kind.startswith((*TEXT_TYPES, "int", "uint", "float", "double", "bool")) or kind in _TEXT_LISTS
+    return plain and schema.names.count(column) == 1
 
 
 def _column_type(schema: Schema, column: str) -> DataType:

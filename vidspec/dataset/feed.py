@@ -17,6 +17,7 @@ from vidspec.dataset.job import Job, JobConfig
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
     from vidspec.dataset.reader import ClipReader
     from vidspec.video.base import Clip
 
@@ -32,13 +33,10 @@ MAX_BYTES = 1 << 30
 MAX_READERS = 8
 
 
-def feed_support(
-    captioner: object, config: JobConfig
-) -> tuple[Prepare | None, Refuse | None, float | None, int | None]:
+def feed_support(captioner: Captioner, config: JobConfig) -> tuple[Prepare | None, Refuse, float | None, int | None]:
     """Return a captioner's hooks and limits for a :class:`Feed`: ``prepare``, ``refuse``, seconds of sound, GPU."""
-    prepare = None if config.baseline else getattr(captioner, "prepare", None)  # compared times must include it
-    refuse, sound, gpu = (getattr(captioner, name, None) for name in ("refuse", "max_sound_s", "gpu"))
-    return prepare, refuse, sound, gpu
+    prepare = None if config.baseline else captioner.prepare  # compared times must include it
+    return prepare, captioner.refuse, captioner.max_sound_s, captioner.gpu
 
 
 def cores() -> int:
@@ -255,9 +253,9 @@ class Feed:
 
     def _read(self, job: Job, reader: ClipReader) -> tuple[Job, int]:
         """Return a job with its frames or the error of reading them, and its size in bytes."""
-        check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         began = time.monotonic()
-        job = replace(job, planned=job.planned_job, timeout=self.config.timeout)
+        job = self.config.with_fields(replace(job, planned=job.planned_job, timeout=self.config.timeout))
+        check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         try:
             with self._files.local(job.path, job.source) as file:
                 clip = reader.read(file, job.start, job.end, self._video, check)

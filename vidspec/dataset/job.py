@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vidspec.bounds import STALL
 from vidspec.dataset.allowance import FetchLimits
+from vidspec.dataset.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
 from vidspec.events.observer import ClipPart
 from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest
@@ -24,6 +25,10 @@ class JobQuestions(NamedTuple):
 
     texts: tuple[str, ...]
     in_turns: bool
+
+    def filled(self, fields: Mapping[str, str]) -> JobQuestions:
+        """Return the questions with the names of fields in braces replaced."""
+        return JobQuestions(tuple(fill_fields(text, fields) for text in self.texts), self.in_turns)
 
 
 class MemberSource(NamedTuple):
@@ -56,7 +61,8 @@ class Job(CaptionRequest):
         root: folder that ``--output-dir`` mirrors; a clip outside it keeps only its name.
         questions: questions in place of the run's prompt or questions.
         id: id in the manifest; jobs of the same part with different ids are separate inputs.
-        columns: other columns of the manifest, only copied to the record.
+        columns: other columns of the manifest, copied to the record; prompts and templates may name them.
+        existing: text of the caption file that was there before; None if the run does not use it.
         source: location of its bytes; None if ``path`` is a file.
         shard: tar or Parquet file that contains it; None if there is none.
         number: place in the run, from 1.
@@ -71,6 +77,7 @@ class Job(CaptionRequest):
     questions: JobQuestions | None = None
     id: str | int | None = None
     columns: Mapping[str, object] = field(default_factory=dict)
+    existing: str | None = None
     source: MemberSource | None = None
     shard: str | None = None
     number: int = 1
@@ -85,6 +92,12 @@ class Job(CaptionRequest):
     def planned_job(self) -> Job:
         """The planned clip that this job is a part of."""
         return self.planned or self
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Values of the fields that prompts and templates may name in braces."""
+        fields = {name: column_text(value) for name, value in self.columns.items()}
+        return fields if self.existing is None else {**fields, "existing": self.existing}
 
     @property
     def part(self) -> ClipPart:
@@ -165,9 +178,27 @@ class JobConfig:
         return self.context or job.run_alone
 
     def prompt_of(self, job: Job) -> str:
-        """Return the prompt of a clip or its part, without context."""
+        """Return the prompt of a clip or its part with its fields filled, without context."""
         questions = self.questions_of(job)
-        return questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
+        text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
+        return fill_fields(text, job.fields)
+
+    def with_fields(self, job: Job) -> Job:
+        """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names."""
+        prompt = job.prompt or self.prompt
+        return replace(job, prompt=fill_fields(prompt, job.fields)) if has_field(prompt, job.fields) else job
+
+    @property
+    def named_fields(self) -> set[str]:
+        """All names in braces in the run's template and prompts."""
+        texts = (self.prompt, *(self.questions.texts if self.questions else ()))
+        return template_fields(self.template).union(*map(names_in_braces, texts))
+
+    def uses_fields(self, job: Job) -> bool:
+        """Return True if the captions of a clip depend on its columns or existing text."""
+        questions = self.questions_of(job)
+        texts = questions.texts if questions else (job.planned_job.prompt or self.prompt,)
+        return bool(template_fields(self.template)) or any(has_field(text, job.fields) for text in texts)
 
 
 class JobResult(NamedTuple):

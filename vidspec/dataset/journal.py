@@ -69,7 +69,7 @@ class Journal:
             raise self._failure(error) from None
         self._needs_backup = self.foreign or fresh
         if self._needs_backup:
-            self.index, self._size = JournalIndex(self.index.marks), 0
+            self.index, self._size = JournalIndex(self.index.marks, self.index.existing), 0
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""

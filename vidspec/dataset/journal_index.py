@@ -50,9 +50,13 @@ class JournalIndex:
     Attributes:
         entries: all lines but marks in file order, damaged ones included.
         marks: the last two marks of each file.
+        existing: text of the caption file that was there before the first caption, by clip.
     """
 
-    def __init__(self, marks: Mapping[str, Sequence[FileMark]] | None = None) -> None:
+    def __init__(
+        self, marks: Mapping[str, Sequence[FileMark]] | None = None, existing: Mapping[str, str] | None = None
+    ) -> None:
+        self.existing = dict(existing or {})
         self.entries: list[JournalEntry] = []
         self.marks: dict[str, list[FileMark]] = {file: list(known) for file, known in (marks or {}).items()}
         self._parts: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}
@@ -71,6 +75,8 @@ class JournalIndex:
         parts[entry.segment] = entry
         if content.sha256 is not None and not failed and entry.segment is None:
             self._by_hash[content.sha256, entry.settings] = entry
+        if "existing" in job:
+            self.existing[entry.clip] = job["existing"]
         self.entries.append(entry)
 
     def add_mark(self, mark: FileMark) -> None:

@@ -71,6 +71,14 @@ class Output:
         """Return True if all files of a clip exist and must not be replaced, so that captioning it is useless."""
         return False
 
+    def existing_text(self, job: Job) -> str | None:
+        """Return the text of a caption file that no run wrote, empty if there is none; None if the run uses none.
+
+        Raises:
+            OutputError: of kind :data:`ONE_CLIP`; the file cannot be read.
+        """
+        return None
+
     def add(self, job: Job, record: RecordDict) -> None:
         """Write a record; it is durable on return.
 
@@ -242,6 +250,9 @@ class CombinedOutput(Output):
     def check(self, job: Job) -> None:
         for one in self._written:
             one.check(job)
+
+    def existing_text(self, job: Job) -> str | None:
+        return next((text for one in self.outputs if (text := one.existing_text(job)) is not None), None)
 
     def leaves(self, job: Job) -> bool:
         return bool(self.outputs) and all([one.leaves(job) for one in self.outputs])

@@ -153,11 +153,11 @@ def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent
     """Return the record of ``outcome`` with its ``job``.
 
     The job has ``clip, settings, size, mtime_ns`` and the set ones of ``sha256, id, start, end, prompt, segment,
-    segments, models_named, columns``.
+    segments, models_named, columns, existing``.
     """
     job, config, caption = outcome.job, settings.config, outcome.caption
     if caption.caption is not None and (config.template is not None or config.single_line):
-        written = render_caption(caption.caption, config.template, single_line=config.single_line)
+        written = render_caption(caption.caption, config.template, job.fields, single_line=config.single_line)
         caption = replace(caption, caption=written, text=caption.caption)
     about = {
         "clip": clip_id(job),
@@ -171,6 +171,7 @@ def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent
         "segments": job.segments,
         "models_named": (caption.demo and config.models_named) or None,
         "columns": dict(job.columns) or None,
+        "existing": job.existing or None,
     }
     return {**caption.to_dict(), "job": {key: value for key, value in about.items() if value is not None}}
 

@@ -1,37 +1,81 @@
-"""Rendering of captions: in a template, on one line. Pure."""
+"""Rendering of prompts and captions: fields in braces, templates, one line. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection, Mapping
 from string import Formatter
 
 from vidspec.errors import UsageError
 
-__all__ = ["check_template", "render_caption", "rendered_beginning", "whole_words"]
+__all__ = [
+    "check_template",
+    "column_text",
+    "fill_fields",
+    "has_field",
+    "names_in_braces",
+    "render_caption",
+    "rendered_beginning",
+    "template_fields",
+    "whole_words",
+]
 
+#: A name in braces.
+_FIELD = re.compile(r"\{([^{}]+)\}")
 #: End of a word, and of each character in scripts without blanks between words.
 _WORD_ENDS = re.compile("(?<=\\S)(?=\\s)|(?<=[\u3001-\u30ff\u3400-\u9fff\uff01-\uff60])")
 
 
-def check_template(template: str, origin: str) -> None:
-    """Reject a template that is not text around ``{caption}``.
+def check_template(template: str, origin: str, fields: Collection[str] | None = None) -> None:
+    """Reject a template that lacks ``{caption}`` or has a field of another name than ``fields``.
 
     Args:
-        template: format string as for ``str.format``.
+        template: text with fields in braces; ``{{`` and ``}}`` are braces of its own.
         origin: option or key, for the message.
+        fields: known names besides ``caption``; None to allow any.
 
     Raises:
-        UsageError: the template has another field or none.
+        UsageError: naming the field.
     """
     hint = f"{origin} 'ohwx, {{caption}}'"
     try:
-        parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+        parts = [(name, form) for _, name, *form in Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise UsageError(f"{origin}: {error}; braces of its own are written {{{{ and }}}}", hint=hint) from None
-    if other := [name for name, *form in parts if name != "caption" or any(form)]:
-        raise UsageError(f"{origin}: has no field but {{caption}}, not {{{other[0]}}}", hint=hint)
-    if not parts:
+    known = dict.fromkeys(("caption", *([name for name, _ in parts] if fields is None else fields)))
+    if other := [name for name, form in parts if name not in known or any(form)]:
+        listed = ", ".join(f"{{{name}}}" for name in known)
+        raise UsageError(f"{origin}: has no field but {listed}, not {{{other[0]}}}", hint=hint)
+    if "caption" not in dict(parts):
         raise UsageError(f"{origin}: lacks {{caption}}", hint=hint)
+
+
+def template_fields(template: str | None) -> set[str]:
+    """Return the names of the fields of a template, without ``caption``."""
+    return {name for _, name, *_ in Formatter().parse(template or "") if name} - {"caption"}
+
+
+def column_text(value: object) -> str:
+    """Return a value of a manifest's column as text: a list joined by commas, other values than text as JSON."""
+    if isinstance(value, str):
+        return value
+    return ", ".join(map(column_text, value)) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
+
+
+def fill_fields(text: str, fields: Mapping[str, str]) -> str:
+    """Return a prompt with the known names in braces replaced; all other braces stay."""
+    return _FIELD.sub(lambda found: fields.get(found[1], found[0]), text) if fields else text
+
+
+def names_in_braces(text: str) -> set[str]:
+    """Return all names in braces in a prompt, known or not."""
+    return set(_FIELD.findall(text))
+
+
+def has_field(text: str, fields: Collection[str]) -> bool:
+    """Return True if :func:`fill_fields` would replace something."""
+    return any(name in fields for name in names_in_braces(text))
 
 
 def whole_words(text: str) -> str:
@@ -39,13 +83,29 @@ def whole_words(text: str) -> str:
     return text[: max((end.start() for end in _WORD_ENDS.finditer(text)), default=0)].lstrip()
 
 
-def rendered_beginning(words: str, template: str | None, *, single_line: bool) -> str:
+def rendered_beginning(
+    words: str, template: str | None, fields: Mapping[str, str] | None = None, *, single_line: bool
+) -> str:
     """Return the beginning of :func:`render_caption` for a caption that begins with these complete words."""
-    head = "" if template is None else template.format(caption="\0").partition("\0")[0]
+    head = _fill_template(template, {**(fields or {}), "caption": "\0"}).partition("\0")[0]
     return " ".join((head + words).split()) if single_line else head + words
 
 
-def render_caption(caption: str, template: str | None, *, single_line: bool) -> str:
-    """Return a caption in a template; with ``single_line`` each run of blanks and line breaks becomes one blank."""
-    text = caption if template is None else template.format(caption=caption)
+def render_caption(
+    caption: str, template: str | None, fields: Mapping[str, str] | None = None, *, single_line: bool
+) -> str:
+    """Return a caption in a template.
+
+    Args:
+        caption: the caption.
+        template: see :func:`check_template`; None for no template.
+        fields: values of the other fields; missing ones are empty.
+        single_line: replace each run of blanks and line breaks by one blank.
+    """
+    text = _fill_template(template, {**(fields or {}), "caption": caption})
     return " ".join(text.split()) if single_line else text
+
+
+def _fill_template(template: str | None, fields: Mapping[str, str]) -> str:
+    parts = Formatter().parse("{caption}" if template is None else template)
+    return "".join(text + ("" if name is None else fields.get(name, "")) for text, name, *_ in parts)

@@ -71,7 +71,8 @@ class _ClipParts:
 
     def __init__(self, job: Job, config: JobConfig) -> None:
         self.planned, self._config = job.planned_job, config  # not the job, which would keep its frames
-        self._questions = None if job.error is not None else config.questions_of(job)
+        questions = None if job.error is not None else config.questions_of(job)
+        self._questions = questions and questions.filled(job.fields)
         self._prompts: PromptQueue[Job] | None = None
         self._ready: deque[Job] = deque()
         self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before

@@ -5,7 +5,7 @@ import signal
 import time
 from functools import cache
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from tests.ready_clips import read_requests
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -22,10 +22,10 @@ def named_requests(captioner, names):
 
 
 class Pairs:
-    """A target and a draft that is the target with noise in its weights, saved in ``folder``."""
+    """A target and a draft that is the target with noise in its weights."""
 
-    def __init__(self, folder):
-        self.folders = checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+    def __init__(self):
+        self.folders = checkpoint("readable"), checkpoint("readable", noise=0.05)
         self.first = self.loaded()
         self.model, self.slot = self.first.target.model, self.first.slot
         self.plain = cache(lambda clip: self.sharing("ar").caption(CLIPS[clip]).token_ids)

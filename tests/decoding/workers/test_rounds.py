@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.toys import ToyEngine, blend, random_table
 from tests.tiers import full_but
-from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.protocol import Abort, PrefillDraft, PromptRead, Propose, Proposed, Rollback, WorkerFailed
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
@@ -23,7 +23,7 @@ from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.requests import run_to_completion
-from vidspec.engine.sampling import Sampling, draw_token
+from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace
 from vidspec.models.request import CaptionRequest
 
@@ -103,17 +103,6 @@ def draws(rule, sampling, count):
             run_rounds(scheduler, TableTarget(rule, sampling, rng, engine), remote(TableDraft()), lambda one: None)
         )
         yield tuple(scheduler.emitted)
-
-
-class AcceptsAll:
-    """Wrong: emits whatever is drafted."""
-
-    def __init__(self, sampling):
-        self.sampling = sampling
-
-    def __call__(self, draft, passed, rng):
-        last = draw_token(self.sampling.distribution(passed.logits)[-1], rng)
-        return Verdict.chain(len(draft.tokens), last)
 
 
 def exact(sampling, prefix=(), share=1.0):

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
+from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.decoding import prefill as prefills
@@ -23,13 +23,6 @@ from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.engine.requests import Encode
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.events.trace import to_chrome
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    pairs = Pairs(tmp_path_factory.mktemp("pair"))
-    yield pairs
-    pairs.close()
 
 
 @pytest.fixture

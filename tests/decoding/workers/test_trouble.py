@@ -14,8 +14,8 @@ import time
 import pytest
 
 from research.training.architecture import build_tokenizer
-from tests.decoding import checkpoints
-from tests.decoding.workers.pairs import CLIP, CLIPS, Pairs, gone, named_requests
+from tests.checkpoints import checkpoint, copy_checkpoint
+from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
@@ -32,13 +32,6 @@ from vidspec.process import spawn
 
 KILLS = int(os.environ.get("VIDSPEC_KILLS", "3"))
 pytestmark = pytest.mark.usefixtures("forked_drafts")
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    pairs = Pairs(tmp_path_factory.mktemp("pair"))
-    yield pairs
-    pairs.close()
 
 
 def moved_to(kind, events):
@@ -187,11 +180,11 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
 
 
 @pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
-def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monkeypatch):
+def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
     rows = Target.rows  # so slow that the target does not write the whole text before the draft fails
     monkeypatch.setattr(Target, "rows", lambda target, draft: (time.sleep(0.2), rows(target, draft))[1])
-    other = loading.load_model(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
+    other = loading.load_model(str(checkpoint("readable", image_size=64)), pairs.slot._start.where)
     with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
         pairs.sharing(name, target=other).caption(CLIP)
     assert "Traceback" in str(caught.value.__cause__) and "in rows" in str(caught.value.__cause__)
@@ -199,7 +192,7 @@ def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monk
 
 
 def test_a_draft_of_another_tokenizer_is_refused(pairs, tmp_path):
-    folder = checkpoints.save(tmp_path)
+    folder = copy_checkpoint(tmp_path, "readable")
     build_tokenizer(samples=300, seed=8).save_pretrained(folder)
     other = loading.load_model(str(folder), pairs.slot._start.where)
     with pytest.raises(ModelError, match="different tokenizers"):

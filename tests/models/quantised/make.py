@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models import checkpoints
+from tests.checkpoints import llava_onevision
 
 HERE = Path(__file__).parent
 #: Ids of the prompt; below the number of rows of the smallest head.
@@ -49,7 +49,7 @@ FORMATS = (*SCHEMES, *GPTQ, "fp8", "bnb_nf4", "bnb_int8")
 
 def base(kind: str) -> torch.nn.Module:
     """The model that is quantised: one with vision, or a language model without (``text``); of one block."""
-    config = checkpoints.config(checkpoints.UNTIED)
+    config = llava_onevision.config(llava_onevision.UNTIED)
     config.text_config.num_hidden_layers, config.text_config.layer_types = 1, ["full_attention"]
     config.vision_config.num_hidden_layers = 1
     config.vision_config.hidden_size, config.vision_config.intermediate_size = 16, 24
@@ -58,7 +58,7 @@ def base(kind: str) -> torch.nn.Module:
     config.text_config.vocab_size = ROWS if kind == "text" else config.text_config.vocab_size
     config.text_config.tie_word_embeddings = config.tie_word_embeddings = True
     if kind == "text":  # AWQ's search for scales wants multiples of 64 outputs
-        config.text_config.num_key_value_heads, config.text_config.intermediate_size = checkpoints.HEADS, 128
+        config.text_config.num_key_value_heads, config.text_config.intermediate_size = llava_onevision.HEADS, 128
         config.text_config.eos_token_id = config.text_config.pad_token_id = 1
     maker = Qwen2ForCausalLM if kind == "text" else LlavaOnevisionForConditionalGeneration
     model = maker(config.text_config if kind == "text" else config).eval()
@@ -112,8 +112,8 @@ def assemble(name: str, folder: Path) -> Path:
         json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8"
     )
     shutil.copy(HERE / f"{name}.json", folder / "config.json")
-    checkpoints.tokenizer().save_pretrained(folder)
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(checkpoints.PROCESSOR), encoding="utf-8")
+    llava_onevision.tokenizer().save_pretrained(folder)
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(llava_onevision.PROCESSOR), encoding="utf-8")
     return folder
 
 
@@ -123,13 +123,13 @@ def compressed(name: str, folder: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
     base("video").save_pretrained(folder / "base")
-    checkpoints.tokenizer().save_pretrained(folder / "base")
+    llava_onevision.tokenizer().save_pretrained(folder / "base")
     model = AutoModelForImageTextToText.from_pretrained(folder / "base", dtype=torch.float16)
     group = {"targets": ["Linear"], "weights": SCHEMES[name]}
     recipe = QuantizationModifier(
         config_groups={"group_0": group}, ignore=["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]
     )
-    oneshot(model=model, processor=checkpoints.tokenizer(), recipe=recipe)
+    oneshot(model=model, processor=llava_onevision.tokenizer(), recipe=recipe)
     folder = folder / "saved"
     model.save_pretrained(folder, save_compressed=True)
     from compressed_tensors.compressors import ModelCompressor
@@ -144,7 +144,7 @@ def by_gptqmodel(name: str, folder: Path) -> None:
 
     source = folder / "base"
     base("text").save_pretrained(source)
-    checkpoints.tokenizer().save_pretrained(source)
+    llava_onevision.tokenizer().save_pretrained(source)
     rng = torch.Generator().manual_seed(5)
     rows = [torch.randint(2, ROWS, (64,), generator=rng) for _ in range(16)]
     shown = [{"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in rows]

@@ -4,8 +4,8 @@ from functools import cache
 
 import torch
 
+from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni
 from tests.engine.passing import forward
-from tests.models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 from vidspec.models.base import families
 from vidspec.pruning.target.base import KeptTokens, TargetPruner
 
@@ -19,17 +19,17 @@ ROOM = 16
 def case(family):
     """(model, prompt)."""
     if family == "llava_onevision":
-        model = checkpoints.adapter(checkpoints.TIED)
-        shown = checkpoints.pixels(6)
+        model = llava_onevision.adapter(llava_onevision.TIED)
+        shown = llava_onevision.pixels(6)
     elif family == "qwen2_5_omni":
-        model = checkpoints_omni.adapter()
-        shown = checkpoints_omni.pixels(model, frames=12)
+        model = qwen2_5_omni.adapter()
+        shown = qwen2_5_omni.pixels(model, frames=12)
     elif family.startswith("qwen"):
-        model = checkpoints_qwen.adapter(checkpoints_qwen.Kind(family))
-        shown = checkpoints_qwen.pixels(model, frames=12)
+        model = qwen.adapter(qwen.Kind(family))
+        shown = qwen.pixels(model, frames=12)
     else:
-        model = checkpoints_llava.adapter(checkpoints_llava.Kind(family))
-        shown = model.preprocess(checkpoints_llava.clip(6, 60, 90))
+        model = llava.adapter(llava.Kind(family))
+        shown = model.preprocess(llava.clip(6, 60, 90))
     return model, model.prefix(model.encode(shown), PROMPT)
 
 

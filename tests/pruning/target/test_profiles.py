@@ -3,7 +3,7 @@
 import jsonschema
 import pytest
 
-from tests.decoding import checkpoints
+from tests.checkpoints import checkpoint
 from vidspec.bench.loaded import lossless_profiles
 from vidspec.captioner import Captioner
 from vidspec.cli.report import summary
@@ -24,10 +24,8 @@ AVERAGE = 0.45
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return loading.load_model(
-        str(checkpoints.save(tmp_path_factory.mktemp("target"))), resolve_placement("cpu", "float32")
-    )
+def target():
+    return loading.load_model(str(checkpoint("readable")), resolve_placement("cpu", "float32"))
 
 
 def captioner(target, name, **settings):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from tests.models import checkpoints_qwen
+from tests.checkpoints import qwen
+from tests.checkpoints.recipe import draw_weight, draw_weights, extend_tokenizer, greedy_generation, save_files
 from vidspec.models.base import families
 
 IMAGE_SIZE, PATCH = 24, 4
@@ -29,15 +27,8 @@ PROCESSOR = {
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    inner = checkpoints_qwen.tokenizer()._tokenizer
-    words = PreTrainedTokenizerFast(
-        tokenizer_object=type(inner).from_str(inner.to_str()),
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-    )
-    words.add_special_tokens({"additional_special_tokens": [*checkpoints_qwen.SPECIALS, *MARKS]})
-    return words
+    specials = [*qwen.SPECIALS, *MARKS]
+    return extend_tokenizer(qwen.tokenizer(), specials, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def stock(noise: float = 0.0, language: str = "qwen3", seed: int = 0) -> transformers.PreTrainedModel:
@@ -73,23 +64,9 @@ def stock(noise: float = 0.0, language: str = "qwen3", seed: int = 0) -> transfo
         tie_word_embeddings=False,
     )
     made = transformers.InternVLForConditionalGeneration(config).eval()
-    rng = torch.Generator()
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            rng.manual_seed(seed + zlib.crc32(name.encode()))
-            values = torch.randn(weight.shape, generator=rng)
-            if "norm" in name or "lambda" in name:
-                weight.copy_(0.2 * values + (0 if name.endswith("bias") else 1))
-            elif "embed_tokens" in name or "lm_head" in name:
-                weight.copy_(0.7 * values)
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * values)
-            else:
-                weight.copy_((1.5 if "q_proj" in name else 1.0) * values / weight[0].numel() ** 0.5)
-            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=rng))
-    made.generation_config = GenerationConfig(
-        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
-    )
+    draw = partial(draw_weight, norms=("norm", "lambda"), peaked=("q_proj",))
+    draw_weights(made, draw, noise=noise, seed=seed)
+    made.generation_config = greedy_generation(words)
     return made
 
 
@@ -100,9 +77,7 @@ def adapter(**options: object):
     return made
 
 
-def save(folder: Path, **options: object) -> Path:
+def save(folder: Path, _kind: str, *, max_shard_size: str | None = None, **options: object) -> None:
     """Write a checkpoint as the library lays it out."""
-    stock(**options).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
-    return folder
+    files = {"video_preprocessor_config.json": PROCESSOR}
+    save_files(folder, stock(**options), tokenizer(), files, max_shard_size=max_shard_size)

@@ -1,15 +1,14 @@
 """Small random Qwen2.5-Omni models with the real layout: the thinker's three towers, time on an axis of its own.
 
-The tokenizer is the one of ``checkpoints_qwen`` under the names that the published one gives its special tokens;
+The tokenizer is the one of ``qwen`` under the names that the published one gives its special tokens;
 weights are far from the usual tiny initialisation, as there.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from tests.models.checkpoints_qwen import CORPUS, HEADS, HIDDEN, KV_HEADS, LAYERS, MORE, SPLIT
+from tests.checkpoints.qwen import CORPUS, HEADS, HIDDEN, KV_HEADS, LAYERS, MORE, SPLIT
+from tests.checkpoints.recipe import draw_weight, draw_weights, greedy_generation
 from vidspec.models.base import Pixels
 from vidspec.models.families.qwen2_5_omni import CHAT_TEMPLATE, Qwen25Omni
 from vidspec.models.preprocess_qwen import patchify
@@ -124,25 +124,8 @@ def stock(seed: int = 0, layers: int = LAYERS, padding: int = 7, noise: float = 
     """A new thinker, untouched by vidspec; the same numbers at every call, ``noise`` away from those without any."""
     made = transformers.Qwen2_5OmniThinkerForConditionalGeneration(config(layers, padding).thinker_config).eval()
     made.set_attn_implementation("sdpa")
-    rng = torch.Generator()
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            rng.manual_seed(seed + zlib.crc32(name.encode()))  # whatever the depth or the padding
-            drawn = torch.randn(weight.shape, generator=rng)
-            if "embed_tokens" in name or "lm_head" in name:
-                weight.copy_(drawn * 0.7)
-            elif "norm" in name or "ln_" in name:
-                weight.copy_(0.2 * drawn + (1 if name.endswith("weight") else 0))
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * drawn)
-            else:
-                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(gain * drawn / weight[0].numel() ** 0.5)
-            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=rng))
-    words = tokenizer()
-    made.generation_config = GenerationConfig(
-        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
-    )
+    draw_weights(made, partial(draw_weight, norms=("norm", "ln_")), noise=noise, seed=seed)
+    made.generation_config = greedy_generation(tokenizer())
     return made
 
 
@@ -153,19 +136,18 @@ def adapter(seed: int = 0, decoder: str = "auto") -> Qwen25Omni:
     return made
 
 
-def save(folder: Path, **kind: Any) -> Path:
+def save(folder: Path, _kind: str, **options: Any) -> None:
     """Write a checkpoint as it is published: the thinker's weights under its name, beside those of other parts."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {f"thinker.{name}": weight for name, weight in published(stock(**kind)).items()}
+    weights = {f"thinker.{name}": weight for name, weight in published(stock(**options)).items()}
     weights["talker.codec_head.weight"] = torch.zeros(2, 2)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    config(kind.get("layers", LAYERS), kind.get("padding", 7)).save_pretrained(folder)
+    config(options.get("layers", LAYERS), options.get("padding", 7)).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    return folder
 
 
 def published(model: Any) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Small random LLaVA-1.5 and LLaVA-NeXT models with the real layout: CLIP, Llama or Mistral, a tokenizer like Llama's.
 
-As in ``checkpoints``, attention is peaked and the two best logits lie far further apart than rounding errors.
+As in ``llava_onevision``, attention is peaked and the two best logits lie far further apart than rounding errors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from tests.checkpoints.recipe import draw_weight, save_files
 from vidspec.models.base import families
 
 #: Three patches per side, an odd number.
@@ -146,16 +148,7 @@ def stock(kind: Kind, attention: str = "sdpa"):
     rng = torch.Generator().manual_seed(kind.seed)
     with torch.no_grad():
         for name, weight in sorted(made.named_parameters()):
-            noise = torch.randn(weight.shape, generator=rng)
-            if "embed_tokens" in name or "lm_head" in name or "image_newline" in name:
-                weight.copy_(noise * 0.7)
-            elif "norm" in name:
-                weight.copy_(0.2 * noise + (1 if name.endswith("weight") else 0))
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * noise)
-            else:
-                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(gain * noise / weight[0].numel() ** 0.5)
+            weight.copy_(draw_weight(name, torch.randn(weight.shape, generator=rng)))
             if kind.noise:
                 disturbed = torch.Generator().manual_seed(kind.seed + zlib.crc32(name.encode()))
                 weight.add_(kind.noise * weight.std() * torch.randn(weight.shape, generator=disturbed))
@@ -171,12 +164,11 @@ def adapter(kind: Kind, decoder: str = "auto", **options: object):
     return made
 
 
-def save(kind: Kind, folder: Path, **options: object) -> Path:
+def save(folder: Path, family: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    stock(kind).save_pretrained(folder, **options)
-    tokenizer(kind.tokenizer).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(kind.processor), encoding="utf-8")
-    return folder
+    kind = Kind(family, **options)
+    files = {"preprocessor_config.json": kind.processor}
+    save_files(folder, stock(kind), tokenizer(kind.tokenizer), files, max_shard_size=max_shard_size)
 
 
 def clip(frames: int, height: int, width: int, seed: int = 0) -> SimpleNamespace:

@@ -7,14 +7,15 @@ heads are scaled so that the two best logits lie far further apart than rounding
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
 from research.training.architecture import SPECIALS, build_tokenizer
+from tests.checkpoints.recipe import draw_weight, greedy_generation, save_files
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.families.llava_onevision import LlavaOnevision
 
@@ -35,6 +36,7 @@ PROCESSOR = {
 class Kind:
     """What a checkpoint is like; ``padding`` is how many rows its head has beyond the tokenizer."""
 
+    family: str = "llava_onevision"
     tied: bool = True
     padding: int = 0
     tokenizer_seed: int = 7
@@ -96,20 +98,8 @@ def stock(kind: Kind = TIED, attention: str = "sdpa") -> LlavaOnevisionForCondit
     rng = torch.Generator().manual_seed(kind.seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
-            noise = torch.randn(weight.shape, generator=rng)
-            if "embed_tokens" in name or "lm_head" in name or "image_newline" in name:
-                weight.copy_(noise * 0.7)
-            elif "norm" in name:
-                weight.copy_(0.2 * noise + (1 if name.endswith("weight") else 0))
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * noise)
-            else:
-                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(gain * noise / weight[0].numel() ** 0.5)
-    words = tokenizer(kind.tokenizer_seed)
-    model.generation_config = GenerationConfig(
-        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
-    )
+            weight.copy_(draw_weight(name, torch.randn(weight.shape, generator=rng)))
+    model.generation_config = greedy_generation(tokenizer(kind.tokenizer_seed))
     return model
 
 
@@ -120,12 +110,11 @@ def adapter(kind: Kind = TIED, decoder: str = "auto") -> LlavaOnevision:
     return made
 
 
-def save(kind: Kind, folder: Path, **options: object) -> Path:
+def save(folder: Path, family: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    stock(kind).save_pretrained(folder, **options)
-    tokenizer(kind.tokenizer_seed).save_pretrained(folder)
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
-    return folder
+    kind = Kind(family, **options)
+    files = {"video_preprocessor_config.json": PROCESSOR}
+    save_files(folder, stock(kind), tokenizer(kind.tokenizer_seed), files, max_shard_size=max_shard_size)
 
 
 def pixels(frames: int, seed: int = 0) -> Pixels:

@@ -36,7 +36,7 @@ def disturbed(model: torch.nn.Module, scale: float = 1.0) -> torch.nn.Module:
     return model.eval()
 
 
-def blip(folder: Path) -> Path:
+def save_blip(folder: Path) -> None:
     words = tokenizer(
         ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[DEC]"],
         pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", bos_token="[DEC]",
@@ -51,10 +51,9 @@ def blip(folder: Path) -> Path:
     disturbed(transformers.BlipForConditionalGeneration(config), 2.0).save_pretrained(folder)
     pictures = BlipImageProcessorPil(size={"height": SIDE, "width": SIDE})
     transformers.BlipProcessor(pictures, words).save_pretrained(folder)
-    return folder
 
 
-def florence(folder: Path) -> Path:
+def save_florence(folder: Path) -> None:
     words = tokenizer(
         ["<s>", "<pad>", "</s>", "<unk>", "<image>"],
         bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
@@ -75,10 +74,9 @@ def florence(folder: Path) -> Path:
     pictures = CLIPImageProcessorPil(size={"height": 64, "width": 64}, do_center_crop=False)
     pictures.image_seq_length = 5  # 2 x 2 features and their mean
     transformers.Florence2Processor(pictures, words).save_pretrained(folder)
-    return folder
 
 
-def llava(folder: Path) -> Path:
+def save_llava(folder: Path) -> None:
     words = tokenizer(
         ["<s>", "<pad>", "</s>", "<unk>", "<image>"],
         bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
@@ -97,7 +95,11 @@ def llava(folder: Path) -> Path:
         num_additional_image_tokens=1,
     )  # fmt: skip
     processor.save_pretrained(folder)
-    return folder
 
 
-KINDS = {"blip": blip, "florence2": florence, "llava": llava}
+SAVE = {"blip": save_blip, "florence2": save_florence, "image_llava": save_llava}
+
+
+def save(folder: Path, kind: str) -> None:
+    """Write a checkpoint as the library lays it out."""
+    SAVE[kind](folder)

@@ -1,4 +1,4 @@
-"""Small random EAGLE-3 heads in the published layouts, for the targets of ``checkpoints_qwen``; and what one drafts,
+"""Small random EAGLE-3 heads in the published layouts, for the targets of ``qwen``; and what one drafts,
 computed plainly from its files, all pairs anew for each token."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.models.checkpoints_qwen import HIDDEN, QWEN25, Kind, tokenizer
+from tests.checkpoints.qwen import HIDDEN, QWEN25, Kind, tokenizer
 
 WIDTH, HEADS, KV_HEADS, INNER, DRAFTED, THETA, EPS = 24, 4, 2, 80, 200, 1e4, 1e-6
 #: By family, the sections of three axes among 12 frequencies, and the axis of each.

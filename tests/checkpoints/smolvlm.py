@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from tests.models import checkpoints_qwen
+from tests.checkpoints import qwen
+from tests.checkpoints.recipe import draw_weight, draw_weights, extend_tokenizer, greedy_generation, save_files
 from vidspec.models.base import families
 
 IMAGE_SIZE, PATCH, SCALE = 24, 4, 2
@@ -32,15 +30,8 @@ TEMPLATE = "{% for message in messages %}{{ message['content'][0]['type'] }}{% e
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    inner = checkpoints_qwen.tokenizer()._tokenizer
-    words = PreTrainedTokenizerFast(
-        tokenizer_object=type(inner).from_str(inner.to_str()),
-        eos_token="<end_of_utterance>",
-        pad_token="<|im_end|>",
-        clean_up_tokenization_spaces=False,
-    )
-    words.add_special_tokens({"additional_special_tokens": [*checkpoints_qwen.SPECIALS, *MARKS]})
-    return words
+    specials = [*qwen.SPECIALS, *MARKS]
+    return extend_tokenizer(qwen.tokenizer(), specials, eos_token="<end_of_utterance>", pad_token="<|im_end|>")
 
 
 def stock(noise: float = 0.0, seed: int = 0) -> transformers.PreTrainedModel:
@@ -70,23 +61,8 @@ def stock(noise: float = 0.0, seed: int = 0) -> transformers.PreTrainedModel:
     )
     made = transformers.SmolVLMForConditionalGeneration(config).eval()
     made.set_attn_implementation("sdpa")
-    rng = torch.Generator()
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            rng.manual_seed(seed + zlib.crc32(name.encode()))
-            values = torch.randn(weight.shape, generator=rng)
-            if "norm" in name:
-                weight.copy_(0.2 * values + (0 if name.endswith("bias") else 1))
-            elif "embed_tokens" in name or "lm_head" in name:
-                weight.copy_(0.7 * values)
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * values)
-            else:
-                weight.copy_((1.5 if "q_proj" in name else 1.0) * values / weight[0].numel() ** 0.5)
-            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=rng))
-    made.generation_config = GenerationConfig(
-        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
-    )
+    draw_weights(made, partial(draw_weight, peaked=("q_proj",)), noise=noise, seed=seed)
+    made.generation_config = greedy_generation(words)
     return made
 
 
@@ -97,10 +73,7 @@ def adapter(**options: float):
     return made
 
 
-def save(folder: Path, **options: float) -> Path:
+def save(folder: Path, _kind: str, *, max_shard_size: str | None = None, **options: float) -> None:
     """Write a checkpoint as the library lays it out."""
-    stock(**options).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}), encoding="utf-8")
-    return folder
+    files = {"preprocessor_config.json": PROCESSOR, "chat_template.json": {"chat_template": TEMPLATE}}
+    save_files(folder, stock(**options), tokenizer(), files, max_shard_size=max_shard_size)

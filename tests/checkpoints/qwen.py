@@ -7,16 +7,17 @@ Weights are far from the usual tiny initialisation, as in ``checkpoints``.
 from __future__ import annotations
 
 import functools
-import json
-import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from tests.checkpoints.recipe import draw_weight, draw_weights, greedy_generation, save_files
 from vidspec.models.base import Pixels, families
 from vidspec.models.preprocess_qwen import patchify
 
@@ -144,32 +145,19 @@ def config(kind: Kind) -> transformers.PreTrainedConfig:
     )
 
 
+def _draw_weight(family: str, name: str, noise: torch.Tensor) -> torch.Tensor:
+    if name.endswith(("A_log", "dt_bias")):
+        return 0.5 * noise - 1  # states that last for tens of rows
+    centred = family in HYBRIDS and "language_model" in name and "linear_attn" not in name
+    return draw_weight(name, noise, norms=("norm", "ln_q"), centred=centred)
+
+
 def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
     """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
     made = getattr(transformers, f"{EVERY[kind.family]}ForConditionalGeneration")(config(kind)).eval()
     made.set_attn_implementation(attention)
-    rng = torch.Generator()
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            rng.manual_seed(kind.seed + zlib.crc32(name.encode()))  # whatever the depth or the padding
-            noise = torch.randn(weight.shape, generator=rng)
-            if "embed_tokens" in name or "lm_head" in name:
-                weight.copy_(noise * 0.7)
-            elif "norm" in name or "ln_q" in name:
-                centred = kind.family in HYBRIDS and "language_model" in name and "linear_attn" not in name
-                weight.copy_(0.2 * noise + (1 if name.endswith("weight") and not centred else 0))
-            elif name.endswith(("A_log", "dt_bias")):
-                weight.copy_(0.5 * noise - 1)  # states that last for tens of rows
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * noise)
-            else:
-                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(gain * noise / weight[0].numel() ** 0.5)
-            weight.add_(kind.noise * weight.std() * torch.randn(weight.shape, generator=rng))
-    words = tokenizer(kind.corpus)
-    made.generation_config = GenerationConfig(
-        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
-    )
+    draw_weights(made, partial(_draw_weight, kind.family), noise=kind.noise, seed=kind.seed)
+    made.generation_config = greedy_generation(tokenizer(kind.corpus))
     return made
 
 
@@ -181,12 +169,11 @@ def adapter(kind: Kind, decoder: str = "auto"):
     return made
 
 
-def save(kind: Kind, folder: Path, **options: object) -> Path:
+def save(folder: Path, family: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    stock(kind).save_pretrained(folder, **options)
-    tokenizer(kind.corpus).save_pretrained(folder)
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(processor(kind.family)), encoding="utf-8")
-    return folder
+    kind = Kind(family, **options)
+    files = {"video_preprocessor_config.json": processor(family)}
+    save_files(folder, stock(kind), tokenizer(kind.corpus), files, max_shard_size=max_shard_size)
 
 
 def pixels(model, frames: int = 6, rows: int = 3, columns: int = 5, seed: int = 0, every: float = 0.7) -> Pixels:

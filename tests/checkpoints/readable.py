@@ -6,7 +6,6 @@ no token that is not ASCII, so that what is generated can be read.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
 from research.training.architecture import Size
+from tests.checkpoints.recipe import save_files
 from vidspec.models.loading import embedded_folder
 
 IMAGE_SIZE, PATCH = 32, 8
@@ -64,7 +64,15 @@ def config(image_size: int = IMAGE_SIZE, context: int = 8192) -> LlavaOnevisionC
     )
 
 
-def save(folder: Path, *, noise: float = 0.0, seed: int = 0, image_size: int = IMAGE_SIZE, context: int = 8192) -> Path:
+def save(
+    folder: Path,
+    _kind: str,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    image_size: int = IMAGE_SIZE,
+    context: int = 8192,
+) -> None:
     """Write a checkpoint; those of equal ``noise`` and ``seed`` are equal, and 0 is the target."""
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what is left as it is initialised
@@ -88,8 +96,5 @@ def save(folder: Path, *, noise: float = 0.0, seed: int = 0, image_size: int = I
         head[tokenizer().eos_token_id] = eos
         head[len(readable) :].mul_(3)  # must never be emitted
     model.generation_config = GenerationConfig(eos_token_id=tokenizer().eos_token_id, do_sample=False)
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
     processor = {"size": {"height": image_size, "width": image_size}}
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
-    return folder
+    save_files(folder, model, tokenizer(), {"video_preprocessor_config.json": processor})

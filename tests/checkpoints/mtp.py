@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models import checkpoints_qwen
-from tests.models.checkpoints_qwen import HEADS, HIDDEN, KV_HEADS, Kind
+from tests.checkpoints import copy_checkpoint
+from tests.checkpoints.qwen import HEADS, HIDDEN, KV_HEADS, Kind
 
 FAMILY = "qwen3_5"
 WIDTH, INNER, EPS, THETA = 24, 96, 1e-6, 1e4
@@ -61,8 +61,8 @@ def tensors(kind: Kind, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def save(kind: Kind, folder: Path, weights: dict[str, torch.Tensor]) -> Path:
-    """A checkpoint whose one file has these tensors too."""
-    checkpoints_qwen.save(kind, folder)
+    """Write a checkpoint whose one file has these tensors too."""
+    copy_checkpoint(folder, kind)
     save_file(load_file(folder / "model.safetensors") | weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 

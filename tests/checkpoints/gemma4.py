@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from tests.models import checkpoints_qwen
+from tests.checkpoints import qwen
+from tests.checkpoints.recipe import draw_weights, extend_tokenizer, greedy_generation, save_files
 from vidspec.models.base import families
 
 PATCH, POOL, MOST, WINDOW = 4, 2, 12, 16
@@ -24,16 +23,10 @@ KINDS = ("sliding_attention", "sliding_attention", "full_attention", "sliding_at
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    inner = checkpoints_qwen.tokenizer()._tokenizer
-    words = PreTrainedTokenizerFast(
-        tokenizer_object=type(inner).from_str(inner.to_str()),
-        bos_token="<bos>",
-        eos_token="<turn|>",
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
+    specials = [*qwen.SPECIALS, *MARKS]
+    return extend_tokenizer(
+        qwen.tokenizer(), specials, bos_token="<bos>", eos_token="<turn|>", pad_token="<|endoftext|>"
     )
-    words.add_special_tokens({"additional_special_tokens": [*checkpoints_qwen.SPECIALS, *MARKS]})
-    return words
 
 
 def config(**text: Any) -> transformers.Gemma4Config:
@@ -80,29 +73,23 @@ def config(**text: Any) -> transformers.Gemma4Config:
     )
 
 
+def draw_weight(name: str, noise: torch.Tensor) -> torch.Tensor:
+    if "norm" in name:
+        return 1 + 0.2 * noise
+    if "embed_tokens" in name:
+        return 0.1 * noise
+    return 0.3 * noise if noise.dim() == 1 else noise / noise[0].numel() ** 0.5
+
+
 def stock(noise: float = 0.0, seed: int = 0, **text: Any) -> transformers.PreTrainedModel:
     """A new model, untouched by vidspec; the same numbers at every call."""
     words = tokenizer()
     made = transformers.Gemma4ForConditionalGeneration(config(**text)).eval()
     made.set_attn_implementation("sdpa")
-    rng = torch.Generator()
+    draw_weights(made, draw_weight, noise=noise, seed=seed)
     with torch.no_grad():
-        for name, weight in made.named_parameters():
-            rng.manual_seed(seed + zlib.crc32(name.encode()))
-            values = torch.randn(weight.shape, generator=rng)
-            if "norm" in name:
-                weight.copy_(1 + 0.2 * values)
-            elif "embed_tokens" in name:
-                weight.copy_(0.1 * values)
-            elif weight.dim() == 1:
-                weight.copy_(0.3 * values)
-            else:
-                weight.copy_(values / weight[0].numel() ** 0.5)
-            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=rng))
         made.lm_head.weight[words.convert_tokens_to_ids(list(MARKS[3:]))] = 0  # nobody says a placeholder
-    made.generation_config = GenerationConfig(
-        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
-    )
+    made.generation_config = greedy_generation(words)
     return made
 
 
@@ -113,9 +100,7 @@ def adapter(**options: Any):
     return made
 
 
-def save(folder: Path, **options: Any) -> Path:
+def save(folder: Path, _kind: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
-    stock(**options).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    (folder / "processor_config.json").write_text(json.dumps({"video_processor": PROCESSOR}), encoding="utf-8")
-    return folder
+    files = {"processor_config.json": {"video_processor": PROCESSOR}}
+    save_files(folder, stock(**options), tokenizer(), files, max_shard_size=max_shard_size)

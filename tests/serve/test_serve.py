@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -247,7 +248,7 @@ def test_what_cannot_be_served_names_its_field(server, change, param):
     answer = ask(server[0], {**asked(GOOD), **change})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and error["type"] == "invalid_request_error"
-    assert "/tmp" not in error["message"] and "generate." not in error["message"]
+    assert tempfile.gettempdir() not in error["message"] and "generate." not in error["message"]
 
 
 def test_unknown_fields_are_told_once(server):

@@ -42,6 +42,7 @@ if __name__ == "__main__":
 #: What is not run here and why; ``test_readme.py`` parses those of ``vidspec``.
 ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
+    r"vidspec serve": "runs until it is ended: tests/serve/test_command.py",
     r"make caption": "tests/test_readme.py, over an installation that does nothing",
     r"make (test|test-all|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
     r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",

@@ -27,6 +27,7 @@ ORDER = (
     ("decoding",),
     ("captioner",),
     ("display", "dataset", "bench"),
+    ("serve",),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -48,6 +48,8 @@ from vidspec.video.thumbnails import draw_thumbnails
 
 __all__ = ["CaptionOptions", "Captioner"]
 
+#: Most setups kept for options of requests.
+SETUPS = 64
 _PLAIN = {
     "models.captioner": None,
     "draft.kind": "none",
@@ -111,6 +113,7 @@ class Captioner:
         self._setup: DecodingSetup | None = DecodingSetup.of(
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
+        self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
         self._serving = Serving(synchroniser(*self.devices))
         _ = self.setup.self_draft  # copy weights now, not with the first clip
 
@@ -124,6 +127,23 @@ class Captioner:
         if self._setup is None:
             raise ClosedError
         return self._setup
+
+    def setup_of(self, request: CaptionRequest) -> DecodingSetup:
+        """Return the parts of the profile with a request's own options.
+
+        Raises:
+            ProfileError: an option is unknown, or does not fit the profile.
+        """
+        if not request.generate:
+            return self.setup
+        key = repr(sorted(request.generate.items()))
+        setup = self._setups.get(key)
+        if setup is None:
+            setup = self.setup.with_generate(request.generate)
+            if len(self._setups) >= SETUPS:
+                self._setups.clear()
+            self._setups[key] = setup
+        return setup
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -180,6 +200,7 @@ class Captioner:
             self.slot.drop()
         devices, drafter = self.devices, self.setup.drafter
         self._setup = self.slot = None
+        self._setups.clear()
         if any(device.type == "cuda" for device in devices):
             torch.cuda.empty_cache()
         if drafter is not None:
@@ -197,7 +218,7 @@ class Captioner:
 
     def needs(self, request: CaptionRequest) -> list[MemoryClaim]:
         """Return the memory that a clip needs for each model."""
-        return memory_claims(self.setup, request)
+        return memory_claims(self.setup_of(request), request)
 
     @property
     def has_feed(self) -> bool:
@@ -397,20 +418,30 @@ class Captioner:
             check=partial(self.refuse, str(path), prompt),
         )
 
-    def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
+    def refuse(
+        self,
+        path: str,
+        prompt: str | None,
+        frames: int,
+        height: int,
+        width: int,
+        generate: Mapping[str, object] | None = None,
+    ) -> None:
         """Reject frames as :meth:`stream` would, as far as their size tells before they are decoded.
 
         Args:
             path: for the message.
             prompt: replaces the profile's.
             frames, height, width: as ``vidspec.video.read`` would return them.
+            generate: options of the request, see :class:`CaptionRequest`.
 
         Raises:
             GenerationError: their prompt would be too long for the model or the free memory.
         """
-        model, generate = self.target.model, self.profile.generate
-        text = model.text_tokens(prompt or generate.prompt, generate.system)
-        self.setup.check(path, model.visual_tokens(frames, height, width) + text)
+        setup = self.setup_of(CaptionRequest(path, generate=generate or {}))
+        model, section = self.target.model, setup.profile.generate
+        text = model.text_tokens(prompt or section.prompt, section.system)
+        setup.check(path, model.visual_tokens(frames, height, width) + text)
 
     def prepare(self, clip: video.Clip) -> int:
         """Preprocess a clip for the models in this process before its turn; may run in another thread.
@@ -446,7 +477,7 @@ class Captioner:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             thumbnails = draw_thumbnails(clip.frames, times)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo, thumbnails))
-        sequence.steps = decode(sequence, self.setup, self._with_defaults, self._can_estimate)
+        sequence.steps = decode(sequence, self.setup_of(request), self._with_defaults, self._can_estimate)
         return sequence
 
     def _can_estimate(self, sequence: Sequence) -> bool:

@@ -70,7 +70,7 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
     }
     if results.exists():
         known = json.loads(_without_places(results.read_text(encoding="utf-8")))
-        text = json.dumps({**about, **kept(known)}, indent=1)
+        text = json.dumps({**about, **kept(known)}, separators=(",", ":"))
         (out / f"{part.name}.json").write_text(text + "\n", encoding="utf-8")
         results.unlink()
     (out / f"{part.name}.md").write_text(pages.page(part, about, texts), encoding="utf-8")

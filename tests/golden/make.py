@@ -90,7 +90,7 @@ def main(names):
         if name == "keys":
             write_reference()
             continue
-        content = json.dumps(MADE[name](), indent=1, sort_keys=True)
+        content = json.dumps(MADE[name](), separators=(",", ":"), sort_keys=True)
         (FOLDER / f"{name}.json").write_text(content + "\n", encoding="utf-8")
 
 

@@ -26,6 +26,7 @@ from vidspec.cli import (
     profiles,
     report_page,
     sample,
+    serve,
 )
 from vidspec.cli.options import CaptionHelp
 from vidspec.cli.printed import print_error
@@ -61,6 +62,7 @@ app = typer.Typer(
 )
 app.command("caption", cls=CaptionHelp)(caption.caption)
 app.command("ask")(ask.ask)
+app.command("serve")(serve.serve)
 app.command("profiles")(profiles.profiles)
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)

@@ -32,7 +32,9 @@ __all__ = [
     "input_sources",
     "job_config",
     "output_formats",
+    "parse_batch",
     "parse_settings",
+    "parse_size",
     "profile_overrides",
     "tolerated_failures",
 ]
@@ -74,7 +76,7 @@ def check_arguments(request: CaptionArguments) -> None:
             raise UsageError("--prompt: the same prompt is given twice")
     if any(not turn.strip() for turn in request.turn or ()):
         raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
-    _batch(request.batch)
+    parse_batch(request.batch)
     if request.tolerate is not None:
         tolerated_failures(request.tolerate, 0)
     if request.template is not None:
@@ -119,10 +121,10 @@ def fetch_limits_of(request: CaptionArguments) -> FetchLimits:
             raise UsageError(f"--allow-paths {folder}: there is no such folder")
     urls = tuple(map(check_allowed_url, request.allow_urls or ()))
     access = Access(tuple(request.allow_paths or ()), urls).with_typed(*(request.paths or ()))
-    return FetchLimits(request.timeout, _bytes_of(request.max_fetch, "--max-fetch"), access)
+    return FetchLimits(request.timeout, parse_size(request.max_fetch, "--max-fetch"), access)
 
 
-def _bytes_of(text: str, option: str) -> int:
+def parse_size(text: str, option: str) -> int:
     """Parse a size with or without a unit, in bytes."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
@@ -145,7 +147,7 @@ def clip_range(request: CaptionArguments) -> tuple[float | None, float | None]:
     return start, end
 
 
-def _batch(text: str) -> int | None:
+def parse_batch(text: str) -> int | None:
     """Parse ``--batch``; None for ``auto``."""
     if text == "auto":
         return None
@@ -313,7 +315,7 @@ def job_config(request: CaptionArguments, profile: Profile, total: int) -> JobCo
         timeout=request.timeout,
         stall=profile.video.stall,
         fetch=fetch_limits_of(request),
-        batch=1 if measured else _batch(request.batch),
+        batch=1 if measured else parse_batch(request.batch),
         ahead=request.ahead,
         total=total,
         template=request.template,

@@ -73,10 +73,11 @@ class ClipReader:
     Args:
         timeout: seconds per request after which the process is killed; None for no limit.
         stall: seconds without a packet or frame after which the process is killed.
+        most_pixels: pixels of a picture above which a file is refused; None for what fits into memory.
     """
 
-    def __init__(self, timeout: float | None = None, stall: float = STALL) -> None:
-        self.timeout, self.stall = timeout, stall
+    def __init__(self, timeout: float | None = None, stall: float = STALL, most_pixels: int | None = None) -> None:
+        self.timeout, self.stall, self.most_pixels = timeout, stall, most_pixels
         self._child: Child | None = None
         self._closed = False
         self._ready = False
@@ -108,6 +109,11 @@ class ClipReader:
             while isinstance(answer, (PlannedFrames, LargePictures)):
                 try:
                     if isinstance(answer, LargePictures):
+                        if self.most_pixels is not None and answer.pixels > self.most_pixels:
+                            raise VideoError(
+                                f"{path}: has pictures of {answer.pixels} pixels, more than {self.most_pixels}",
+                                kind="too_large",
+                            )
                         began = time.monotonic()
                         take(answer.pixels * PIXEL_BYTES)
                         deadline += time.monotonic() - began

@@ -129,9 +129,11 @@ class Flights:
         del call.sequences[sequence.key]  # last: its call may then see that nothing of it is in flight
 
     def end_timed_out(self, now: float) -> None:
-        """End the clips whose deadline has passed, each with an error."""
+        """End the clips whose deadline has passed, each with an error, and drop those that are abandoned."""
         for call, sequence in list(self._flights.values()):
-            if sequence.deadline is not None and now > sequence.deadline:
+            if sequence.job.abandoned is not None and sequence.job.abandoned.is_set():
+                self.remove(sequence)
+            elif sequence.deadline is not None and now > sequence.deadline:
                 message = f"{sequence.job.path}: not captioned within {sequence.job.timeout:g} s"
                 call.news.append((sequence.job.key, GenerationError(message, kind="timeout", hint="raise --timeout")))
                 self.remove(sequence)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import AcceptanceRule, build_rule
+from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.auto import max_window, measures_passes, prunes_late
@@ -113,6 +115,19 @@ class DecodingSetup:
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
         )
+
+    def with_generate(self, options: Mapping[str, object]) -> DecodingSetup:
+        """Return a setup with other values for keys of the profile's section ``generate``; it shares all models.
+
+        Raises:
+            ProfileError: an unknown key, a wrong value, or one that the profile's other parts exclude.
+        """
+        profile = profiles.override(self.profile, {f"generate.{key}": value for key, value in options.items()})
+        sampling = Sampling(**profile.generate.sampling)
+        rule = None if self.acceptance is None else build_rule(profile.accept, self.target.model, sampling)
+        setup = replace(self, profile=profile, sampling=sampling, acceptance=rule)
+        setup.__dict__["self_draft"] = self.self_draft  # may be a quantised copy of the target
+        return setup
 
     @cached_property
     def self_draft(self) -> Engine[VideoLanguageModel] | None:

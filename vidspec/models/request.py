@@ -14,6 +14,7 @@ from vidspec.errors import ArgumentError
 from vidspec.registry import nearest
 
 if TYPE_CHECKING:
+    from threading import Event
     from typing import Self
 
     from vidspec.models.base import Pixels, VisionOutput
@@ -78,6 +79,9 @@ class CaptionRequest:
         cache: prefix cache shared with them; None to read the whole prompt.
         return_probs: include the target's token probabilities in rounds.
         reread: reads the frames again, for a repetition of the clip; if given, frames are released after encoding.
+        generate: keys of the profile's section ``generate`` with values of their own for this request.
+        abandoned: set by the caller to abandon the clip, whose place is free after the running pass; it gets no more
+            events.
     """
 
     path: str
@@ -96,6 +100,8 @@ class CaptionRequest:
     cache: PrefixCache | None = None
     return_probs: bool = False
     reread: Callable[[], Clip] | None = None
+    generate: Mapping[str, object] = field(default_factory=dict)
+    abandoned: Event | None = None
 
     def seed(self, run: int) -> int:
         """Return the seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.

@@ -1,0 +1,83 @@
+"""``vidspec serve`` as a process: its address, its end, its page, and the program of its documentation."""
+
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+
+import httpx
+import pytest
+
+from tests.serve.servers import asked, data_url
+from tests.test_readme import PAGES
+from vidspec import cli
+from vidspec.embedded.samples import shipped
+
+
+@contextmanager
+def running(*options):
+    words = ["serve", "--port", "0", "--frames", "4", "--max-new-tokens", "20", "--profile", "vanilla-sd", *options]
+    with subprocess.Popen([sys.executable, "-m", "vidspec", *words], stderr=subprocess.PIPE, text=True) as server:
+        try:
+            for line in server.stderr:
+                if found := re.search(r"serving (\S+) at (http://\S+)/v1", line):
+                    yield server, found[1], found[2]
+                    break
+            else:
+                pytest.fail("the server has ended")
+        finally:
+            server.kill()
+
+
+def test_a_server_and_its_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clip.mp4").write_bytes(shipped()[0].read_bytes())
+    (tmp_path / "key").write_text("geheim\n")
+    with running("--api-key", "key") as (server, model, url):
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        (program,) = re.findall(r"```python\n(.*?)```", PAGES["serve"], re.DOTALL)
+        program = program.replace("http://127.0.0.1:8000", url).replace('"none"', '"geheim"')
+        with redirect_stdout(StringIO()) as printed:
+            exec(compile(program, "docs/use/serve.md", "exec"), {})
+        words = [
+            "caption",
+            "clip.mp4",
+            "--profile",
+            "vanilla-sd",
+            "--frames",
+            "4",
+            "--max-new-tokens",
+            "100",
+            "--quiet",
+        ]
+        with redirect_stdout(StringIO()) as captioned:
+            assert cli.main(words) == 0
+        assert printed.getvalue().strip() in captioned.getvalue() and len(printed.getvalue()) > 20
+        body = {**asked(data_url(shipped()[0])), "model": model, "stream": True}
+        headers = {"authorization": "Bearer geheim"}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.wait(30) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--host", "no.such.host.invalid"), "--host no.such.host.invalid --port 8000: "),
+        (("--allow-media-domain", "*"), "--allow-media-domain *: must be a host"),
+        (("--allow-media-domain", "file:///etc"), "must be SCHEME://HOST"),
+        (("--allow-local-media", "nowhere"), "--allow-local-media nowhere: there is no such folder"),
+        (("--max-media", "big"), "--max-media big: must be a size"),
+        (("--batch", "0"), "--batch 0: must be auto or a number"),
+    ],
+)
+def test_options_that_are_refused(options, message, capfd):
+    assert cli.main(["serve", "--port", "0", *options] if "--host" not in options else ["serve", *options]) == 2
+    assert message in capfd.readouterr().err

@@ -1,0 +1,200 @@
+"""``vidspec serve``: captions over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import redirect_stdout, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vidspec.cli.options import CaptionArguments, flatten_options
+
+if TYPE_CHECKING:
+    from vidspec.serve.config import ServeConfig
+
+__all__ = ["serve"]
+
+#: Options shared with ``vidspec caption``.
+SHARED: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "weights", "threads")
+SHARED += (
+    "frames",
+    "fps",
+    "max_pixels",
+    "prompt",
+    "system",
+    "max_new_tokens",
+    "temperature",
+    "batch",
+    "quiet",
+    "debug",
+)
+
+
+@flatten_options(*SHARED)
+def serve(
+    request: CaptionArguments,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name in the API.")] = None,
+    api_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the key that clients must send (or set VIDSPEC_API_KEY)."),
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests that may wait; more are answered with 503.")
+    ] = 64,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Give up on a request after this.")] = 600,
+    allow_media_domain: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Fetch http(s) media from this host, if its address is public; SCHEME://HOST:PORT: any address. "
+            "May be repeated.",
+        ),
+    ] = None,
+    allow_local_media: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read file: media below this folder.")
+    ] = None,
+    max_media: Annotated[str, typer.Option(metavar="SIZE", help="Refuse larger media: 500MB, 2GiB.")] = "64MiB",
+    max_frames: Annotated[int, typer.Option(min=1, metavar="N", help="Refuse clips of more frames.")] = 512,
+    max_duration: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Refuse clips that last longer.")
+    ] = 14400,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page at /.")] = False,
+) -> int:
+    """Serve captions over HTTP, in OpenAI's chat API, with a page to try it.
+
+    Options are defaults that a request may change. SIGTERM or Ctrl-C ends the server after the requests it has.
+    """
+    from vidspec.cli.printed import print_note
+    from vidspec.cli.request import parse_batch, parse_size
+    from vidspec.errors import UsageError
+    from vidspec.serve.config import ServeConfig
+
+    for module in ("starlette", "uvicorn", *(["aiohttp"] if allow_media_domain else [])):
+        if find_spec(module) is None:
+            hint = "aiohttp" if module == "aiohttp" else "'vidspec[serve]'"
+            raise UsageError(f"serve needs {module}, which is not installed", hint=f"pip install {hint}")
+    if allow_local_media is not None and not allow_local_media.is_dir():
+        raise UsageError(f"--allow-local-media {allow_local_media}: there is no such folder")
+    listener = _listen(host, port)
+    loopback = _is_loopback(host)
+    key = _read_key(api_key)
+    if not loopback and key is None:
+        print_note("note: anybody who reaches this address can use the server; --api-key FILE asks for a key")
+    config = ServeConfig(
+        name=name or "",
+        batch=parse_batch(request.batch),
+        max_waiting=max_waiting,
+        timeout=timeout,
+        api_key=key,
+        loopback=loopback,
+        media_hosts=tuple(_media_host(one) for one in allow_media_domain or ()),
+        media_folder=None if allow_local_media is None else os.path.realpath(allow_local_media),
+        max_bytes=parse_size(max_media, "--max-media"),
+        max_frames=max_frames,
+        max_seconds=max_duration,
+        page=not no_page,
+    )
+    with redirect_stdout(sys.stderr):
+        return _serve(request, config, listener, host)
+
+
+def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.socket, host: str) -> int:
+    from dataclasses import replace
+
+    from vidspec.cli import start
+    from vidspec.cli.printed import print_note
+    from vidspec.cli.request import job_config, profile_overrides
+    from vidspec.config.user_config import read_config, resolve
+    from vidspec.dataset.feed import reader_count
+
+    profile = resolve(request.profile, profile_overrides(request), read_config()).profile
+    job = job_config(request, profile, 2)
+    start.require_devices(profile)
+    for line in () if request.quiet else start.demo_notes(profile, (), "serve"):
+        print_note(line)
+    fetches = not request.quiet and start.announce(profile)
+    with start.uncollected(), start.stage_status("loading weights", on=not (request.quiet or fetches)):
+        import uvicorn
+
+        from vidspec.captioner import Captioner
+        from vidspec.serve.app import build_app
+
+        captioner = Captioner.from_profile(profile)
+    with captioner:
+        for line in () if request.quiet else captioner.notes:
+            print_note(f"note: {line}")
+        model = config.name or os.path.basename(captioner.models["target"].rstrip("/"))
+        config = replace(config, name=model, readers=reader_count(job))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(captioner, config, print_note),
+                http="h11",
+                ws="none",
+                h11_max_incomplete_event_size=1 << 16,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(config.timeout) + 1,
+                timeout_keep_alive=30,
+            )
+        )
+        shown = f"[{host}]" if ":" in host else host
+        listener.listen(2048)
+        if not request.quiet:
+            print_note(f"serving {model} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends)")
+        with suppress(KeyboardInterrupt):  # raised again after all requests were answered
+            server.run(sockets=[listener])
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the address, before models are loaded."""
+    from vidspec.errors import UsageError
+
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise UsageError(f"--host {host} --port {port}: {error.strerror}", hint="another --port, or 0") from None
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _read_key(file: Path | None) -> str | None:
+    """Return the API key of the option or of the variable."""
+    from vidspec.errors import UsageError
+    from vidspec.files import read_whole
+
+    if file is None:
+        return os.environ.get("VIDSPEC_API_KEY") or None
+    try:
+        key = read_whole(file, 4096, f"--api-key {file}").decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key:
+        raise UsageError(f"--api-key {file}: must hold a key of ASCII characters")
+    return key
+
+
+def _media_host(text: str) -> str:
+    """Return a host, or an origin, in lower case."""
+    from vidspec.dataset.access import check_allowed_url, is_url
+    from vidspec.errors import UsageError
+
+    if is_url(text):
+        return check_allowed_url(text)
+    if not text or text == "*" or any(one in text for one in "/\\@:? "):
+        raise UsageError(f"--allow-media-domain {text}: must be a host, or SCHEME://HOST", hint="example.org")
+    return text.lower()

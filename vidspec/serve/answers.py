@@ -1,0 +1,154 @@
+"""The answers of OpenAI's chat API, made of a clip's events, and the server's counters. No web framework."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vidspec.events.events import Prefilled, Restarted, Round
+from vidspec.models.detokenizer import cut_at_stop
+
+if TYPE_CHECKING:
+    from vidspec.events.events import Event, LoopLoad
+    from vidspec.events.record import Caption
+
+__all__ = ["ChatAnswer", "Metrics"]
+
+
+class ChatAnswer:
+    """The answer to one request: text as it comes, without the white space around it and without a stop string.
+
+    Args:
+        model: the model's name.
+        stop: the request's stop strings.
+    """
+
+    def __init__(self, model: str, stop: Sequence[str] = ()) -> None:
+        self._stop = tuple(stop)
+        self._text = self._sent = ""
+        self._tokens: list[tuple[str, str]] = []
+        self._prompt_tokens = 0
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def add(self, event: Event) -> str:
+        """Add an event; return the text that can be sent now."""
+        if isinstance(event, Prefilled):
+            self._prompt_tokens = event.prompt_tokens
+        elif isinstance(event, Restarted):
+            self._text, self._tokens = "", []
+        elif isinstance(event, Round):
+            self._text += "".join(event.texts)
+            self._tokens += zip(event.texts, event.origins, strict=False)
+        text = cut_at_stop(self._text, self._stop, unfinished=True).strip()
+        if not text.startswith(self._sent):
+            return ""
+        fresh, self._sent = text[len(self._sent) :], text
+        return fresh
+
+    def rest(self, caption: Caption) -> str:
+        """Return the text that is left to send at the end."""
+        text = caption.caption or ""
+        return text[len(self._sent) :] if text.startswith(self._sent) else ""
+
+    def message(self, caption: Caption) -> dict[str, object]:
+        """Return the whole answer."""
+        message = {"role": "assistant", "content": caption.caption or ""}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(caption)}
+        whole = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(caption)}
+        return {**whole, "vidspec": _measured(caption)}
+
+    def chunk(self, delta: dict[str, str], caption: Caption | None = None, *, tokens: bool = False) -> str:
+        """Return a line of a stream; the last one has the caption."""
+        reason = None if caption is None else _reason(caption)
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        line: dict[str, object] = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        own = {} if caption is None else _measured(caption)
+        if tokens:
+            own["tokens"], self._tokens = self._tokens, []
+        return _line({**line, **({"vidspec": own} if own else {})})
+
+    def usage_chunk(self, caption: Caption) -> str:
+        """Return the line of a stream with the usage, after the last one."""
+        return _line({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage(caption)})
+
+    def _usage(self, caption: Caption) -> dict[str, int]:
+        written = len(caption.token_ids)
+        total = self._prompt_tokens + written
+        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": written, "total_tokens": total}
+
+
+def _line(content: object) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _reason(caption: Caption) -> str:
+    return "length" if caption.ended == "length" else "stop"
+
+
+def _measured(caption: Caption) -> dict[str, object]:
+    """Return the answer's field ``vidspec``."""
+    counters, lengths = caption.counters, caption.lengths
+    return {
+        "lossless": caption.lossless,
+        "profile": caption.profile,
+        "passes": counters.get("target_forwards"),
+        "drafted": counters.get("drafted"),
+        "accepted": counters.get("accepted"),
+        "tokens_per_pass": lengths.get("tokens_per_target_pass"),
+        "tokens_per_s": caption.speed.get("tokens_per_s"),
+        "frames": caption.video.get("frames"),
+        "timestamps": caption.video.get("timestamps"),
+        "seed": caption.seed,
+    }
+
+
+class Metrics:
+    """Counters of the server since its start, as Prometheus reads them."""
+
+    BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self._first: Counter[float] = Counter()
+        self._first_sum = 0.0
+
+    def add_first_token(self, seconds: float) -> None:
+        """Add the time from a request's arrival to its first token."""
+        self._first_sum += seconds
+        self._first[next((bound for bound in self.BUCKETS if seconds <= bound), float("inf"))] += 1
+
+    def add_caption(self, caption: Caption) -> None:
+        """Add an answered request."""
+        self.totals["clips"] += 1
+        self.totals["tokens"] += len(caption.token_ids)
+        self.totals["accepted_tokens"] += caption.counters.get("accepted", 0)
+        self.totals["target_passes"] += caption.counters.get("target_forwards", 0)
+
+    def text(self, waiting: int, running: int, load: LoopLoad | None) -> str:
+        """Return the metrics as text."""
+        lines = list[str]()
+
+        def add(name: str, kind: str, *samples: tuple[str, float]) -> None:
+            lines.append(f"# TYPE vidspec_{name} {kind}")
+            lines.extend(f"vidspec_{name}{labels} {value}" for labels, value in samples)
+
+        for name in ("clips", "tokens", "accepted_tokens", "target_passes"):
+            add(f"{name}_total", "counter", ("", self.totals[name]))
+        passes = self.totals["target_passes"]
+        add("accepted_tokens_per_pass", "gauge", ("", self.totals["accepted_tokens"] / passes if passes else 0.0))
+        add("requests_waiting", "gauge", ("", waiting))
+        add("requests_running", "gauge", ("", running))
+        add("kv_used_bytes", "gauge", ("", load.kv_used if load and running else 0))
+        add("kv_capacity_bytes", "gauge", ("", load.kv_capacity if load else 0))
+        add("errors_total", "counter", *((f'{{code="{code}"}}', count) for code, count in sorted(self.errors.items())))
+        buckets, count = list[tuple[str, float]](), 0
+        for bound in (*self.BUCKETS, float("inf")):
+            count += self._first[bound]
+            buckets.append((f'_bucket{{le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"}}', count))
+        add("time_to_first_token_seconds", "histogram", *buckets, ("_sum", self._first_sum), ("_count", count))
+        return "\n".join(lines) + "\n"

@@ -51,11 +51,7 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Give up on a request after this.")] = 600,
     allow_media_domain: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="HOST",
-            help="Fetch http(s) media from this host, if its address is public; SCHEME://HOST:PORT: any address. "
-            "May be repeated.",
-        ),
+        typer.Option(metavar="HOST", help="Fetch media from this public host; SCHEME://HOST:PORT: at any address."),
     ] = None,
     allow_local_media: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Read file: media below this folder.")

@@ -136,7 +136,9 @@ class FakeCaptioner(Captioner):
     def start_vision_worker(self) -> None:
         self.has_vision_worker = True
 
-    def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
+    def refuse(
+        self, path: str, prompt: str | None, frames: int, height: int, width: int, generate: object = None
+    ) -> None:
         """No frames are too many for it."""
 
     def prepare(self, clip: Clip | None) -> int:

@@ -39,8 +39,8 @@ PROFILES = [
     *("ar", "vanilla-sd", "vanilla-sd-auto", "sd-tree", "sd-adaptive-tree", "specvlm", "self-sd", "self-int8", "std"),
     *("onsd", "suffix", "hybrid", "token-recycling", "tabed-mt", "tabed-mtcp-star", "parallelvlm", "hippo"),
 ]
-#: Draft few or no tokens here, as a random model's text has little to look up.
-SELDOM = {"ar", "vanilla-sd-auto", "sd-adaptive-tree", "suffix", "hybrid", "token-recycling"}
+#: Draft few or no tokens here: a random model's text has little to look up, and a busy machine starves another process.
+SELDOM = {"ar", "parallelvlm", "hippo", "vanilla-sd-auto", "sd-adaptive-tree", "suffix", "hybrid", "token-recycling"}
 
 
 class OwnMask(LogitsProcessor):

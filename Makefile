@@ -8,6 +8,7 @@
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure profiles
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
+#   make evidence ARGS=--quick                           the README's table here, beside the published one: minutes
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU

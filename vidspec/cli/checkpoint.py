@@ -8,8 +8,20 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass, replace
 
+from vidspec.cli.predictions import CardPredictions
 from vidspec.config import profiles
+from vidspec.decoding import auto
 from vidspec.decoding.recurrent_limits import STATES
+from vidspec.draft_length.cards import Card
+from vidspec.draft_length.prediction import (
+    ACCEPTANCE,
+    DraftCandidate,
+    ModelCost,
+    WeightPrecision,
+    predict,
+    predict_rounded,
+)
+from vidspec.draft_length.target_drafts import cost_of_model, draft_candidates
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import unsupported_reason
@@ -22,7 +34,7 @@ from vidspec.models.checkpoint_config import load_error, read_config, weight_sou
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs
-from vidspec.models.memory_estimate import PROCESS
+from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
@@ -84,6 +96,8 @@ class CheckpointReport:
         while_loading: peak bytes before all weights are rounded; 0 if none are.
         text: True for a language model without vision, which can only be a draft.
         hears: True if it has audio input.
+        cost: of its passes on a GPU; None if they are not replayed.
+        predicted: speeds on a card; None without one.
     """
 
     name: str
@@ -116,6 +130,8 @@ class CheckpointReport:
     drafts: tuple[DraftFit, ...]
     command: str
     load: MemoryWorkload
+    cost: ModelCost | None = None
+    predicted: CardPredictions | None = None
 
     @property
     def fits(self) -> bool:
@@ -124,9 +140,9 @@ class CheckpointReport:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object for ``--format json``."""
-        facts = asdict(self) | {"supported": True, "fits": self.fits}
-        del facts["load"]
-        return facts
+        facts = asdict(replace(self, predicted=None)) | {"supported": True, "fits": self.fits}
+        del facts["load"], facts["cost"]
+        return facts | {"predicted": self.predicted and self.predicted.to_dict()}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return labels and values for the table."""
@@ -163,12 +179,17 @@ class CheckpointReport:
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _total_text(fit.bytes)}") for fit in self.drafts),
+            *(() if self.predicted is None else self.predicted.rows()),
         ]
         return [(label, value) for label, value in rows if value]
 
 
 def inspect(
-    name: str, draft: str | None = None, load: MemoryWorkload | None = None, rounded: Precision | None = None
+    name: str,
+    draft: str | None = None,
+    load: MemoryWorkload | None = None,
+    rounded: Precision | None = None,
+    card: Card | None = None,
 ) -> CheckpointReport:
     """Inspect a checkpoint.
 
@@ -177,12 +198,13 @@ def inspect(
         draft: the only draft to inspect; the listed ones if None.
         load: the clip that memory is counted for.
         rounded: codes that the checkpoint's language model is rounded to when it is loaded.
+        card: the card to predict speeds for; the GPU that is there if None.
 
     Raises:
         ModelError: not found, unreadable, or of a family that is not supported.
         DeviceError: its weights cannot be rounded.
     """
-    load, blind = load or MemoryWorkload(), False
+    load, blind, named = load or MemoryWorkload(), False, None
     report = _inspect_checkpoint(name, load, rounded)
     if draft is None:
         drafts = [] if report.text else _listed_drafts(name, report.family, report.parameters)
@@ -194,12 +216,45 @@ def inspect(
         fits = tuple(_fit_of_listed(report, one, unlike=one in unlike) for one in drafts)
     else:
         draft_report = _inspect_checkpoint(draft, load)
+        drafts, named = [], draft_report
         fits = (_fit_of_named(report, draft_report),)
         blind = draft_report.text
     command = _command(name, fits, text=report.text, states=bool(report.refused), blind=blind)
     if rounded is not None:
         command += f" --set models.weights={rounded}"
-    return replace(report, drafts=fits, command=command)
+    usable = [one for one, fit in zip(drafts, fits, strict=False) if not _has_other_vocabulary(report, one.vocabulary)]
+    if named is not None and _has_other_vocabulary(report, named.vocabulary):
+        named = None
+    predicted = _predict(report, usable, named, card)
+    if predicted is not None and draft is None and rounded is None:
+        command = predicted.command
+    return replace(report, drafts=fits, command=command, predicted=predicted)
+
+
+def _predict(
+    report: CheckpointReport, drafts: list[KnownModel], named: CheckpointReport | None, card: Card | None
+) -> CardPredictions | None:
+    """Return the predicted speeds of a checkpoint and its drafts on a card, in 16 bits; None without a card."""
+    here = auto.card_here()
+    if (at := card or here) is None or report.cost is None or report.text:
+        return None
+    free = report.free if card is None else at.usable
+    entries = (report.visual_tokens or 0) + PROMPT + report.load.new_tokens / 2
+    candidates = draft_candidates(report.name, report.cost, drafts, report.load)
+    if named is not None and named.cost is not None:
+        candidates = [DraftCandidate(named.name, "model", named.cost, ACCEPTANCE["model"], _held(named))]
+    held = _held(report)
+    found = predict(at, report.cost, candidates, entries=entries, held=held, free=free)
+    rounded = predict_rounded(at, report.cost, entries=entries, held=held, free=free)
+    return CardPredictions(at, report.name, found, rounded)
+
+
+def _held(report: CheckpointReport) -> int:
+    """Return the bytes of a model and a clip on a GPU: in 16 bits, nothing packed, no process."""
+    share = 2 / BYTES[report.dtype]
+    clip = report.kv_bytes * ((report.visual_tokens or 0) + PROMPT + report.load.new_tokens)
+    weights = report.weights if report.codes else 2 * report.parameters
+    return round(weights + share * (clip + report.state_bytes + report.working))
 
 
 def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
@@ -220,13 +275,18 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     rule = None if text else _frame_rule(kind, model.config, name)
     tokens = load.tokens_by(rule)
     clip = load.memory(sizes_of(kind, model, decoder, where.device), rule)
+    eager = decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2))
+    cost = None
+    if eager is None and reason is None:
+        kept: WeightPrecision = "int4" if held.codes < 0.75 * parameters else "int8"
+        cost = cost_of_model(language, model.lm_head, decoder, rounded or (kept if held.codes else "bfloat16"))
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
     return CheckpointReport(
         name=name,
         family=family,
         decoder="fused" if reason is None else "stock",
         why=reason or "all its blocks are covered",
-        eager=decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2)),
+        eager=eager,
         blocks=decoder.depth,
         states=0 if decoder.cached is None else decoder.depth - len(decoder.cached),
         state_bytes=decoder.state_bytes,
@@ -252,6 +312,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         drafts=(),
         command="",
         load=load,
+        cost=cost,
     )
 
 
@@ -294,8 +355,12 @@ def _fit_of_named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit
     return DraftFit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
 
 
+def _has_other_vocabulary(target: CheckpointReport, vocabulary: int | None) -> bool:
+    return vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING
+
+
 def _refusal_reason(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
-    if vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING:
+    if _has_other_vocabulary(target, vocabulary):
         return f"another vocabulary, of {vocabulary} ids"
     if target.free is not None and total is not None and total > target.free:
         return f"{_gib(total)} together, too much for this machine"

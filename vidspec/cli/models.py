@@ -15,6 +15,8 @@ from vidspec.cli.printed import facts_table, print_json, print_rows
 from vidspec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
+    from vidspec.cli.predictions import CardPredictions
+    from vidspec.draft_length.cards import Card
     from vidspec.models.known_pairs import KnownModel, MemoryWorkload, ModelPair, PairMemory
 
 __all__ = ["models"]
@@ -47,6 +49,12 @@ def models(
         Literal["int8", "int4"] | None,
         typer.Option(help="Quantise NAME, a target, at load (models.weights).", show_default="unchanged"),
     ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict speeds of NAME on a card, such as 4090 or h100.", show_default="the GPU here, if any"
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a caption.")] = 512,
     form: Annotated[
         TextOrJson, typer.Option("--format", help="json: a list of objects; for a checkpoint, one object.")
@@ -55,7 +63,8 @@ def models(
     """List published pairs of target and draft: memory, whether each fits this machine, what is in the cache.
 
     With NAME, inspect a checkpoint instead: whether and how it is supported, which drafts fit its vocabulary and this
-    machine's memory, and the command to run. Weights are never read; the list reads no models at all.
+    machine's memory, and the command to run. Weights are never read; the list reads no models at all. On an NVIDIA GPU,
+    or with --card, the speeds of plain decoding and of every draft that exists for NAME are predicted.
 
     `vidspec models use NAME` makes NAME the default of `vidspec caption` in the user's config; `vidspec models use
     --none` removes it. The list marks the pair in use and recommends one: with a GPU the largest target that leaves a
@@ -83,7 +92,9 @@ def models(
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: unexpected argument", hint="vidspec models [use|get] NAME")
     if verb:
-        return _print_checkpoint(verb, draft, load, weights, form)
+        return _print_checkpoint(verb, draft, load, weights, card, form)
+    if card is not None:
+        raise UsageError("--card needs the name of a target", hint=f"vidspec models TARGET --card {card}")
     if draft is not None:
         raise UsageError("--draft needs the name of a target", hint="vidspec models TARGET --draft DRAFT")
     if weights is not None:
@@ -106,20 +117,28 @@ def _parse_size(size: str) -> tuple[int, int]:
 
 
 def _print_checkpoint(
-    name: str, draft: str | None, load: MemoryWorkload, weights: Literal["int8", "int4"] | None, form: TextOrJson
+    name: str,
+    draft: str | None,
+    load: MemoryWorkload,
+    weights: Literal["int8", "int4"] | None,
+    card: str | None,
+    form: TextOrJson,
 ) -> int:
     """Inspect a checkpoint and print the findings; returns the exit code."""
+    from vidspec.draft_length.cards import named_card
+
+    on = None if card is None else named_card(card)
     from vidspec.cli.checkpoint import inspect
 
     try:
-        found = inspect(name, draft, load, weights)
+        found = inspect(name, draft, load, weights, on)
     except ModelError as error:
         load = load._replace(dtype="bfloat16" if load.dtype == "auto" else load.dtype)
         named = (row for row in _rows(load) if name in (row.pair.target.name, row.pair.draft and row.pair.draft.name))
         published = list(named)
         if error.kind not in ("missing", "connection") or not published or weights is not None:
             raise
-        return _print_published(name, published, form)
+        return _print_published(name, published, _predict_published(name, load, on), form)
     if form == "json":
         print_json(found.to_dict())
     else:
@@ -129,14 +148,33 @@ def _print_checkpoint(
     return 3 if refused or not found.fits else 0
 
 
-def _print_published(name: str, rows: list[PairRow], form: TextOrJson) -> int:
+def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> CardPredictions | None:
+    """Return predicted speeds of a published target on a card; None without a card, or if its size is not known."""
+    from vidspec.cli.doctor import device_memory
+    from vidspec.cli.predictions import CardPredictions
+    from vidspec.decoding import auto
+    from vidspec.draft_length.target_drafts import known_target, predict_published
+
+    target, at = known_target(name), card or auto.card_here()
+    if target is None or at is None:
+        return None
+    free = device_memory() if card is None else at.usable
+    found, rounded = predict_published(target, at, load, free)
+    return CardPredictions(at, name, found, rounded) if found else None
+
+
+def _print_published(name: str, rows: list[PairRow], predicted: CardPredictions | None, form: TextOrJson) -> int:
     """Print the published pairs of a model whose config is not available; returns the exit code."""
     fits = [row.fits for row in rows]
     if form == "json":
-        print_json({"name": name, "supported": True, "cached": False, "pairs": [row.to_dict() for row in rows]})
+        facts = {"name": name, "supported": True, "cached": False, "pairs": [row.to_dict() for row in rows]}
+        print_json(facts | {"predicted": predicted and predicted.to_dict()})
     else:
         print(f"{name}: supported; published figures, as its config is not in the cache and cannot be fetched now")
         print_rows([row.cells for row in rows])
+        if predicted is not None:
+            facts_table(predicted.rows())
+            print(predicted.command)
     return 3 if all(one is False for one in fits) else 0
 
 

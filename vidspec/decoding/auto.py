@@ -19,14 +19,13 @@ from vidspec.config.profiles import Profile
 from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.cards import Card, card_of_device
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
-from vidspec.draft_length.prediction import predict
-from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_target
+from vidspec.draft_length.target_drafts import known_target, predict_published
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.device import free_memory
 from vidspec.engine.layouts import WeightFormat
-from vidspec.models.known_pairs import MemoryWorkload, known_pairs
+from vidspec.models.known_pairs import MemoryWorkload, known_pairs, listed_draft, published_heads
 from vidspec.models.placement import Placement, resolve_placement
 from vidspec.pruning.base import Pruner
 
@@ -222,19 +221,15 @@ def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> De
     chosen = any(key in _CHOSEN_KEYS or key.partition(".")[0] in _CHOSEN for key in keys)
     if chosen or not isinstance(target, str) or (card := card_here(device)) is None or torch.cuda.device_count() > 1:
         return None
-    if (known := known_target(target)) is None or (cost := cost_of_known(known)) is None:
+    if (known := known_target(target)) is None:
         return None
-    load = MemoryWorkload(dtype="bfloat16")
-    siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == known]
-    drafts = [
-        draft
-        for draft in draft_candidates(target, cost, siblings[:1], load)
-        if draft.kind != "eagle3" or draft.name in cached
-    ]
-    held = (known.weight_bytes("bfloat16") or 0) + known.kv_bytes(load)
-    entries = (load.visual_tokens(known.family) or 0) + load.new_tokens / 2
+    listed = listed_draft(target)  # of several smaller models only the first is fetched by default
+    others = [pair.draft.name for pair in known_pairs() if pair.draft is not None and pair.draft.name != listed]
+    heads = [head.name for head in published_heads() if head.name not in cached]
     free = free_memory(torch.device("cuda:0" if device == "auto" else device))
-    found = predict(card, cost, drafts, entries=entries, held=held, free=free)
+    found, _ = predict_published(known, card, MemoryWorkload(), free, without=[*others, *heads])
+    if not found:
+        return None
     best = max((one for one in found if one.fits is not False), key=lambda one: one.gain, default=found[0])
     why = f"predicted the fastest on {card.name}, {best.gain:.2f}x plain decoding (not measured)"
     if best.draft is None or not best.gamma:

@@ -26,6 +26,11 @@ class Card(NamedTuple):
     flops: float
     memory: float
 
+    @property
+    def usable(self) -> float:
+        """Bytes that a process can allocate: all but those of the driver and of kernels."""
+        return 0.95 * self.memory
+
 
 #: By a short name; of several sizes or forms the one with SXM or the most memory, unless named.
 CARDS = {

@@ -28,6 +28,7 @@ __all__ = [
     "SpeedPrediction",
     "WeightPrecision",
     "predict",
+    "predict_rounded",
 ]
 
 #: Share of the data sheet's bandwidth and operations that decoding passes reach.
@@ -176,6 +177,10 @@ class SpeedPrediction:
     fits: bool | None = None
 
     @property
+    def is_head(self) -> bool:
+        return self.draft is not None and self.draft.kind == "eagle3"
+
+    @property
     def name(self) -> str:
         return "plain decoding" if self.draft is None else self.draft.name
 
@@ -216,3 +221,17 @@ def predict(
         size = None if held is None else held + draft.bytes
         found.append(SpeedPrediction(draft, gamma, clips * rate, clips * rate / plain, size, fits(size)))
     return found
+
+
+def predict_rounded(
+    card: Card, target: ModelCost, *, entries: float, clips: int = 1, held: int | None = None, free: float | None = None
+) -> SpeedPrediction | None:
+    """Return plain decoding of the target rounded to four bits, which gives other texts; None if it is rounded.
+
+    The arguments are those of :func:`predict`; ``held`` is that of the target in 16 bits.
+    """
+    if target.weights != "bfloat16":
+        return None
+    cost = ModelCost(target.read, target.entry, target.launches, "int4")
+    held = held and round(held - target.weight_bytes + cost.weight_bytes)
+    return predict(card, cost, (), entries=entries, clips=clips, held=held, free=free)[0]

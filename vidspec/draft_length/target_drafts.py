@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from vidspec.draft_length.cards import Card
 from vidspec.draft_length.prediction import (
     ACCEPTANCE,
     WEIGHT_BYTES,
     DraftCandidate,
     ModelCost,
+    SpeedPrediction,
     WeightPrecision,
+    predict,
+    predict_rounded,
 )
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs, published_heads
+from vidspec.models.memory_estimate import PROMPT
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder
     from vidspec.models.base import StockModel
 
-__all__ = ["FUSED_FAMILIES", "cost_of_known", "cost_of_model", "draft_candidates", "known_target"]
+__all__ = [
+    "FUSED_FAMILIES",
+    "cost_of_known",
+    "cost_of_model",
+    "draft_candidates",
+    "known_target",
+    "predict_published",
+]
 
 #: Families whose published checkpoints have fused blocks, whose passes are replayed.
 FUSED_FAMILIES = frozenset(
@@ -48,6 +60,33 @@ def cost_of_model(
     inner = sum(weight.numel() for weight in language.parameters()) - language.embed_tokens.weight.numel()
     entry = decoder.slab.entry_bytes * 2 // language.embed_tokens.weight.dtype.itemsize
     return ModelCost.of_decoder(inner + head.weight.numel(), decoder.depth, entry, weights)
+
+
+def predict_published(
+    target: KnownModel, card: Card, load: MemoryWorkload, free: float | None, without: Iterable[str] = ()
+) -> tuple[list[SpeedPrediction], SpeedPrediction | None]:
+    """Return predictions of a published target with all its drafts, and of it rounded to four bits.
+
+    There are none if its size is unknown, or its blocks are not fused.
+
+    Args:
+        target: in 16 bits.
+        card: where.
+        load: the clip.
+        free: bytes of the card that are free; None if unknown.
+        without: drafts to leave out.
+    """
+    load = load._replace(dtype="bfloat16")
+    if (cost := cost_of_known(target)) is None:
+        return [], None
+    siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == target]
+    left_out = frozenset(without)
+    drafts = [one for one in draft_candidates(target.name, cost, siblings, load) if one.name not in left_out]
+    weights = target.weight_bytes("bfloat16")
+    held = None if weights is None else weights + target.kv_bytes(load)
+    entries = (load.visual_tokens(target.family) or 0) + PROMPT + load.new_tokens / 2
+    rounded = predict_rounded(card, cost, entries=entries, held=held, free=free)
+    return predict(card, cost, drafts, entries=entries, held=held, free=free), rounded
 
 
 def draft_candidates(

@@ -1,162 +1,269 @@
-"""``python -m research.predicted``: tokens/s and clips/s of a GPU from bytes, operations and launches; no model runs.
+"""Predicted tokens/s of this engine on a card, and published ones of vLLM: ``python -m research.simulate --cards``.
 
-A pass takes the larger of the times of its bytes and its operations (``research.replay.load``), plus its launches:
-there is a gap between two kernels, and without a graph a pass takes at least the host's launch time. The host waits for
-the result of each pass, or once for a whole chain of a replayed draft. ``research.counts`` counts the launches.
+The prediction is :mod:`vidspec.draft_length.prediction`: data sheets, launches as ``research.counts`` counts them, and
+the waits of a round. No model runs. The table is docs/research/predicted.md.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import typer
+from vidspec.bench.tables import bullets, table
+from vidspec.draft_length.cards import CARDS, Card, named_card
+from vidspec.draft_length.prediction import (
+    ACCEPTANCE,
+    DECODE_USE,
+    GAP,
+    WAIT,
+    AssumedAcceptance,
+    DraftCandidate,
+    ModelCost,
+    SpeedPrediction,
+    predict,
+    predict_rounded,
+)
+from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_target
+from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs
+from vidspec.models.memory_estimate import PROMPT
 
-from research.commands import run
-from research.counts import counted
-from research.replay.load import DEVICES, PAIRS, Assumed, Device, pass_seconds, read_seconds
-from research.sizes import Model
-from vidspec.bench.tables import table
-from vidspec.draft_length import speed
+__all__ = ["CLIPS", "PUBLISHED", "TARGET", "VISUAL", "CardForecast", "PublishedFigure", "forecasts", "page"]
 
-__all__ = ["Host", "Prediction", "main", "predicted"]
-
-Way = Literal["stock", "fused", "replayed"]
-
-
-@dataclass(frozen=True)
-class Host:
-    """Cost of launches in seconds; assumed, not measured.
-
-    Attributes:
-        launch: launch of a kernel from Python, which bounds a pass if its kernels are shorter.
-        gap: between two kernels on the device.
-        wait: until the host has a result and the device its next pass.
-    """
-
-    launch: float = 5e-6
-    gap: float = 1e-6
-    wait: float = 20e-6
+TARGET = "Qwen/Qwen2.5-VL-7B-Instruct"
+CLIPS, VISUAL = (1, 4, 16, 64), (2_000, 25_000)
+#: Tokens of a caption; halfway through it a clip has half of them in its cache.
+TOKENS = 256
 
 
-@cache
-def _launches(model: Model, way: Way, clips: int) -> int:
-    """Return the launches of a pass with one row per clip; in a graph the number does not depend on rows."""
-    kind: Literal["fused", "stock"] = "stock" if way == "stock" else "fused"
-    return counted(
-        model.language, kind, 100, clips=1 if way == "replayed" else clips, replayed=way == "replayed"
-    ).launches
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Prediction for ``clips`` at once on one device.
+class PublishedFigure(NamedTuple):
+    """A published rate of vLLM's plain decoding: tokens/s of all requests, and its source.
 
     Attributes:
-        pair: a key of ``PAIRS``.
-        visual: tokens of each clip.
+        card: a key of the data sheets.
+        clips: requests at once.
+        entries: tokens of a prompt; None if not published.
+        model: what ran.
+        tokens_per_s: the figure.
+        drafted: with an EAGLE-3 head; None if not published.
+        source: address.
     """
 
-    device: Device
-    pair: str
+    card: str
     clips: int
+    entries: int | None
+    model: str
+    tokens_per_s: float
+    drafted: float | None
+    source: str
+
+
+_QWEN_DOCS = "https://qwen.readthedocs.io/en/v2.5/benchmark/speed_benchmark.html"
+_QWEN3_8B = "https://gist.github.com/jiangLLM/e95756b974f385846e4277b7ee68d6c8"
+#: Language models of this size without vision; no figure of Qwen2.5-VL-7B by clips and context was found.
+PUBLISHED = (
+    PublishedFigure("a100", 1, 6_144, "Qwen2.5-7B, vLLM 0.6.3", 80.70, None, _QWEN_DOCS),
+    PublishedFigure("a100", 1, 30_720, "Qwen2.5-7B, vLLM 0.6.3", 70.33, None, _QWEN_DOCS),
+    PublishedFigure("h100", 1, None, "Qwen3-8B, vLLM 0.31.0", 125, 355, _QWEN3_8B),
+    PublishedFigure("h100", 8, None, "Qwen3-8B, vLLM 0.31.0", 898, 2148, _QWEN3_8B),
+    PublishedFigure("h100", 32, None, "Qwen3-8B, vLLM 0.31.0", 2726, 7317, _QWEN3_8B),
+    PublishedFigure("h100", 1, None, "Llama-3.1-8B, vLLM", 133, 220, "https://github.com/vllm-project/vllm/pull/16937"),
+)
+#: Shapes of the published models that are no targets here: parameters of a pass, layers, bytes of an entry.
+_SHAPES = {"Qwen3-8B": (7_568_405_504, 36, 147_456), "Llama-3.1-8B": (7_504_924_672, 32, 131_072)}
+
+
+@dataclass(frozen=True)
+class CardForecast:
+    """Predictions for a number of clips on a card; of drafts only those that fit beside the target and the clips."""
+
+    card: Card
     visual: int
-    assumed: Assumed = field(default_factory=Assumed)
-    host: Host = field(default_factory=Host)
+    clips: int
+    plain: SpeedPrediction
+    drafts: Sequence[SpeedPrediction]
+    rounded: SpeedPrediction | None
 
-    def plain(self, way: Way | Literal["bytes"]) -> float:
-        """Return the seconds of a plain decoding pass; ``bytes`` omits launches, as ``research.simulate --batch``."""
-        busy = self._busy(PAIRS[self.pair][0], 1, 1.0)
-        if way == "bytes":
-            return busy
-        if way == "replayed":
-            return self.verify(1)
-        count = _launches(PAIRS[self.pair][0], way, self.clips)
-        return max(busy + count * self.host.gap, count * self.host.launch) + self.host.wait
+    @property
+    def best(self) -> SpeedPrediction | None:
+        """The fastest draft that fits and gains; None if there is none."""
+        paying = [one for one in self.drafts if one.fits and one.gamma]
+        return max(paying, key=lambda one: one.gain, default=None)
 
-    def verify(self, rows: float) -> float:
-        """Return T_p: a replayed pass of ``rows`` per clip (a mean), which a graph pads to a power of two."""
-        padded = 1 << (round(self.clips * rows) - 1).bit_length()
-        busy = self._busy(PAIRS[self.pair][0], padded / self.clips, 1.0)
-        return busy + _launches(PAIRS[self.pair][0], "replayed", 1) * self.host.gap + self.host.wait
-
-    def draft(self, kept: float = 1.0) -> float:
-        """Return T_q: one token of each clip in a chain that the host waits for once."""
-        return self._busy(PAIRS[self.pair][1], 1, kept) + _launches(PAIRS[self.pair][1], "replayed", 1) * self.host.gap
-
-    def window(self, kept: float = 1.0) -> tuple[int, float]:
-        """Return the best window, possibly 0, and the tokens/s of all clips; a round with a draft waits once more."""
-        gamma, rate = speed.best_window(self.assumed.beta, self.verify, self.draft(kept), self.host.wait)
-        return gamma, self.clips * rate
-
-    def clips_per_s(self, tokens_per_s: float, *, drafts: float = 0.0) -> float:
-        """Return clips/s with vision, prompt and decoding in turn; ``drafts``: share of visual tokens a draft reads."""
-        target, draft = PAIRS[self.pair]
-        ahead = read_seconds(target, self.device, self.assumed, self.visual)
-        if drafts:
-            ahead += read_seconds(draft, self.device, self.assumed, self.visual, drafts)
-        return 1 / (ahead + self.assumed.tokens / tokens_per_s)
-
-    def _busy(self, model: Model, rows: float, kept: float) -> float:
-        entries = self.assumed.context(kept * self.visual)
-        # Bytes do not depend on rows; operations include padded rows.
-        return pass_seconds(model, self.device, self.assumed, self.clips, rows, entries)
+    @property
+    def cells(self) -> list[str]:
+        """Cells of the table; a target that does not fit has no rate."""
+        best = self.best
+        drafted = [_short(best), str(best.gamma), f"{best.tokens_per_s:.0f}", f"{best.gain:.2f}x"] if best else []
+        by_kind = {one.draft.kind: one for one in self.drafts if one.draft is not None}
+        gains = [_gain(by_kind.get(kind)) for kind in ("int4", "eagle3", "model")]
+        return [
+            self.card.name,
+            f"{self.visual:,}",
+            str(self.clips),
+            _rate(self.plain),
+            *(drafted or ["-"] * 4),
+            *gains,
+            _rate(self.rounded),
+            _published(self.card, self.clips, self.visual),
+        ]
 
 
-def predicted(
-    devices: Sequence[str] = ("h100", "h200"),
-    pairs: Sequence[str] = ("7b+0.5b", "7b+3b"),
-    clips: Sequence[int] = (1, 16),
-    visual: Sequence[int] = (2_000, 25_000),
-    host: Host | None = None,
-) -> str:
-    """Return a Markdown table, a line for each combination."""
-    heads = ["device", "pair", "clips", "visual tokens", "bytes alone", "stock", "fused", "replayed"]
-    heads += ["gamma", "with the draft", "pruned: gamma", "with it", "clips/s: stock", "replayed", "pruned draft"]
-    lines = []
-    for device in devices:
-        for pair in pairs:
-            for count in clips:
-                for tokens in visual:
-                    one = Prediction(DEVICES[device], pair, count, tokens, host=host or Host())
-                    lines.append(_line(one))
-    return table(heads, lines)
+def forecasts(
+    cards: Sequence[Card], clips: Sequence[int] = CLIPS, visual: Sequence[int] = VISUAL, target: str = TARGET
+) -> list[CardForecast]:
+    """Return the predictions for each combination."""
+    known = known_target(target)
+    assert known is not None
+    return [_forecast(card, known, count, tokens) for card in cards for tokens in visual for count in clips]
 
 
-def _line(one: Prediction) -> list[str]:
-    rates = [one.clips / one.plain(way) for way in ("bytes", "stock", "fused", "replayed")]
-    (gamma, whole), (narrow, pruned) = one.window(), one.window(one.assumed.kept)
-    cells = [one.device.name, one.pair, str(one.clips), f"{one.visual:,}", *(f"{rate:.0f}" for rate in rates)]
-    cells += [str(gamma), f"{whole:.0f}", str(narrow), f"{pruned:.0f}"]
-    drafts = one.assumed.kept if narrow else 0.0
-    whole_clips = [one.clips_per_s(rates[1]), one.clips_per_s(rates[3]), one.clips_per_s(pruned, drafts=drafts)]
-    return [*cells, *(f"{figure:.2f}" for figure in whole_clips)]
+def _forecast(card: Card, target: KnownModel, clips: int, visual: int) -> CardForecast:
+    cost = cost_of_known(target)
+    assert cost is not None
+    siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == target]
+    longest = visual + PROMPT + TOKENS
+    held = (target.weight_bytes("bfloat16") or 0) + clips * longest * cost.entry
+    drafts = [_with_clips(one, clips, longest, siblings) for one in _candidates(target, cost, siblings)]
+    entries, free = visual + PROMPT + TOKENS / 2, card.usable
+    plain, *drafted = predict(card, cost, drafts, entries=entries, clips=clips, held=held, free=free)
+    rounded = predict_rounded(card, cost, entries=entries, clips=clips, held=held, free=free)
+    return CardForecast(card, visual, clips, plain, drafted, rounded)
 
 
-def command(
-    launch: Annotated[float, typer.Option(min=0, help="Microseconds of a launch from Python.")] = 5.0,
-    gap: Annotated[float, typer.Option(min=0, help="Microseconds between two kernels.")] = 1.0,
-    wait: Annotated[float, typer.Option(min=0, help="Microseconds until the host has a result.")] = 20.0,
-) -> None:
-    """Predict plain decoding and speculation on an H100 and an H200, for 1 and 16 clips, with launches."""
-    host = Host(launch / 1e6, gap / 1e6, wait / 1e6)
-    print(predicted(host=host))
-    assumed = Assumed()
-    print(
-        f"\nTokens/s of all clips, then clips/s. Assumed: {launch:g} us a launch, {gap:g} us between two kernels, "
-        f"{wait:g} us for a result; {assumed.decode_use:.0%} of the data sheet in passes, {assumed.prefill_use:.0%} in "
-        f"prompts; acceptance {assumed.beta:g}; a pruned draft keeps {assumed.kept:.0%}; {assumed.tokens} tokens a "
-        "clip. Nothing here was measured."
+def _candidates(target: KnownModel, cost: ModelCost, siblings: Sequence[KnownModel]) -> list[DraftCandidate]:
+    return draft_candidates(target.name, cost, siblings, MemoryWorkload(new_tokens=0, frames=1))
+
+
+def _with_clips(draft: DraftCandidate, clips: int, longest: int, siblings: Sequence[KnownModel]) -> DraftCandidate:
+    """Return a draft with the bytes of its own keys and values for all clips; a copy of the target has the target's."""
+    if draft.kind in ("int4", "int8"):
+        return draft
+    size = round(draft.cost.weight_bytes)
+    for model in siblings:
+        if model.name == draft.name:
+            size = model.weight_bytes("bfloat16") or size
+    return DraftCandidate(draft.name, draft.kind, draft.cost, draft.assumed, size + clips * longest * draft.cost.entry)
+
+
+def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
+    """Return the Markdown of docs/research/predicted.md after its introduction."""
+    cards = [named_card(name) for name in names]
+    heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "with it", "gain"]
+    heads += ["self-int4", "EAGLE-3", "3B", "int4 target, plain", "vLLM, published"]
+    lines = table(heads, [one.cells for one in forecasts(cards)])
+    parts = [f"## 7B\n\n**Predicted, nothing of it was measured.** {TARGET}, tokens/s of all clips.", lines]
+    parts.append(bullets(_notes(cards)))
+    parts += ["## Other acceptance", _other_acceptance(cards)]
+    parts += ["## The model beside published figures", _beside_published()]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _notes(cards: Sequence[Card]) -> list[str]:
+    sheets = "; ".join(
+        f"{one.name} {one.bandwidth / 1e12:g} TB/s, {one.flops / 1e12:g} TFLOP/s in bfloat16, {one.memory / 1e9:g} GB"
+        for one in cards
+    )
+    assumed = "; ".join(f"{ACCEPTANCE[kind].beta:g} for {name} ({ACCEPTANCE[kind].source})" for kind, name in _KINDS)
+    return [
+        f"Data sheets: {sheets}. Passes reach {DECODE_USE:.0%} of bandwidth and arithmetic.",
+        f"{GAP * 1e6:g} us between two kernels; a fused pass has 11 a block and 12 more, as counted. {WAIT * 1e6:g} us "
+        "for each of the two waits of a round. Products with int8 and int4 weights are as fast as instructions allow "
+        "([engine](../internals/engine.md#quantised-weights)).",
+        f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
+        "Gamma is the best window; where none gains there is no draft, and the gain is 1.",
+        "A head's pass is taken to be captured, with 30 kernels.",
+        f"Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of the card's memory, or no "
+        "figure was found.",
+        "*int4 target*: `models.weights: int4`, which gives other texts than bfloat16.",
+    ]
+
+
+_KINDS = (("int4", "self-int4"), ("int8", "self-int8"), ("eagle3", "EAGLE-3"), ("model", "the 3B"))
+
+
+def _other_acceptance(cards: Sequence[Card]) -> str:
+    """Return the gains of a copy in four bits and of a head by acceptance, one clip of 2,000 visual tokens."""
+    known = known_target(TARGET)
+    cost = None if known is None else cost_of_known(known)
+    assert cost is not None
+    heads, lines = ["card", "draft", *(f"{beta:g}" for beta in _BETAS)], []
+    for card in cards:
+        for draft in draft_candidates(TARGET, cost, [], MemoryWorkload()):
+            if draft.kind in ("int4", "eagle3"):
+                found = [
+                    predict(card, cost, [_accepted(draft, beta)], entries=2_000 + PROMPT + TOKENS / 2)[1]
+                    for beta in _BETAS
+                ]
+                lines.append([card.name, _KIND_NAMES[draft.kind], *(f"{one.gain:.2f}x" for one in found)])
+    return "Gain for one clip of 2,000 visual tokens by the acceptance that `vidspec bench` measures:\n\n" + table(
+        heads, lines
     )
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return run(command, "predicted", args)
+_BETAS = (0.4, 0.55, 0.7, 0.8, 0.9, 0.93, 0.96, 0.98)
+_KIND_NAMES = dict(_KINDS)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _accepted(draft: DraftCandidate, beta: float) -> DraftCandidate:
+    return DraftCandidate(draft.name, draft.kind, draft.cost, AssumedAcceptance(beta, "assumed"), draft.bytes)
+
+
+def _beside_published() -> str:
+    heads = [
+        "card",
+        "requests",
+        "prompt",
+        "model, engine",
+        "published",
+        "this model",
+        "published with EAGLE-3",
+        "source",
+    ]
+    lines = []
+    for one in PUBLISHED:
+        known = _SHAPES.get(one.model.partition(",")[0])
+        if known is None:
+            cost = cost_of_known(known_target(TARGET) or KnownModel("", "", 0, 0, 0))
+        else:
+            cost = ModelCost.of_decoder(*known)
+        assert cost is not None
+        entries = one.entries or _SHORT
+        (plain,) = predict(CARDS[one.card], cost, (), entries=entries, clips=one.clips)
+        prompt = "-" if one.entries is None else f"{one.entries:,}"
+        drafted = "-" if one.drafted is None else f"{one.drafted:g}"
+        ours = f"{plain.tokens_per_s:.0f}"
+        source = f"[source]({one.source})"
+        lines.append(
+            [CARDS[one.card].name, str(one.clips), prompt, one.model, f"{one.tokens_per_s:g}", ours, drafted, source]
+        )
+    return (
+        "vLLM's plain decoding as others published it, and this model's prediction for *our* engine at the same size, "
+        f"with {_SHORT} cache entries where no prompt is given. Published rates of several requests include prompts, "
+        "and fewer requests at the end of a run.\n\n" + table(heads, lines)
+    )
+
+
+#: Cache entries of a short chat.
+_SHORT = 1_000
+
+
+def _published(card: Card, clips: int, visual: int) -> str:
+    """Return a published figure for as many requests and no shorter a prompt; a dash if none was found."""
+    near = [one for one in PUBLISHED if CARDS[one.card] == card and one.clips == clips]
+    near = [one for one in near if (one.entries or _SHORT) >= visual / 2]
+    best = min(near, key=lambda one: abs((one.entries or _SHORT) - visual), default=None)
+    return "-" if best is None else f"{best.tokens_per_s:g} ({best.model})"
+
+
+def _rate(one: SpeedPrediction | None) -> str:
+    return "-" if one is None or one.fits is False else f"{one.tokens_per_s:.0f}"
+
+
+def _gain(one: SpeedPrediction | None) -> str:
+    return "-" if one is None or one.fits is False else f"{one.gain:.2f}x"
+
+
+def _short(one: SpeedPrediction) -> str:
+    assert one.draft is not None
+    return _KIND_NAMES[one.draft.kind]

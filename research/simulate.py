@@ -94,6 +94,10 @@ def command(
         float,
         typer.Option("--prefill-use", help="Of it, in vision and prompts.", rich_help_panel=AT_ONCE),
     ] = 0.5,
+    cards: Annotated[
+        str | None,
+        typer.Option("--cards", metavar="NAME[,NAME...]", help="Predict a 7B and its drafts on cards, as Markdown."),
+    ] = None,
     form: Annotated[TableFormat, typer.Option("--format", help="json: one object with rows and notes.")] = "text",
 ) -> None:
     """Predict speed-ups without running a model: a paper's table, your own forward times, or many clips at once.
@@ -103,9 +107,18 @@ def command(
     python -m research.simulate --tp 420 --tq 47 --beta 0.87 --gamma auto
 
     python -m research.simulate --batch 1,8,32 --device h100 --pair 7b+3b
+
+    python -m research.simulate --cards 4090,a100,h100
     """
     sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params}
     said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if cards is not None:
+        if extra := [name for name in said if name != "--cards"]:
+            raise UsageError(f"--cards takes no other options; leave out {', '.join(extra)}")
+        from research.predicted import page
+
+        print(page(cards.split(",")), end="")
+        return
     if batch is not None:
         if extra := [name for name in said if name not in OF_BATCH | BESIDE_BATCH]:
             raise UsageError(f"--batch brings its own times; leave out {', '.join(extra)}")

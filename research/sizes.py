@@ -1,4 +1,4 @@
-"""Figures of published checkpoints' configs and devices' data sheets, and derived ones; no torch.
+"""Figures of published checkpoints' configs, and derived ones; no torch.
 
 Only the matrices of a vision tower are counted; norms, biases and position embeddings are about a thousandth.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEVICES", "MODELS", "SIZES", "Device", "Model", "Size", "Tower"]
+from vidspec.draft_length.cards import CARDS
+
+__all__ = ["DEVICES", "MODELS", "SIZES", "Model", "Size", "Tower"]
 
 
 @dataclass(frozen=True)
@@ -147,18 +149,5 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class Device:
-    """Data sheet of a device: bytes per second, dense bfloat16 operations per second, bytes of memory."""
-
-    name: str
-    bandwidth: float
-    flops: float
-    memory: float
-
-
-DEVICES = {
-    "4090": Device("RTX 4090", 1.008e12, 165e12, 24e9),
-    "h100": Device("H100", 3.35e12, 989e12, 80e9),
-    "h200": Device("H200", 4.8e12, 989e12, 141e9),
-}
+#: Cards that figures are given for.
+DEVICES = {name: CARDS[name] for name in ("4090", "h100", "h200")}

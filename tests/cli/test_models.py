@@ -198,3 +198,35 @@ def test_needs_no_torch():
         timeout=60,
     )
     assert ran.stdout.splitlines()[-1] == "LOADED []", ran.stderr
+
+
+def test_speeds_of_a_published_target_on_a_card(vidspec, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("COLUMNS", "250")
+    target = "Qwen/Qwen2.5-VL-7B-Instruct"
+    ran = vidspec("models", target, "--card", "h100")
+    lines = [line.split(maxsplit=1)[1] for line in ran.out.splitlines() if line.startswith("predicted")]
+    assert "nothing measured: plain decoding" in lines[0] and len(lines) == 6
+    assert [line.split(":")[0] for line in lines[1:5]] == [
+        "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
+        "self-int4",
+        "self-int8",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+    ]
+    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --target {target} --profile self-int4"
+    found = json.loads(vidspec("models", target, "--card", "4090", "--format", "json").out)["predicted"]
+    assert found["measured"] is False and found["card"]["name"] == "RTX 4090"
+    fits = {row["draft"]: row["fits"] for row in found["predictions"]}
+    assert fits[None] and fits["self-int4"] and not fits["Qwen/Qwen2.5-VL-3B-Instruct"]
+
+
+def test_a_target_that_does_not_fit_has_a_command_that_does(vidspec, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ran = vidspec("models", "Qwen/Qwen2.5-VL-7B-Instruct", "--card", "t4")
+    assert ran.out.splitlines()[-1].endswith("--profile ar --set models.weights=int4")
+
+
+def test_cards(vidspec):
+    ran = vidspec("models", "Qwen/Qwen2.5-VL-7B-Instruct", "--card", "h1000")
+    assert ran.code == 2 and "--card h1000: there is no data sheet of it" in ran.err and "h100" in ran.err
+    assert vidspec("models", "--card", "h100").code == 2

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -277,3 +278,28 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: found["needed"] + 1)
     code, found = beside(draft)
     assert code == 3 and found["fits"] and found["drafts"][0]["refused"].endswith("too much for this machine")
+
+
+def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
+    """A config of Qwen2.5-VL-7B gives the parameters that are listed for it, and the speeds."""
+    from vidspec.draft_length.cards import CARDS
+    from vidspec.draft_length.target_drafts import known_target, predict_published
+    from vidspec.models.known_pairs import MemoryWorkload
+
+    config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
+    folder = Path(written(SimpleNamespace(to_json_file=lambda path: path.write_text(json.dumps(config)))))
+    found = json.loads(vidspec("models", str(folder), "--card", "h100", "--format", "json").out)
+    listed, _ = predict_published(known_target("Qwen/Qwen2.5-VL-7B-Instruct"), CARDS["h100"], MemoryWorkload(), None)
+    rates = {row["draft"]: row["tokens_per_s"] for row in found["predicted"]["predictions"]}
+    for one in listed:
+        if not one.is_head:  # published for the hub id alone
+            assert rates[one.draft and one.name] == pytest.approx(one.tokens_per_s, abs=0.1)
+    assert found["command"] == f"vidspec caption clip.mp4 --target {folder} --profile self-int4"
+    assert "predicted" not in vidspec("models", str(folder)).out
+
+
+def test_blocks_that_are_not_replayed_have_no_predicted_speeds(vidspec, written):
+    found = json.loads(
+        vidspec("models", str(written(qwen.config(QwenKind("qwen3_5")))), "--card", "h100", "--format", "json").out
+    )
+    assert found["predicted"] is None

@@ -1,81 +1,69 @@
-"""Predicted rates with launches: what follows from the assumptions, and where windows settle with them."""
+"""The page of predictions, and where windows settle with the predicted times."""
 
 from __future__ import annotations
 
 import pytest
 
-from research import predicted
-from research.predicted import Host, Prediction
-from research.replay.load import DEVICES, Assumed
+from research.counts import counted
+from research.predicted import CLIPS, PUBLISHED, VISUAL, forecasts, page
+from research.sizes import SIZES
 from tests.draft_length.lockstep import Machine
+from vidspec.draft_length.cards import CARDS
 from vidspec.draft_length.pace import WindowController
+from vidspec.draft_length.prediction import ModelCost
+from vidspec.draft_length.speed import best_window
 
-#: About what counting gives for 7B; counting takes seconds.
-LAUNCHES = {"stock": 1143, "fused": 600, "replayed": 460}
-
-
-@pytest.fixture(autouse=True)
-def launches(monkeypatch):
-    monkeypatch.setattr(
-        predicted, "counted", lambda size, kind, entries, *, clips, replayed: Launches(kind, clips, replayed)
-    )
-    predicted._launches.cache_clear()
-    yield
-    predicted._launches.cache_clear()
+CARD = CARDS["h200"]
 
 
-class Launches:
-    def __init__(self, kind, clips, replayed):
-        assert not (replayed and clips > 1)
-        self.launches = LAUNCHES["replayed" if replayed else kind] + 28 * (clips - 1)
+def cost_of(name):
+    size = SIZES[name]
+    return ModelCost.of_decoder(size.read, size.layers, 2 * size.kv_per_token)
 
 
-def at(clips, visual, pair="7b+3b", host=None, **assumed):
-    return Prediction(DEVICES["h200"], pair, clips, visual, Assumed(**assumed), host or Host())
+@pytest.mark.full
+@pytest.mark.parametrize("weights", [None, "int4"])
+def test_launches_are_those_that_are_counted(weights):
+    assert counted(SIZES["7B"], "fused", 100, weights=weights).launches == cost_of("7B").launches
 
 
-def test_a_pass_is_bound_by_the_device_or_by_launches():
-    one = at(1, 2_000)
-    busy = one.plain("bytes")
-    assert one.plain("stock") == pytest.approx(1143 * 5e-6 + 20e-6)  # 5.7 ms of launches, 4.2 of reading
-    assert one.plain("replayed") == pytest.approx(busy + 460e-6 + 20e-6)
-    fast = at(1, 2_000, host=Host(0.0, 0.0, 0.0))
-    assert [fast.plain(way) for way in ("stock", "fused", "replayed")] == [busy] * 3
-    many = at(16, 25_000)
-    assert many.plain("stock") == pytest.approx(many.plain("bytes") + (1143 + 15 * 28) * 1e-6 + 20e-6)
-
-
-@pytest.mark.parametrize("pair", ["7b+0.5b", "7b+3b"])
-@pytest.mark.parametrize(("clips", "visual"), [(1, 2_000), (16, 2_000), (16, 25_000)])
-@pytest.mark.parametrize("beta", [0.1, 0.5, 0.8])
-def test_speculation_is_not_slower_or_is_not_there(pair, clips, visual, beta):
-    one = at(clips, visual, pair, beta=beta)
-    for kept in (1.0, 0.1):
-        gamma, rate = one.window(kept)
-        plain = clips / one.plain("replayed")
-        assert rate > plain if gamma else rate == pytest.approx(plain)
-    assert one.window()[0] == 0 or beta > 0.1
-
-
-@pytest.mark.parametrize("pair", ["7b+0.5b", "7b+3b"])
 @pytest.mark.parametrize("beta", [0.3, 0.8])
-def test_windows_settle_there_under_load(pair, beta):
+@pytest.mark.parametrize("draft", ["0.5B", "3B"])
+def test_windows_settle_there_under_load(draft, beta):
     """``draft.gamma: auto`` with these times, 16 clips of 2,000 visual tokens at once, measured with noise."""
-    one = at(16, 2_000, pair, beta=beta)
-    machine = Machine(lambda n, rows: one.verify(rows / n), lambda n, rows: one.draft())
+    target, small = cost_of("7B"), cost_of(draft)
+
+    def verify(n, rows):
+        return target.pass_seconds(CARD, 16, rows, 2_000)
+
+    def chain(n, rows):
+        return small.pass_seconds(CARD, n, n, 2_000)
+
+    machine = Machine(verify, chain)
     pace, betas = WindowController(), [beta] * 16
     seen = machine.decode(pace, [pace.window() for _ in betas], betas, 600)
     late = seen[len(seen) // 2 :]
     plain = machine.rate([[0] * 16], betas)
     assert machine.rate(late, betas) >= 0.97 * max(plain, machine.best_fixed(betas))
-    if one.window()[0] == 0:
+    if best_window(beta, lambda rows: verify(16, 16 * rows), chain(16, 16))[0] == 0:
         assert sum(not any(gammas) for gammas in late) > 0.9 * len(late)
 
 
-def test_the_table_has_the_pruned_draft_too():
-    lines = predicted.predicted(("h200",), ("7b+3b",), (16,), (2_000,)).splitlines()
-    cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
-    one = at(16, 2_000)
-    assert cells[:4] == ["H200", "7b+3b", "16", "2,000"] and len(cells) == 15
-    assert cells[7] == f"{16 / one.plain('replayed'):.0f}" and cells[10] == str(one.window(0.1)[0])
-    assert float(cells[13]) == pytest.approx(one.clips_per_s(16 / one.plain("replayed")), abs=0.01)
+def test_what_is_predicted():
+    found = forecasts([CARDS["4090"], CARDS["h100"]])
+    assert len(found) == 2 * len(CLIPS) * len(VISUAL)
+    by = {(one.card.name, one.visual, one.clips): one for one in found}
+    alone = by["H100", 2_000, 1]
+    assert alone.best is not None and alone.best.gain > 1.6 and alone.cells[4] in ("self-int4", "EAGLE-3")
+    crowded = by["RTX 4090", 25_000, 64]
+    assert crowded.best is None and crowded.cells[3:8] == ["-"] * 5
+    assert all(draft.gain >= 1 for one in found for draft in one.drafts)
+
+
+def test_the_page_is_up_to_date():
+    """docs/research/predicted.md is what the command prints, below its introduction."""
+    from pathlib import Path
+
+    text = (Path(__file__).resolve().parents[2] / "docs" / "research" / "predicted.md").read_text(encoding="utf-8")
+    assert text.endswith(page()) and "nothing of it was measured" in text
+    assert all(one.source in text for one in PUBLISHED)

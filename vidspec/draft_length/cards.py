@@ -15,7 +15,7 @@ class Card(NamedTuple):
     """Data sheet of a card.
 
     Attributes:
-        name: in the words of the driver, without the maker.
+        name: in the words of the maker.
         bandwidth: bytes per second.
         flops: dense operations per second in bfloat16 (float16 below capability 8.0), summed in float32.
         memory: bytes.
@@ -40,10 +40,10 @@ CARDS = {
     "l40s": Card("L40S", 0.864e12, 362e12, 48e9),
     "a6000": Card("RTX A6000", 0.768e12, 155e12, 48e9),
     "6000ada": Card("RTX 6000 Ada Generation", 0.960e12, 364e12, 48e9),
-    "3090": Card("GeForce RTX 3090", 0.936e12, 71e12, 24e9),
-    "4080": Card("GeForce RTX 4080", 0.717e12, 97e12, 16e9),
-    "4090": Card("GeForce RTX 4090", 1.008e12, 165e12, 24e9),
-    "5090": Card("GeForce RTX 5090", 1.792e12, 209e12, 32e9),
+    "3090": Card("RTX 3090", 0.936e12, 71e12, 24e9),
+    "4080": Card("RTX 4080", 0.717e12, 97e12, 16e9),
+    "4090": Card("RTX 4090", 1.008e12, 165e12, 24e9),
+    "5090": Card("RTX 5090", 1.792e12, 209e12, 32e9),
     "a100": Card("A100 80GB", 2.039e12, 312e12, 80e9),
     "a100-40gb": Card("A100 40GB", 1.555e12, 312e12, 40e9),
     "h100": Card("H100", 3.35e12, 989e12, 80e9),

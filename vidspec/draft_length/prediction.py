@@ -43,8 +43,8 @@ WEIGHT_BYTES: Mapping[WeightPrecision, float] = {"bfloat16": 2.0, "int8": 1.0, "
 _KERNEL_SHARES: Mapping[tuple[str, WeightPrecision], Mapping[int, float]] = {
     ("A100 40GB", "int8"): {64: 0.61},
     ("A100 40GB", "int4"): {32: 0.84, 64: 0.42},
-    ("GeForce RTX 4090", "int8"): {},
-    ("GeForce RTX 4090", "int4"): {64: 0.85},
+    ("RTX 4090", "int8"): {},
+    ("RTX 4090", "int4"): {64: 0.85},
 }
 _LEAST_SHARES: Mapping[WeightPrecision, Mapping[int, float]] = {
     "bfloat16": {},
@@ -69,10 +69,11 @@ class AssumedAcceptance(NamedTuple):
 #: By kind of draft, or family of a smaller model.
 ACCEPTANCE: Mapping[str, AssumedAcceptance] = {
     "model": AssumedAcceptance(
-        round(beta_of_run_length(4.28), 2), "run length 4.28 of Qwen2.5-VL 7B and 32B, ParallelVLM App. A"
+        round(beta_of_run_length(4.28), 2),
+        "run length 4.28 of Qwen2.5-VL 7B for 32B, ParallelVLM App. A; of smaller drafts it is lower",
     ),
     "llava_onevision": AssumedAcceptance(
-        round(beta_of_run_length(6.83), 2), "run length 6.83 of LLaVA-OneVision 7B and 72B, ParallelVLM App. A"
+        round(beta_of_run_length(6.83), 2), "run length 6.83 of LLaVA-OneVision 7B for 72B, ParallelVLM App. A"
     ),
     "int8": AssumedAcceptance(0.98, "measured with the built-in pairs"),
     "int4": AssumedAcceptance(

@@ -7,6 +7,7 @@ The parts are those of ``transformers``. Configs and names of weights are those 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -67,6 +68,8 @@ class VideoSalmonnConfig(Qwen2_5_VLConfig):
 
 class SalmonnAudioEncoder(WhisperEncoder):
     """Whisper's encoder, then one Q-Former token for each half second, projected to the language model."""
+
+    _no_split_modules: ClassVar = ["SalmonnAudioEncoder"]
 
     def __init__(self, settings: StockConfig, hidden_size: int) -> None:
         super().__init__(WhisperConfig(**_chosen(AUDIO, settings)))

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vidspec.decoding.text_stream import TextStream
 from vidspec.events.events import Prefilled, Restarted, Round
-from vidspec.models.detokenizer import cut_at_stop
 
 if TYPE_CHECKING:
     from vidspec.events.events import Event, LoopLoad
@@ -28,8 +28,7 @@ class ChatAnswer:
     """
 
     def __init__(self, model: str, stop: Sequence[str] = ()) -> None:
-        self._stop = tuple(stop)
-        self._text = self._sent = ""
+        self._text = TextStream(stop)
         self._tokens: list[tuple[str, str]] = []
         self._prompt_tokens = 0
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
@@ -39,20 +38,10 @@ class ChatAnswer:
         if isinstance(event, Prefilled):
             self._prompt_tokens = event.prompt_tokens
         elif isinstance(event, Restarted):
-            self._text, self._tokens = "", []
+            self._tokens = []
         elif isinstance(event, Round):
-            self._text += "".join(event.texts)
             self._tokens += zip(event.texts, event.origins, strict=False)
-        text = cut_at_stop(self._text, self._stop, unfinished=True).strip()
-        if not text.startswith(self._sent):
-            return ""
-        fresh, self._sent = text[len(self._sent) :], text
-        return fresh
-
-    def rest(self, caption: Caption) -> str:
-        """Return the text that is left to send at the end."""
-        text = caption.caption or ""
-        return text[len(self._sent) :] if text.startswith(self._sent) else ""
+        return self._text.add(event)
 
     def message(self, caption: Caption) -> dict[str, object]:
         """Return the whole answer."""

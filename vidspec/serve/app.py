@@ -243,9 +243,9 @@ class _Api:
     async def _collect(self, events: AsyncGenerator[Event, None], answer: ChatAnswer) -> Caption:
         async with aclosing(events):
             async for event in events:
-                answer.add(event)
                 if isinstance(event, Finished):
                     return event.caption
+                answer.add(event)
         raise AssertionError("a stream ends with Finished")
 
     async def _lines(
@@ -256,15 +256,13 @@ class _Api:
             answer.add(first)
             yield answer.chunk({"role": "assistant", "content": ""})
             async for event in events:
+                if text := answer.add(event):
+                    yield answer.chunk({"content": text}, tokens=chat.tokens)
                 if isinstance(event, Finished):
                     caption = event.caption
-                    if rest := answer.rest(caption):
-                        yield answer.chunk({"content": rest}, tokens=chat.tokens)
                     yield answer.chunk({}, caption, tokens=chat.tokens)
                     if chat.usage:
                         yield answer.usage_chunk(caption)
-                elif text := answer.add(event):
-                    yield answer.chunk({"content": text}, tokens=chat.tokens)
             yield "data: [DONE]\n\n"
 
     def _fail(self, error: Exception) -> ApiError:

@@ -7,7 +7,6 @@ The parts are those of ``transformers``. Configs and names of weights are those 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -69,7 +68,7 @@ class VideoSalmonnConfig(Qwen2_5_VLConfig):
 class SalmonnAudioEncoder(WhisperEncoder):
     """Whisper's encoder, then one Q-Former token for each half second, projected to the language model."""
 
-    _no_split_modules: ClassVar = ["SalmonnAudioEncoder"]
+    _no_split_modules = ["SalmonnAudioEncoder"]  # noqa: RUF012 - as in transformers
 
     def __init__(self, settings: StockConfig, hidden_size: int) -> None:
         super().__init__(WhisperConfig(**_chosen(AUDIO, settings)))

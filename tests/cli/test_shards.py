@@ -11,6 +11,7 @@ from tests.dataset.hostile import HOSTILE
 from tests.dataset.shards import rows, tar_of, write_shards
 from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.dataset import parts, stores
+from vidspec.dataset.formats.base import make_format
 
 pytest.importorskip("pyarrow")
 
@@ -355,7 +356,6 @@ def test_an_edited_part_is_kept(vidspec, more):
 
 def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     """Killed between its part and the end of its journal."""
-    from vidspec.dataset.formats.parquet import records_of
     from vidspec.dataset.journal import Journal
     from vidspec.dataset.outputs import hidden_journal
 
@@ -363,8 +363,9 @@ def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     args = ("caption", "shards/00000.tar", "--output-dir", "out")
     vidspec(*args)
     journal = Journal(hidden_journal(Path("out/00000.parquet")))
-    for record in records_of("out/00000.parquet"):
-        journal.append(record)
+    with open("out/00000.parquet", "rb") as file:
+        for record in make_format("parquet").read_records(file):
+            journal.append(record)
     journal.close()
     edited = edited_part("out/00000.parquet")
     ran = vidspec(*args, "--quiet")

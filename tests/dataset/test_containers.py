@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.inputs import expand_braces
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
+from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError, VideoError
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -51,6 +53,13 @@ def test_of_each_key_the_video_and_its_bytes():
     assert [content(job) for job in found] == [b"one", b"two", b"three", b"six"]
     assert {(job.shard, job.prompt) for job in found} == {("s.tar", "What?")}
     assert found[0].source.mtime_ns == 7 * 10**9
+
+
+def test_dots_of_folders_separate_no_keys():
+    Path("s.tar").write_bytes(tar_of({f"v1.0/{name}": b"x" for name in ("a.mp4", "b.cam.mp4", "b.jpg", ".c.mp4")}))
+    found = shard_members(Job("s.tar"))
+    assert [(job.id, job.path) for job in found] == [("v1.0/a", "s.tar/v1.0/a.mp4"), ("v1.0/b", "s.tar/v1.0/b.cam.mp4")]
+    assert clip_id(found[0]) == clip_id(replace(found[0], id=None)), "records without a key are the same clip's"
 
 
 def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):

@@ -129,7 +129,7 @@ def caption_all(request: CaptionArguments) -> int:
     _check_files(request, profile, [entry.path for entry in entries])
     how = replace(job_config(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
-    destinations = plan_destinations(request, forms, found, entries, profile.name, shard)
+    destinations = plan_destinations(request, forms, found, entries, profile, shard)
     check_files_distinct(request, destinations, entries, defaults.path)
     settings = SettingsDigest(profile.model_dump(), how)
     if request.dry_run:

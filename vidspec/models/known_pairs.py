@@ -42,6 +42,7 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
     "qwen2_5_vl": _QWEN2_5,
     "qwen2_5_omni": _OMNI,
+    "video_salmonn2_plus": MergedPatches(56**2, 61_250, max_video_tokens=128_000, full_frames=768),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
 }
 

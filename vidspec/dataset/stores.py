@@ -27,7 +27,18 @@ from vidspec.files import write_whole
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["back_up_url", "copy", "is_bug", "is_url", "join_url", "list_names", "open_url", "retry", "write_url"]
+__all__ = [
+    "back_up_url",
+    "copy",
+    "is_bug",
+    "is_url",
+    "join_url",
+    "list_names",
+    "match_urls",
+    "open_url",
+    "retry",
+    "write_url",
+]
 
 T = TypeVar("T")
 
@@ -219,6 +230,23 @@ def back_up_url(name: str) -> str:
     except VideoError as error:
         raise OutputError(error.message.replace("be read", "be renamed"), hint=error.hint) from None
     return f"{folder}/{free}"
+
+
+def match_urls(pattern: str) -> list[str]:
+    """Return the URLs of the files that match a pattern with ``*``, sorted.
+
+    Raises:
+        UsageError: there are none, the server cannot list files, or a package is missing.
+        VideoError: the store cannot be read.
+    """
+    if pattern.startswith(("http://", "https://")):
+        hint = "name them: '{00000..00099}' in place of '*'"
+        raise UsageError(f"{pattern}: a web server does not list its files", hint=hint)
+    store, path = _file_system(pattern)
+    found = retry(pattern, lambda: sorted(store.glob(path)))
+    if not found:
+        raise UsageError(f"{pattern}: no file matches", hint="check its name")
+    return [str(store.unstrip_protocol(one)) for one in found]
 
 
 def write_url(name: str, content: bytes) -> None:

@@ -19,7 +19,13 @@ from vidspec.config.profiles import Profile
 from vidspec.decoding import auto
 from vidspec.decoding.admission import MemoryClaim, memory_claims
 from vidspec.decoding.calls import Arrivals, ServingEvents, SingleArrival
-from vidspec.decoding.captioner_models import load_models, models_record, notes_on, start_draft_process
+from vidspec.decoding.captioner_models import (
+    load_models,
+    models_record,
+    notes_on,
+    start_draft_process,
+    suggested_command,
+)
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.prompts import caption_prompts
@@ -174,7 +180,7 @@ class Captioner:
             profile = profiles.override(profile, overrides)
         if profile.models.threads is not None:
             torch.set_num_threads(profile.models.threads)
-        with ExitStack() as undo:
+        with ExitStack() as undo, suggested_command(profile):
             models = load_models(profile, undo)
             captioner = cls(profile, **models._asdict(), embedded=profile.models.pair is not None)
             if models.slot is not None:

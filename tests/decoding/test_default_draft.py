@@ -115,3 +115,30 @@ def test_the_command_line_follows_it(on, monkeypatch, tmp_path):
     on(slow)
     plain = start.resolve_profile(None, KEYS, defaults).profile
     assert plain.name == "ar" and plain.drafter is None
+
+
+@pytest.mark.parametrize(
+    ("free", "arguments"),
+    [
+        (22e9, "--profile self-int4"),
+        (18.5e9, "--profile ar"),
+        (17.2e9, "--profile ar --set models.weights=int4"),
+        (14e9, "--profile ar --set models.quantization=4bit"),
+    ],
+)
+def test_errors_of_memory_name_the_command_that_fits(on, monkeypatch, free, arguments):
+    from vidspec.config import profiles
+    from vidspec.decoding.captioner_models import suggested_command
+    from vidspec.errors import DeviceError
+
+    on(CARDS["4090"], free=free - 1e9)
+    monkeypatch.setattr(auto.torch.cuda, "memory_allocated", lambda device: int(1e9))
+    profile = profiles.load("vanilla-sd-auto", KEYS, env={})
+    with pytest.raises(DeviceError, match="it does not fit") as error, suggested_command(profile):
+        raise DeviceError("it does not fit", hint="a smaller model", kind="memory")
+    command = f"vidspec caption clip.mp4 --target {TARGET} {arguments}"
+    assert error.value.hint == f"{command} is predicted to fit; or a smaller model" and error.value.kind == "memory"
+    on(None)
+    with pytest.raises(DeviceError) as error, suggested_command(profile):
+        raise DeviceError("it does not fit", hint="a smaller model", kind="memory")
+    assert error.value.hint == "a smaller model"

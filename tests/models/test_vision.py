@@ -204,3 +204,11 @@ def test_memory_stays_in_the_budget(case, monkeypatch):
     assert most(15) <= budget
     monkeypatch.setattr(vision, "BUDGET", 1 << 40)
     assert most(15) > budget
+
+
+def test_the_budget_of_a_tower_follows_the_free_memory_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(vision, "free_memory", lambda device: 1 << 30)
+    assert vision.tower_budget(torch.device("cpu")) == vision.BUDGET
+    assert vision.tower_budget(torch.device("cuda")) == 1 << 28
+    monkeypatch.setattr(vision, "free_memory", lambda device: 1 << 40)
+    assert vision.tower_budget(torch.device("cuda")) == vision.BUDGET

@@ -81,24 +81,15 @@ def models(
     load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb in ("use", "get"):
-        from vidspec.cli import choosing
-
-        if none and verb == "get":
-            raise UsageError("models get: takes no --none", hint="vidspec models use --none")
-        return (
-            choosing.download_models(names, draft) if verb == "get" else choosing.choose_models(names, draft, none=none)
-        )
+        return _choose(verb, names, draft, none=none)
     if none or names:
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: unexpected argument", hint="vidspec models [use|get] NAME")
     if verb:
         return _print_checkpoint(verb, draft, load, weights, card, form)
-    if card is not None:
-        raise UsageError("--card needs the name of a target", hint=f"vidspec models TARGET --card {card}")
-    if draft is not None:
-        raise UsageError("--draft needs the name of a target", hint="vidspec models TARGET --draft DRAFT")
-    if weights is not None:
-        raise UsageError("--weights needs the name of a target", hint=f"vidspec models TARGET --weights {weights}")
+    for option, value in (("--card", card), ("--draft", draft), ("--weights", weights)):
+        if value is not None:
+            raise UsageError(f"{option} needs the name of a target", hint=f"vidspec models TARGET {option} {value}")
     load = load._replace(dtype=dtype or "bfloat16")
     if form == "json":
         print_json([row.to_dict() for row in _rows(load)])
@@ -106,6 +97,17 @@ def models(
         clip = f"{frames} frames of {width} x {height} pixels"
         _print_pairs(list(_rows(load)), f"{clip}, {load.dtype}")
     return 0
+
+
+def _choose(verb: str, names: list[str], draft: str | None, *, none: bool) -> int:
+    """Run ``models use`` or ``models get``; returns the exit code."""
+    from vidspec.cli import choosing
+
+    if verb == "use":
+        return choosing.choose_models(names, draft, none=none)
+    if none:
+        raise UsageError("models get: takes no --none", hint="vidspec models use --none")
+    return choosing.download_models(names, draft)
 
 
 def _parse_size(size: str) -> tuple[int, int]:

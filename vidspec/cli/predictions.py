@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vidspec.draft_length.cards import Card
-from vidspec.draft_length.prediction import SpeedPrediction
+from vidspec.draft_length.prediction import SpeedPrediction, best_arguments
 
 __all__ = ["CardPredictions"]
 
@@ -29,19 +29,9 @@ class CardPredictions:
     rounded: SpeedPrediction | None = None
 
     @property
-    def best(self) -> SpeedPrediction | None:
-        """The fastest one that fits; None if none does. Heads are listed only: none has been run here yet."""
-        fitting = (one for one in self.found if one.fits is not False)
-        return max((one for one in fitting if not one.is_head), key=lambda one: one.gain, default=None)
-
-    @property
     def command(self) -> str:
-        """The command that is predicted the fastest; of targets that do not fit, with their weights rounded."""
-        best = self.best
-        if best is None:
-            arguments = "--profile ar --set models.weights=int4"
-        else:
-            arguments = "--profile ar" if best.draft is None or not best.gamma else best.draft.arguments
+        """The command that is predicted the fastest of those that fit."""
+        arguments = best_arguments(self.found, self.rounded)
         return f"vidspec caption clip.mp4 --target {shlex.quote(self.target)} {arguments}"
 
     def rows(self) -> list[tuple[str, str]]:

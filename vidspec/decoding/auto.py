@@ -19,6 +19,7 @@ from vidspec.config.profiles import Profile
 from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.cards import Card, card_of_device
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.prediction import best_arguments
 from vidspec.draft_length.target_drafts import known_target, predict_published
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind
@@ -41,6 +42,7 @@ __all__ = [
     "default_draft",
     "draft_placement",
     "explain",
+    "fitting_command",
     "has_room_for_two",
     "max_window",
     "measures_passes",
@@ -143,6 +145,17 @@ def measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:
     if drafter is None or profile.concurrent:
         return False
     return profile.draft.gamma == "auto" or profile.draft.topology == "adaptive" or drafter.paces
+
+
+def fitting_command(profile: Profile) -> str | None:
+    """Return the fastest command for a listed target that is predicted to fit this GPU; None if it is not known."""
+    target, card = known_target(profile.models.target or ""), card_here(profile.models.device)
+    if target is None or card is None:
+        return None
+    device = torch.device("cuda:0" if profile.models.device == "auto" else profile.models.device)
+    room = (free_memory(device) or 0) + torch.cuda.memory_allocated(device)
+    found, rounded = predict_published(target, card, MemoryWorkload(), room)
+    return f"vidspec caption clip.mp4 --target {target.name} {best_arguments(found, rounded)}" if found else None
 
 
 def parallel_windows(profile: Profile, start: int) -> WindowSize:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,7 @@ from vidspec.config.profiles import Profile
 from vidspec.decoding import auto
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.embedded import ships
-from vidspec.errors import ModelError
+from vidspec.errors import DeviceError, ModelError
 from vidspec.events.record import ModelsRecord
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.checkpoint_config import read_config
@@ -21,7 +22,7 @@ from vidspec.models.video_language_model import VideoLanguageModel
 if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
 
-__all__ = ["CaptionerModels", "load_models", "models_record", "notes_on", "start_draft_process"]
+__all__ = ["CaptionerModels", "load_models", "models_record", "notes_on", "start_draft_process", "suggested_command"]
 
 
 class CaptionerModels(NamedTuple):
@@ -79,6 +80,18 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
     elif profile.drafts_with_a_head:
         head = mtp.load_mtp(target)
     return CaptionerModels(target, draft, describe, slot, head)
+
+
+@contextmanager
+def suggested_command(profile: Profile) -> Iterator[None]:
+    """Name a command that is predicted to fit this GPU in the hint of an error of memory."""
+    try:
+        yield
+    except DeviceError as error:
+        if error.kind != "memory" or (command := auto.fitting_command(profile)) is None:
+            raise
+        hint = f"{command} is predicted to fit; or {error.hint}"
+        raise DeviceError(error.message, hint=hint, kind="memory") from error
 
 
 def _names(profile: Profile) -> tuple[str, str]:

@@ -8,7 +8,7 @@ plus the launches of its kernels and, where the host needs its tokens, a wait. R
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vidspec.draft_length.cards import Card
@@ -27,6 +27,8 @@ __all__ = [
     "ModelCost",
     "SpeedPrediction",
     "WeightPrecision",
+    "best_arguments",
+    "best_prediction",
     "predict",
     "predict_rounded",
 ]
@@ -229,10 +231,33 @@ def predict_rounded(
 ) -> SpeedPrediction | None:
     """Return plain decoding of the target rounded to four bits, which gives other texts; None if it is rounded.
 
-    The arguments are those of :func:`predict`; ``held`` is that of the target in 16 bits.
+    The arguments are those of :func:`predict`; ``held`` is that of the target in 16 bits. It fits only if all its
+    weights do in 16 bits too, since they are rounded on the card.
     """
     if target.weights != "bfloat16":
         return None
     cost = ModelCost(target.read, target.entry, target.launches, "int4")
-    held = held and round(held - target.weight_bytes + cost.weight_bytes)
-    return predict(card, cost, (), entries=entries, clips=clips, held=held, free=free)[0]
+    rounded = held and round(held - target.weight_bytes + cost.weight_bytes)
+    found = predict(card, cost, (), entries=entries, clips=clips, held=rounded, free=free)[0]
+    loaded = (held or 0) - clips * entries * target.entry
+    return found if free is None or loaded <= free else replace(found, fits=False)
+
+
+def best_prediction(found: Iterable[SpeedPrediction]) -> SpeedPrediction | None:
+    """Return the fastest one that fits; None if none does. Heads are left out: none has been run here yet."""
+    fitting = (one for one in found if one.fits is not False and not one.is_head)
+    return max(fitting, key=lambda one: one.gain, default=None)
+
+
+def best_arguments(found: Iterable[SpeedPrediction], rounded: SpeedPrediction | None) -> str:
+    """Return the arguments of ``vidspec caption`` that are predicted the fastest and to fit.
+
+    Args:
+        found: plain decoding and drafts of a target.
+        rounded: plain decoding of the target in four bits.
+    """
+    if (best := best_prediction(found)) is not None:
+        return "--profile ar" if best.draft is None or not best.gamma else best.draft.arguments
+    if rounded is not None and rounded.fits is not False:
+        return "--profile ar --set models.weights=int4"
+    return "--profile ar --set models.quantization=4bit"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vidspec.errors import GenerationError
 from vidspec.models.frame_rules import FrameRule, MergedPatches, SquareFrames, TiledFrames, TokenGrid
@@ -31,6 +31,7 @@ __all__ = [
 
 #: Share of free memory that a recommended pair leaves for activations.
 SPARE = 0.2
+_PUBLISHED = Path(__file__).with_suffix(".yaml")
 _QWEN2_5 = MergedPatches(min_pixels=56**2, max_pixels=12_845_056, max_video_tokens=128_000)
 _OMNI = MergedPatches(min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000)
 _QWEN3 = MergedPatches(min_pixels=64**2, max_pixels=25_165_824, max_video_tokens=768, patch=16, whole_clip=True)
@@ -158,7 +159,9 @@ class PairMemory:
 @cache
 def known_pairs() -> tuple[ModelPair, ...]:
     """Return all known pairs, ordered by family."""
-    data = _published()
+    import yaml
+
+    data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))
     models = {name: KnownModel(name, **facts) for name, facts in data["models"].items()}
     return tuple(
         ModelPair(
@@ -174,14 +177,10 @@ def known_pairs() -> tuple[ModelPair, ...]:
 @cache
 def published_heads() -> tuple[PublishedHead, ...]:
     """Return the EAGLE-3 heads published for a target."""
-    return tuple(PublishedHead(**row) for row in _published()["heads"])
-
-
-@cache
-def _published() -> Any:
     import yaml
 
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))
+    return tuple(PublishedHead(**row) for row in data["heads"])
 
 
 def listed_draft(target: str) -> str | None:

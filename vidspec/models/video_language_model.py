@@ -32,7 +32,7 @@ from vidspec.models.frame_rules import FrameRule
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import split_pixels
+from vidspec.models.vision import split_pixels, tower_budget
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
@@ -194,7 +194,8 @@ class VideoLanguageModel:
     ) -> Generator[None, None, list[T]]:
         """Run ``encode`` on each part of :func:`~vision.split_pixels`, one per step, and return the results."""
         outputs = []
-        for part in split_pixels(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
+        config, budget = self.model.config.vision_config, tower_budget(self.device)
+        for part in split_pixels(pixels, tokens, config, budget, every_block=self.keeps_blocks):
             with self.vision_lock:
                 outputs.append(encode(part))
             yield

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 
+from vidspec.engine.device import free_memory
 from vidspec.models.base import Pixels, StockConfig
 from vidspec.models.memory_estimate import BUDGET
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "window_attention"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "tower_budget", "window_attention"]
 
 #: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
 #: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
@@ -84,8 +85,16 @@ def _rows_by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None
     return layout
 
 
-def split_pixels(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: bool = False) -> Iterator[Pixels]:
-    """Cut a clip between frames (temporal steps) into parts of similar length, each within :data:`BUDGET`.
+def tower_budget(device: torch.device) -> int:
+    """Return the bytes that a tower's activations may take: :data:`BUDGET`, or a quarter of a GPU's free memory."""
+    free = free_memory(device) if device.type in ("cuda", "xpu") else None
+    return BUDGET if free is None else min(BUDGET, free // 4)
+
+
+def split_pixels(
+    pixels: Pixels, tokens: int, config: StockConfig, budget: int, *, every_block: bool = False
+) -> Iterator[Pixels]:
+    """Cut a clip between frames (temporal steps) into parts of similar length, each within a byte budget.
 
     No tower attends across frames, so the results equal those of the whole clip, in memory that does not grow with it.
 
@@ -93,11 +102,12 @@ def split_pixels(pixels: Pixels, tokens: int, config: StockConfig, *, every_bloc
         pixels: the clip, with equally many rows of ``stored`` per frame.
         tokens: rows of the tower's hidden states per frame.
         config: config of the tower.
+        budget: bytes of its activations; a single frame is never cut.
         every_block: the stock model keeps the hidden states of every block.
     """
     frames = pixels.grid[0]
     pixel_bytes = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # float32 and tower's dtype
-    frames_per_part = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + pixel_bytes))
+    frames_per_part = max(1, budget // (tokens * token_bytes(config, every_block=every_block) + pixel_bytes))
     count = -(-frames // frames_per_part)
     rows = len(pixels.stored) // frames
     for part in range(count):

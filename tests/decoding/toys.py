@@ -119,7 +119,7 @@ class ToyEngine:
         self._opened[id(span)] = self.tables[min(len(self._opened), len(self.tables) - 1)]
         return span
 
-    greedy, check = Engine.greedy, Engine.check
+    greedy, chain, check, _replay_chains = Engine.greedy, Engine.chain, Engine.check, Engine._replay_chains
     chunk, alone, preparing = CHUNK, Engine.alone, 0.0
 
     def start(self) -> PrefillResult:

@@ -24,6 +24,7 @@ from vidspec.errors import DeviceError
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
+    from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.fused import FusedDecoder
 
 __all__ = [
@@ -136,13 +137,19 @@ class ReplayedPasses:
         entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
         return list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
 
-    def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
+    def chain(
+        self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, choices: ChainChoices | None = None
+    ) -> list[list[int]] | None:
         """Continue sequences as ``Engine.greedy``: one pass per new token; the host waits for the last only.
 
         Args:
             batch: the first rows of each sequence; :meth:`is_replayable` must be true.
             gammas: number of tokens to add to each.
             vocabulary: number of logits to keep.
+            choices: choose the tokens; None for the likeliest ones.
+
+        Returns:
+            The new tokens; None if the choices were not exact.
         """
         for rows, gamma in zip(batch, gammas, strict=True):
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
@@ -151,7 +158,11 @@ class ReplayedPasses:
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
             first_step, sizes = self._run_pass(batch, vocabulary)
             ends = to_device(torch.tensor(list(accumulate(sizes))) - 1, self.device)
-            new_tokens[0].copy_(first_step.tokens[ends])
+            if choices is None:
+                new_tokens[0].copy_(first_step.tokens[ends])
+            else:
+                every = torch.arange(len(batch), device=self.device)
+                new_tokens[0].copy_(choices.choose(first_step.logits[ends], 0, range(len(batch)), every))
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
                 until = min([gammas[at] for at in unfinished])
@@ -162,12 +173,19 @@ class ReplayedPasses:
                 step.moves.copy_(torch.arange(step.count) < len(unfinished))
                 for index in range(done, until):
                     replay()
-                    new_tokens[index].index_copy_(0, places, step.tokens[: len(unfinished)])
+                    tokens = step.tokens[: len(unfinished)]
+                    if choices is not None:
+                        tokens = choices.choose(step.logits[: len(unfinished)], index, unfinished, places)
+                        step.table[0, : len(unfinished)].copy_(tokens)
+                    new_tokens[index].index_copy_(0, places, tokens)
                 for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
-            tokens = new_tokens.t().tolist()
-        return [row[:gamma] for row, gamma in zip(tokens, gammas, strict=True)]
+            flags = [] if choices is None else [choices.exact.long().expand(1, len(batch))]
+            steps = (torch.cat([*flags, new_tokens]) if flags else new_tokens).tolist()
+        if choices is not None and not all(steps.pop(0)):
+            return None
+        return [[step[at] for step in steps[:gamma]] for at, gamma in enumerate(gammas)]
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()

@@ -12,12 +12,15 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from vidspec.deprecation import old_names
-from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.rows import ChainRule, PassResult, Rows
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.engine.forward import Engine
     from vidspec.engine.history import TextHistory
     from vidspec.engine.rows import Prompt
+    from vidspec.engine.sampling import Sampling
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
     from vidspec.events.wake import WakeEvent
@@ -99,7 +102,7 @@ class Forward(_BaseRequest):
 
 
 class Chain(Forward):
-    """Greedy continuation of tokens, one pass for each new token; the answer is the ``gamma`` new token ids.
+    """Continuation of tokens, one pass for each new token; the answer is the ``gamma`` new token ids.
 
     ``token_ids`` and ``gamma`` are the remaining work, as passes may be run one by one.
 
@@ -109,8 +112,13 @@ class Chain(Forward):
         token_ids: tokens to read, at least one.
         gamma: tokens to add, at least one.
         lane: worker of the request.
-        history: penalties on the new tokens; with it each pass is read back before the next.
+        history: penalties and grammar of the new tokens.
         path: tokens between its text and the first new one.
+        sampling: how the new tokens are drawn; None for the likeliest ones.
+        uniforms: one number in [0, 1) for each drawn token.
+
+    Attributes:
+        probs: with the answer, the distributions (1, V) or (gamma, V) of drawn tokens, to concatenate.
     """
 
     def __init__(
@@ -123,20 +131,39 @@ class Chain(Forward):
         *,
         history: TextHistory | None = None,
         path: Sequence[int] = (),
+        sampling: Sampling | None = None,
+        uniforms: Sequence[float] = (),
     ) -> None:
         self.engine, self.rows, self.lane = engine, (), lane
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
         self.history, self.path = history, path
+        self.sampling, self.uniforms = sampling, uniforms
+        self.probs: list[torch.Tensor] = []
         self.answer = []
+
+    @property
+    def rule(self) -> ChainRule | None:
+        """Rule of the remaining tokens; None if they are the likeliest ones."""
+        if self.history is None and self.sampling is None:
+            return None
+        done = len(self.answer)
+        return ChainRule(self.history, [*self.path, *self.answer], self.sampling, self.uniforms[done:])
 
     def parts(self, limit: int) -> Sequence[Rows]:
         processor = self.history.changes_for_paths([[*self.path, *self.answer]]) if self.history is not None else None
-        return [Rows(self.span, self.token_ids, processor=processor)]
+        draw = None
+        if self.sampling is not None:
+            from vidspec.engine.sampling import DrawRule
+
+            draw = DrawRule(self.sampling, (self.uniforms[len(self.answer)],))
+        return [Rows(self.span, self.token_ids, draw=draw, processor=processor)]
 
     def add_result(self, passed: Sequence[PassResult]) -> bool:
         self.engine.check(passed)
         token = passed[0].chosen[-1]
         self.answer.append(token)
+        if passed[0].probs is not None:
+            self.probs.append(passed[0].probs)
         self.token_ids, self.gamma = [token], self.gamma - 1
         return self.gamma == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -81,10 +82,10 @@ class Launches(TorchDispatchMode):
         self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
         monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
         for module in (choices, graphs, penalties, sampling, slab):
-            monkeypatch.setattr(module, "to_device", self.to_device)
+            monkeypatch.setattr(module, "to_device", partial(self.copy, f"copies of {module.__name__}"))
 
-    def to_device(self, host, device, out=None):
-        self.found["to_device"] += 1
+    def copy(self, name, host, device, out=None):
+        self.found[name] += 1
         return to_device(host, device, out)
 
     def replay(self, step):
@@ -188,6 +189,13 @@ def test_a_round_of_chains_has_two_waits(sampling, penalties, clips):
     assert waits.reads.total() <= 2 * rounds
 
 
+@pytest.mark.parametrize("clips", [1, pytest.param(16, marks=pytest.mark.full)])
+def test_a_round_of_trees_has_two_waits(clips):
+    """All levels of a tree whose shape is known are one."""
+    waits, _, rounds = counted("tree", clips)
+    assert waits.reads.total() <= 2 * rounds
+
+
 class Calls:
     """Python functions that are entered or resumed, those of a model's pass left out: a device does that by itself."""
 
@@ -227,7 +235,7 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     assert calls.found.total() / rounds <= CALLS
 
 
-@pytest.mark.parametrize("kind", ["chain"])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
     each, found = launched(monkeypatch, kind, 16)
     assert each < 40, found
@@ -236,4 +244,4 @@ def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
 def test_a_path_of_a_tree_is_kept_by_one_gather_of_all_layers_and_clips(monkeypatch):
     """Once for the target and once for the draft, when their next passes begin."""
     accepted = launched(monkeypatch, "tree", 16, models=(1, 1))[1]
-    assert 0 < accepted["index_select"] <= 2 * ROUNDS
+    assert 0 < accepted[f"copies of {slab.__name__}"] <= 2 * ROUNDS

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, Steps
+from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, StaticTree, Steps
 from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
@@ -173,7 +173,12 @@ class Loop:
             self._clients[key] = self._clients.pop(key)
             return self._run_pass(requests[:1])
         chains = [(client, request) for client, request in requests if isinstance(request, Chain)]
-        drafted = self._draft_chains(chains) if len(chains) == len(requests) else None
+        trees = [(client, request) for client, request in requests if isinstance(request, StaticTree)]
+        drafted = None
+        if len(chains) == len(requests):
+            drafted = self._draft_chains(chains)
+        elif len(trees) == len(requests):
+            drafted = self._draft_trees(trees)
         return self._run_pass(requests) if drafted is None else drafted
 
     def _run_pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
@@ -251,6 +256,30 @@ class Loop:
         return [
             (client, [*chain.answer, *tokens]) for (client, chain), (tokens, _) in zip(requests, drafted, strict=True)
         ]
+
+    def _draft_trees(self, requests: list[tuple[LoopClient, StaticTree]]) -> list[tuple[LoopClient, object]] | None:
+        """Grow the trees of all clips in one call; return None if the host has to see each pass."""
+        trees = [tree for _, tree in requests]
+        engine = trees[0].engine
+        begun, prepared = self.now(), engine.preparing
+        try:
+            if (drafted := engine.trees(trees)) is None:
+                return None
+        except Exception as error:
+            if len(requests) == 1:
+                return [(requests[0][0], error)]
+            drafted = None
+        if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
+            return [answer for request in requests for answer in self._answer_requests([request])]
+        seconds = self.now() - begun - (engine.preparing - prepared)
+        levels = [len(tree.levels) for tree in trees]
+        steps = max(levels)
+        rows = sum(len(tree.token_ids) + sum(map(len, tree.levels[1:])) for tree in trees)
+        for tree in trees:
+            tree.seconds += seconds
+        record = PassRecord(trees[0].lane, sum(levels) / steps, rows / steps, 0, seconds / steps, steps, grows=True)
+        self.on_pass(record)
+        return [(client, tokens) for (client, _), tokens in zip(requests, drafted, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
         """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import ReplayedPasses
+    from vidspec.engine.requests import StaticTree
 
 __all__ = ["CHUNK", "Engine", "prefill_chunk"]
 
@@ -198,6 +200,20 @@ class Engine(Generic[M]):
             return None
         return [(tokens, choices.probs(at)) for at, tokens in enumerate(drafted)]
 
+    @torch.inference_mode()
+    def trees(self, trees: Sequence[StaticTree]) -> list[list[int]] | None:
+        """Return the tokens of all nodes of trees, without a wait between passes.
+
+        None, with the sequences unchanged, if the host has to see each pass.
+        """
+        graphs = self.model.decoder.graphs
+        if graphs is None or any(tree.done or tree.history is not None for tree in trees):
+            return None
+        for level in range(max(len(tree.levels) for tree in trees)):
+            if not graphs.is_replayable([tree.level_rows(level) for tree in trees if level < len(tree.levels)]):
+                return None
+        return self._replay(graphs, [tree.span for tree in trees], partial(graphs.trees, trees, self.model.vocabulary))
+
     def _replay_chains(
         self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], choices: ChainChoices | None = None
     ) -> list[list[int]] | None:
@@ -206,10 +222,18 @@ class Engine(Generic[M]):
         first = [Rows(span, token_ids) for span, token_ids, _ in batch]
         if graphs is None or not graphs.is_replayable(first):
             return None
-        lengths, prepared = [span.length for span, _, _ in batch], graphs.preparing
+        gammas = [gamma for _, _, gamma in batch]
+        replay = partial(graphs.chain, first, gammas, self.model.vocabulary, choices)
+        return self._replay(graphs, [span for span, _, _ in batch], replay)
+
+    def _replay(
+        self, graphs: ReplayedPasses, spans: Sequence[KVSpan], replay: Callable[[], list[list[int]] | None]
+    ) -> list[list[int]] | None:
+        """Return the result of replayed passes; None, with the sequences unchanged, if there is none."""
+        lengths, prepared = [span.length for span in spans], graphs.preparing
         drafted = None
         try:
-            drafted = graphs.chain(first, [gamma for _, _, gamma in batch], self.model.vocabulary, choices)
+            drafted = replay()
             self.preparing += graphs.preparing - prepared
         except Exception as error:
             if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)):
@@ -217,7 +241,7 @@ class Engine(Generic[M]):
             self._give_up_replaying(error)
         finally:
             if drafted is None:
-                for (span, _, _), length in zip(batch, lengths, strict=True):
+                for span, length in zip(spans, lengths, strict=True):
                     span.rollback(min(length, span.length))
         return drafted
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.fused import FusedDecoder
+    from vidspec.engine.requests import StaticTree
 
 __all__ = [
     "FEWEST",
@@ -187,16 +188,56 @@ class ReplayedPasses:
             return None
         return [[step[at] for step in steps[:gamma]] for at, gamma in enumerate(gammas)]
 
+    def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
+        """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
+        grown: list[torch.Tensor] = []
+        order: list[tuple[int, int]] = []  # tree and node of each token
+        tokens: torch.Tensor | None = None
+        with self._on_device():
+            for level in range(max(len(tree.levels) for tree in trees)):
+                growing = [(at, tree) for at, tree in enumerate(trees) if level < len(tree.levels)]
+                batch = [tree.level_rows(level) for _, tree in growing]
+                width = max(rows.top for rows in batch)
+                step, sizes = self._run_pass(batch, vocabulary, tokens)
+                picks, following = list[int](), list[int]()
+                for (at, tree), end in zip(growing, accumulate(sizes), strict=True):
+                    nodes = tree.levels[level]
+                    for row, node in enumerate(nodes, end - len(nodes)):
+                        for child in tree.children[node]:
+                            if child in tree.children:
+                                following.append(len(picks))
+                            picks.append(row * width + tree.ranks[child])
+                            order.append((at, child))
+                places = to_device(torch.tensor([*picks, *following]), self.device)
+                best = step.logits[: sum(sizes)].topk(width).indices
+                grown.append(best.view(-1).index_select(0, places[: len(picks)]))
+                tokens = grown[-1].index_select(0, places[len(picks) :])
+            numbers = torch.cat(grown).tolist()
+        answers = [[0] * len(tree.parents) for tree in trees]
+        for (at, child), token in zip(order, numbers, strict=True):
+            answers[at][child] = token
+        return answers
+
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _run_pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[GraphStep, list[int]]:
-        """Run the pass, which grows its sequences; return it with the number of rows of each."""
+    def _run_pass(
+        self, batch: Sequence[Rows], vocabulary: int, tokens: torch.Tensor | None = None
+    ) -> tuple[GraphStep, list[int]]:
+        """Run the pass, which grows its sequences; return it with the number of rows of each.
+
+        Args:
+            batch: the rows of each sequence.
+            vocabulary: number of logits to keep.
+            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+        """
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
         self.decoder.slab.move_entries()
         self._write_table(step, batch)
+        if tokens is not None:
+            step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size

@@ -34,6 +34,7 @@ __all__ = [
     "ModelLane",
     "PrefillPrompt",
     "Receive",
+    "StaticTree",
     "Steps",
     "run_to_completion",
 ]
@@ -168,6 +169,78 @@ class Chain(Forward):
         return self.gamma == 0
 
 
+class StaticTree(Forward):
+    """Greedy tree of a known shape, one pass for each level of nodes with children; the answer is all nodes' tokens.
+
+    Args:
+        engine: the model's engine.
+        span: the sequence; it grows by the tokens to read and by the nodes with children, level by level.
+        token_ids: tokens to read before the tree, at least one.
+        parents: of each node, -1 for the first ones; parents come first.
+        ranks: of each node, 0 for the likeliest token after its parent.
+        history: penalties and grammar of the new tokens.
+
+    Attributes:
+        levels: nodes that each pass reads; -1 stands for the tokens before the tree.
+        children: by node, in the order of nodes.
+    """
+
+    grows = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        span: KVSpan,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        ranks: Sequence[int],
+        *,
+        history: TextHistory | None = None,
+    ) -> None:
+        self.engine, self.rows, self.lane = engine, (), "draft"
+        self.span, self.token_ids, self.parents, self.ranks, self.history = span, token_ids, parents, ranks, history
+        self.children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            self.children.setdefault(parent, []).append(node)
+        self.levels: list[list[int]] = [[-1]]
+        while following := [node for node in self.grown(len(self.levels) - 1) if node in self.children]:
+            self.levels.append(following)
+        self.done = 0  # levels
+        self.answer = [0] * len(parents)
+
+    def grown(self, level: int) -> list[int]:
+        """Return the nodes that the pass over a level adds."""
+        return [child for node in self.levels[level] for child in self.children[node]]
+
+    def level_rows(self, level: int) -> Rows:
+        """Return the rows of the pass over a level."""
+        nodes, top = self.levels[level], 1 + max(self.ranks[child] for child in self.grown(level))
+        changes = None
+        if self.history is not None:
+            changes = self.history.changes_for_paths([self._path(node) for node in nodes])
+        if level == 0:
+            return Rows(self.span, self.token_ids, top=top, processor=changes)
+        read = [node for before in self.levels[1 : level + 1] for node in before]
+        entry = {-1: -1, **{node: index for index, node in enumerate(read)}}
+        above = [entry[self.parents[node]] for node in read]
+        return Rows(self.span, [self.answer[node] for node in nodes], above, top=top, processor=changes)
+
+    def _path(self, node: int) -> list[int]:
+        return [] if node < 0 else [*self._path(self.parents[node]), self.answer[node]]
+
+    def parts(self, limit: int) -> Sequence[Rows]:
+        return [self.level_rows(self.done)]
+
+    def add_result(self, passed: Sequence[PassResult]) -> bool:
+        self.engine.check(passed)
+        nodes = self.levels[self.done]
+        for node, (tokens, _) in zip(nodes, passed[0].top[-len(nodes) :], strict=True):
+            for child in self.children[node]:
+                self.answer[child] = tokens[self.ranks[child]]
+        self.done += 1
+        return self.done == len(self.levels)
+
+
 class PrefillPrompt(Forward):
     """Prefill of a prompt into a new sequence, in as many passes as it takes; the answer is a ``PrefillResult``.
 
@@ -242,7 +315,7 @@ class Receive(_BaseRequest):
         self.answer = messages
 
 
-#: Any request of a decoding; ``Chain`` and ``PrefillPrompt`` are kinds of ``Forward``.
+#: Any request of a decoding; ``Chain``, ``StaticTree`` and ``PrefillPrompt`` are kinds of ``Forward``.
 EngineRequest: TypeAlias = Forward | Encode | Receive
 
 #: A part of a decoding: yields requests, is sent their answers, and returns a T.

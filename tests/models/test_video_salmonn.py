@@ -79,7 +79,16 @@ def test_a_clip_without_sound(loaded):
     assert heard.sound.shape == (16, 6000) and loaded.audio_tokens(488000) == 120
 
 
-def refused(folder, changes, names="model"):
+def test_a_model_in_parts(loaded):
+    """The audio tower is on one device as a whole, here on none."""
+    parts = {"model": "cpu", "lm_head": "cpu", "audio": "disk"}
+    spread = load_model(str(checkpoint("video_salmonn2_plus")), resolve_placement("cpu", device_map=parts))
+    assert spread.model.audio.q_tokens.is_meta and "SalmonnAudioEncoder" in spread.model._no_split_modules
+    shown = pixels(loaded, heard=3.1)
+    torch.testing.assert_close(spread.encode(shown).audio, loaded.encode(shown).audio, rtol=0, atol=1e-5)
+
+
+def refused(folder, changes):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     audio = config["audio_config"]

@@ -35,8 +35,8 @@ __all__ = [
     "make_graphs",
 ]
 
-#: Most rows of a pass.
-ROWS = 256
+#: Most rows of a pass: 16 trees of 26 rows are one.
+ROWS = 512
 #: Lowest compute capability for captured passes; older GPUs lack bfloat16, and room for the kernels' tiles.
 CAPABILITY = (8, 0)
 #: Fewest rows of an unchained pass: a token and a window of up to 7 run the same kernels, so they round alike.
@@ -177,6 +177,7 @@ class ReplayedPasses:
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
+        self.decoder.slab.move_entries()
         self._write_table(step, batch)
         replay()
         for rows, size in zip(batch, sizes, strict=True):

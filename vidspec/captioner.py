@@ -513,6 +513,7 @@ class Captioner:
 
     def _can_estimate(self, sequence: Sequence) -> bool:
         """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
-        undisturbed = not (sequence.shared or self.has_feed) and sequence.job.cache is None
+        undisturbed = not sequence.shared and sequence.job.cache is None
         drafts = sequence.setup.acceptance is not None
-        return self.estimates_speedup and undisturbed and drafts and not self.profile.prunes_the_target
+        wanted = sequence.job.estimates_speedup or (self.estimates_speedup and not self.has_feed)
+        return wanted and undisturbed and drafts and not self.profile.prunes_the_target

@@ -12,7 +12,7 @@ from vidspec.dataset import stores
 from vidspec.dataset.access import Access
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.containers import ShardFiles, shard_members
-from vidspec.dataset.inputs import expand_braces
+from vidspec.dataset.inputs import expand_shards
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
 from vidspec.dataset.records import clip_id
@@ -239,11 +239,11 @@ def test_clips_are_read_under_their_own_name():
 
 
 def test_braces():
-    assert expand_braces("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
-    assert expand_braces("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
+    assert expand_shards("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
+    assert expand_shards("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
     Path("{0..1}.tar").touch()
-    assert expand_braces("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
-    assert expand_braces("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
+    assert expand_shards("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
+    assert expand_shards("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
 
 
 @pytest.mark.parametrize(
@@ -265,3 +265,30 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"v.parquet: needs pyarrow, .*pip install 'vidspec\[data\]'"):
         shard_members(Job("v.parquet"))
+
+
+def test_stars_in_urls_are_listed():
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for name in ("a/1.tar", "a/0.tar", "b/2.tar", "a/x.txt", "a/1.tar~"):
+        store.pipe_file(f"/stars/{name}", b"x")
+    assert expand_shards("memory://stars/a/*.tar") == ["memory:///stars/a/0.tar", "memory:///stars/a/1.tar"]
+    assert expand_shards("memory://stars/{a,b}/*.tar") == [
+        f"memory:///stars/{one}.tar" for one in ("a/0", "a/1", "b/2")
+    ]
+    assert expand_shards("d/*.tar") == ["d/*.tar"], "left to the shell"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("https://example.org/*.tar", r"a web server does not list its files"),
+        ("memory://stars/none/*.tar", "no file matches"),
+        ("nowhere://x/*.tar", "of no protocol that fsspec knows"),
+    ],
+)
+def test_stars_that_cannot_be_listed(pattern, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        expand_shards(pattern)
+    assert caught.value.hint and pattern in str(caught.value)

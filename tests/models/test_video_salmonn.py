@@ -19,6 +19,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels
+from vidspec.models.checkpoint_config import read_config
 from vidspec.models.families.video_salmonn2_plus import audio_per_step
 from vidspec.models.loading import load_model
 from vidspec.models.placement import resolve_placement
@@ -115,6 +116,11 @@ def refused(folder, changes):
 def test_other_sound_is_refused(tmp_path, changes, what):
     copy_checkpoint(tmp_path, "video_salmonn2_plus")
     assert what in refused(tmp_path, changes)
+
+
+def test_the_architecture_alone_says_that_it_hears(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl", "architectures": ["video_SALMONN2_plus"]}')
+    assert read_config(str(tmp_path)).model_type == "video_salmonn2_plus"
 
 
 def test_an_audio_branch_is_not_left_out(tmp_path):

@@ -133,8 +133,10 @@ def caption_all(request: CaptionArguments) -> int:
     check_files_distinct(request, destinations, entries, defaults.path)
     settings = SettingsDigest(profile.model_dump(), how)
     if request.dry_run:
-        from vidspec.cli.dry_run import run_dry
+        from vidspec.cli.dry_run import run_dry, run_dry_shards
 
+        if destinations[0].parts is not None:
+            return run_dry_shards(request, found, entries, destinations[0], settings)
         return run_dry(request, found, entries, destinations, settings, shard.label if shard else "")
     run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
     # Keep output of libraries out of the captions; only the run's output holds the real stdout.
@@ -144,10 +146,11 @@ def caption_all(request: CaptionArguments) -> int:
 
 def _check_shards(request: CaptionArguments) -> None:
     """Refuse options that need clips in files of their own."""
-    for option in ("dry_run", "checksum", "heatmap", "report"):
-        if getattr(request, option):
-            name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
+    if request.checksum:
+        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
+        raise UsageError("--checksum needs clips that are files, not shards", hint=hint)
+    if request.heatmap is not None:
+        raise UsageError("--heatmap needs clips that are files, not shards", hint="unpack some clips of interest")
 
 
 def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None, config: JobConfig) -> Iterator[Job]:

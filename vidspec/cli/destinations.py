@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import FileOutput, Output
+    from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import SidecarNames
 
@@ -54,6 +55,17 @@ class Destination:
         if path is None or (path.exists() and not path.is_file()):
             return None
         return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
+
+    def open_parts(self, request: CaptionArguments, shards: Sequence[Job], *, look: bool = False) -> PartOutput:
+        """Open the output of a file for each shard; read-only if ``look``.
+
+        Raises:
+            UsageError: a file is there that is none of these, or two shards would share one.
+        """
+        from vidspec.dataset.parts import PartOutput
+
+        form, fresh = cast("PartFormat", self.forms[0]), request.overwrite
+        return PartOutput(self.parts or "", shards, form, fresh=fresh, retry=request.retry_failed, look=look)
 
 
 def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
@@ -228,7 +240,6 @@ def open_output(
     """
     from vidspec.dataset.clip_files import SidecarOutput
     from vidspec.dataset.outputs import CombinedOutput
-    from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.single_file import SingleFileOutput
     from vidspec.dataset.writers import FileLines, StdoutLines, StreamOutput
 
@@ -237,8 +248,7 @@ def open_output(
     def open_destination(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
         if place.parts is not None:
-            form = cast("PartFormat", form)
-            return PartOutput(place.parts, entries, form, fresh=request.overwrite, retry=request.retry_failed)
+            return place.open_parts(request, entries)
         if place.names:
             return SidecarOutput(
                 place.names,

@@ -32,6 +32,7 @@ class PartOutput(Output):
         folder: folder of the parts, or its URL.
         shards: shards of the run.
         form: format of the parts.
+        look: read only; nothing is made, moved or begun.
         fresh: start over; earlier parts are kept as ``NAME~``, below a URL replaced.
         retry: treat parts with failed clips as unfinished.
 
@@ -43,7 +44,14 @@ class PartOutput(Output):
     """
 
     def __init__(
-        self, folder: str, shards: Sequence[Job], form: PartFormat, *, fresh: bool = False, retry: bool = False
+        self,
+        folder: str,
+        shards: Sequence[Job],
+        form: PartFormat,
+        *,
+        fresh: bool = False,
+        retry: bool = False,
+        look: bool = False,
     ) -> None:
         self.folder, self.form, self._lock = folder, form, threading.RLock()
         self._journals: dict[str, Journal] = {}  # by shard
@@ -55,12 +63,12 @@ class PartOutput(Output):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
-        if not is_url(folder):
+        if not (look or is_url(folder)):
             make_folder(Path(folder))
         existing = list_names(folder)
         earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
         if fresh:
-            for old, name in earlier_names.items():
+            for old, name in earlier_names.items() if not look else ():
                 self._journal_path(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
@@ -75,6 +83,18 @@ class PartOutput(Output):
     def name(self, shard: str) -> str:
         """Return the path or URL of a shard's part."""
         return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}{self.form.suffix}")
+
+    def finished_part(self, shard: Job, settings: str) -> PartSummary | None:
+        """Return the summary of a finished part; None if it is unfinished or not there.
+
+        Raises:
+            UsageError: it was made with other settings.
+        """
+        part = self.finished.get(shard.path)
+        if part is not None and set(part.settings) - {settings}:
+            message = f"{self.name(shard.path)}: was made with other settings"
+            raise UsageError(message, hint="--overwrite, or another --output-dir")
+        return part
 
     def begin(self, shard: str) -> None:
         """Open the journal of a shard and copy the captions of an earlier part to it.

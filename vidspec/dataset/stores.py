@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from vidspec.dataset.access import Access, GuardedClient, PrivateAddressError, is_url
+from vidspec.dataset.access import Access, GuardedClient, InsecureRedirectError, PrivateAddressError, is_url
 from vidspec.dataset.allowance import Allowance, FetchLimits
 from vidspec.errors import OutputError, UsageError, VideoError, VidspecError
 from vidspec.files import write_whole
@@ -27,7 +27,18 @@ from vidspec.files import write_whole
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["back_up_url", "copy", "is_bug", "is_url", "join_url", "list_names", "open_url", "retry", "write_url"]
+__all__ = [
+    "back_up_url",
+    "copy",
+    "is_bug",
+    "is_url",
+    "join_url",
+    "list_names",
+    "match_urls",
+    "open_url",
+    "retry",
+    "write_url",
+]
 
 T = TypeVar("T")
 
@@ -221,6 +232,23 @@ def back_up_url(name: str) -> str:
     return f"{folder}/{free}"
 
 
+def match_urls(pattern: str) -> list[str]:
+    """Return the URLs of the files that match a pattern with ``*``, sorted.
+
+    Raises:
+        UsageError: there are none, the server cannot list files, or a package is missing.
+        VideoError: the store cannot be read.
+    """
+    if pattern.startswith(("http://", "https://")):
+        hint = "name them: '{00000..00099}' in place of '*'"
+        raise UsageError(f"{pattern}: a web server does not list its files", hint=hint)
+    store, path = _file_system(pattern)
+    found = retry(pattern, lambda: sorted(store.glob(path)))
+    if not found:
+        raise UsageError(f"{pattern}: no file matches", hint="check its name")
+    return [str(store.unstrip_protocol(one)) for one in found]
+
+
 def write_url(name: str, content: bytes) -> None:
     """Write a file atomically: it appears whole or not at all.
 
@@ -272,6 +300,10 @@ def _explain_error(name: str, error: Exception) -> tuple[VidspecError, bool]:
         if isinstance(one, PrivateAddressError):
             message = f"{name}: leads to {one.address}, which is no public address"
             hint = f"--allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
+            return VideoError(message, kind="refused", hint=hint), True
+        if isinstance(one, InsecureRedirectError):
+            message = f"{name}: its server leads to http://{one.host}, without encryption"
+            hint = f"--allow-urls http://{one.host}, if it may be read so"
             return VideoError(message, kind="refused", hint=hint), True
     if isinstance(error, ImportError):
         return _missing_package(name, error), True

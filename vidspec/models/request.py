@@ -95,6 +95,7 @@ class CaptionRequest:
         return_probs: include the target's token probabilities in rounds.
         reread: reads the frames again, for a repetition of the clip; if given, frames are released after encoding.
         generate: keys of the profile's section ``generate`` with values of their own for this request.
+        estimates_speedup: estimate the decode speed-up, as ``Captioner.estimates_speedup`` does for all.
         abandoned: set by the caller to abandon the clip, whose place is free after the running pass; it gets no more
             events.
     """
@@ -116,6 +117,7 @@ class CaptionRequest:
     return_probs: bool = False
     reread: Callable[[], Clip] | None = None
     generate: Mapping[str, object] = field(default_factory=dict)
+    estimates_speedup: bool = False
     abandoned: Event | None = None
 
     def seed(self, run: int) -> int:

@@ -34,9 +34,7 @@ def own(small_captioner):
 def slow_passes(own, monkeypatch):
     """Rows of each pass of the target, which takes long enough for a caller to leave meanwhile."""
     passes, forward = [], own.target.run
-    monkeypatch.setattr(
-        own.target, "run", lambda batch: time.sleep(0.1) or passes.append(len(batch)) or forward(batch)
-    )
+    monkeypatch.setattr(own.target, "run", lambda batch: time.sleep(0.1) or passes.append(len(batch)) or forward(batch))
     return passes
 
 

@@ -84,7 +84,7 @@ class BulkRun:
 
 def caption_all(request: CaptionArguments) -> int:
     """Caption the clips of a request and return the exit code."""
-    from vidspec.config.user_config import PAIRED, read_config, resolve
+    from vidspec.config.user_config import PAIRED, read_config
     from vidspec.dataset import inputs
     from vidspec.dataset.records import SettingsDigest
     from vidspec.dataset.shards import parse_shard
@@ -94,7 +94,7 @@ def caption_all(request: CaptionArguments) -> int:
     sources = input_sources(request)
     defaults = read_config()
     forms = output_formats(request, defaults)
-    resolved = resolve(request.profile, profile_overrides(request), defaults)
+    resolved = start.resolve_profile(request.profile, profile_overrides(request), defaults, verbose=request.verbose)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
         print_note(f"note: the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")

@@ -27,7 +27,7 @@ import typer
 from research.commands import run
 from vidspec.errors import VidspecError
 
-__all__ = ["main"]
+__all__ = ["answer_text", "chat_body", "main", "post_request", "send_request"]
 
 PROMPTS = ("Describe this video in detail.", "What moves?")
 LENGTHS = (6, 12)
@@ -122,12 +122,14 @@ def _good_requests(clips: Sequence[str], profile: str) -> list[Good]:
             for clip in clips:
                 url = "data:video/mp4;base64," + base64.b64encode(Path(clip).read_bytes()).decode()
                 found += [
-                    Good(_body(url, prompt, max_tokens=length, stream=stream), texts[clip]) for stream in (False, True)
+                    Good(chat_body(url, prompt, max_tokens=length, stream=stream), texts[clip])
+                    for stream in (False, True)
                 ]
     return found
 
 
-def _body(url: str, prompt: str = "What moves?", **fields: object) -> bytes:
+def chat_body(url: str, prompt: str = "What moves?", **fields: object) -> bytes:
+    """Return the body of a request about a video."""
     parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": prompt}]
     return json.dumps({"messages": [{"role": "user", "content": parts}], **fields}).encode()
 
@@ -137,23 +139,34 @@ def _hostile(kind: str, good: bytes) -> bytes:
     body = {
         "no JSON": good[: len(good) // 2],
         "nested JSON": b"[" * 50_000,
-        "no video": _body("data:video/mp4;base64,AAAA"),
-        "no base64": _body("data:video/mp4;base64,!!!!"),
-        "damaged": _body("data:video/mp4;base64," + base64.b64encode(os.urandom(1 << 16)).decode()),
-        "private address": _body("http://169.254.169.254/latest/meta-data"),
-        "file": _body("file:///etc/passwd"),
-        "frame bomb": _body("data:video/jpeg;base64,/9j/" + ",AAAA" * 5_000),
+        "no video": chat_body("data:video/mp4;base64,AAAA"),
+        "no base64": chat_body("data:video/mp4;base64,!!!!"),
+        "damaged": chat_body("data:video/mp4;base64," + base64.b64encode(os.urandom(1 << 16)).decode()),
+        "private address": chat_body("http://169.254.169.254/latest/meta-data"),
+        "file": chat_body("file:///etc/passwd"),
+        "frame bomb": chat_body("data:video/jpeg;base64,/9j/" + ",AAAA" * 5_000),
         "bad option": good[:-1] + b', "temperature": "hot"}',
         "too long": good[:-1] + b', "max_tokens": 1000000}',
     }.get(kind, good)
-    return _request(body)
+    return post_request(body)
 
 
-HOSTILE = ("no JSON", "nested JSON", "no video", "no base64", "damaged", "private address", "file", "frame bomb")
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+HOSTILE: tuple[str, ...] = (
+    "no JSON",
+    "nested JSON",
+    "no video",
+    "no base64",
+    "damaged",
+    "private address",
+    "file",
+    "frame bomb",
+)
 HOSTILE += ("bad option", "too long", "gone in the body", "gone before the answer", "gone in the answer")
 
 
-def _request(body: bytes) -> bytes:
+def post_request(body: bytes) -> bytes:
+    """Return the bytes of a request."""
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -164,7 +177,7 @@ async def _send(
     """Send all requests, and read the server's usage ten times and after the last."""
     result, order = SoakResult(), iter(range(requests))
     for one in good[:4]:  # loads what is loaded with the first requests
-        await _ask(port, _request(one.body))
+        await send_request(port, post_request(one.body))
     result.usage.append(_usage(server))
     began = time.monotonic()
 
@@ -174,7 +187,7 @@ async def _send(
             if number % 10 == 9:
                 kind = HOSTILE[number // 10 % len(HOSTILE)]
                 await _attack(port, kind, one, result)
-            elif (text := _text(await _ask(port, _request(one.body)))) == one.text:
+            elif (text := answer_text(await send_request(port, post_request(one.body)))) == one.text:
                 result.right += 1
             else:
                 result.wrong.append(f"request {number}: {text!r} instead of {one.text!r}")
@@ -185,7 +198,9 @@ async def _send(
     await asyncio.gather(*(work() for _ in range(at_once)))
     result.seconds = time.monotonic() - began
     for _ in range(100):
-        metrics = (await _ask(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).decode()
+        metrics = (
+            await send_request(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        ).decode()
         idle = all(f"\nvidspec_{name} 0\n" in metrics for name in ("requests_waiting", "requests_running"))
         last = _usage(server)
         if idle and last.descriptors <= result.usage[0].descriptors:
@@ -197,7 +212,7 @@ async def _send(
     return result
 
 
-async def _ask(port: int, request: bytes) -> bytes:
+async def send_request(port: int, request: bytes) -> bytes:
     """Return the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -215,7 +230,7 @@ async def _ask(port: int, request: bytes) -> bytes:
 async def _attack(port: int, kind: str, one: Good, result: SoakResult) -> None:
     request = _hostile(kind, one.body)
     if not kind.startswith("gone"):
-        answer = await _ask(port, request)
+        answer = await send_request(port, request)
         status = answer[9:12].decode(errors="replace")
         result.hostile[f"{kind}: {status}"] += 1
         if not status.startswith("4"):
@@ -231,7 +246,7 @@ async def _attack(port: int, kind: str, one: Good, result: SoakResult) -> None:
     result.hostile[kind] += 1
 
 
-def _text(answer: bytes) -> str:
+def answer_text(answer: bytes) -> str:
     """Return the text of an answer, whole or streamed; the answer itself if it is an error."""
     head, _, content = answer.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):

@@ -3,11 +3,13 @@
 import base64
 import io
 import json
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from PIL import Image
 
 from tests.serve.servers import data_url, serving
@@ -111,3 +113,24 @@ def test_vlmevalkit(url, captioner, stream):
     assert lines.pop() == "[DONE]"
     found = "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines)
     assert found.strip() == expected
+
+
+def test_lmms_evals_own_code(url, captioner, tmp_path, monkeypatch):
+    """Its backend as installed, several requests at once; its frames are those of this package's reader."""
+    backend = pytest.importorskip("lmms_eval.models.chat.openai", reason="needs lmms-eval")
+    clip = captioner.read(CLIP)
+    sent = torch.from_numpy(clip.frames).permute(0, 3, 1, 2)
+    monkeypatch.setattr("lmms_eval.protocol.fetch_video", lambda wanted: sent[: wanted["nframes"]])
+    monkeypatch.chdir(tmp_path)
+    texts = ("What moves?", "Describe this video in detail.")
+    parts = [[{"type": "video", "url": str(CLIP)}, {"type": "text", "text": text}] for text in texts]
+    options = {"base_url": f"{url}/v1", "api_key": "sk-123456", "max_frames_num": 4, "max_retries": 1, "timeout": 60}
+    model = backend.OpenAICompatible(model_version="test", **options)
+    model.task_dict = {"drawn": {"test": [[{"role": "user", "content": one}] for one in parts]}}
+    requests = [
+        SimpleNamespace(args=(text, lambda doc: doc, {"max_new_tokens": 16}, number, "drawn", "test"))
+        for number, text in enumerate(texts)
+    ]
+    answers = [one.text for one in model.generate_until(requests)]
+    clip = Clip.of(clip.frames, [number / 2 for number in range(len(clip.frames))])
+    assert answers == [captioner.caption(CLIP, clip=clip, prompt=text, max_new_tokens=16).caption for text in texts]

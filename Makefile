@@ -97,7 +97,7 @@ $(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomi
 SITE ?= runs/carry/site
 FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
-NEEDED := hypothesis jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
+NEEDED := av hypothesis jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
 gpu gpu-tests gpu-sizes gpu-folder:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
@@ -121,7 +121,7 @@ CARRY = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-co
 gpu-carry: $(VENV)/installed-test
 	@$(BIN)/python -m research.gpu frames --frames runs/carry/frames.npz
 	@$(CARRY) --only-binary=:all: --python-version $(FOR) --implementation cp --platform manylinux2014_x86_64 \
-		--platform manylinux_2_28_x86_64 hypothesis platformdirs pydantic wcmatch webvtt-py
+		--platform manylinux_2_28_x86_64 av hypothesis platformdirs pydantic wcmatch webvtt-py
 	@$(CARRY) --no-deps srt
 	@du -sh runs/carry
 

@@ -428,7 +428,7 @@ def draw(clips: Path) -> None:
     """
     docs = ROOT / "docs"
     clip = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
-    panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.ogv"}
+    panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.mp4"}
     commands = [["panel", str(source), str(docs / "pictures" / file)] for file, source in panels.items()]
     commands[-1].append("--still")
     for name, *arguments in [*commands, ["how"]]:

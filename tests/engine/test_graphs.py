@@ -20,6 +20,7 @@ from tests.engine.passing import poison, unreplayed
 from tests.engine.test_fused import SIZE, engine_of
 from tests.pruning.target.families import case
 from vidspec.engine.attention import split_count
+from vidspec.engine.block_kernels import triton_problem
 from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
@@ -89,17 +90,17 @@ def test_the_most_rows(engine):
 
 
 def test_windows_of_many_clips_are_one_pass(engine):
-    """16 clips of 6 rows; beyond 256 rows there is a second pass."""
+    """16 clips of 6 rows; beyond 512 rows there is a second pass."""
     prompt, graphs = prompts(engine)[0], engine.model.decoder.graphs
-    spans = [engine.prefill(prompt, ROOM).span for _ in range(44)]
+    spans = [engine.prefill(prompt, ROOM).span for _ in range(87)]
     check(engine, [Rows(span, TOKENS[:6]) for span in spans[:16]])
     assert set(graphs.captured) == {128}
     batch = [Rows(span, TOKENS[:6]) for span in spans]
-    assert not graphs.is_replayable(batch) and graphs.split_batch(batch) == ([[*range(42)], [42, 43]], [])
+    assert not graphs.is_replayable(batch) and graphs.split_batch(batch) == ([[*range(85)], [85, 86]], [])
     expected = unreplayed(engine, batch)
     for mine, theirs in zip(engine.run(batch), expected, strict=True):
         torch.testing.assert_close(mine.logits, theirs.logits, **CLOSE)
-    assert set(graphs.captured) == {128, 256, 16}
+    assert set(graphs.captured) == {128, 512, 16}
 
 
 def test_a_stretch_of_a_prompt_leaves_the_token_rows_to_a_replayed_pass(engine):
@@ -174,11 +175,52 @@ def test_a_decoder_is_freed_without_the_collector(engine):
 def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, reason):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("vidspec.engine.graphs.triton_problem", lambda device: None)
     decoder = engine.model.decoder
     monkeypatch.setattr(decoder, "windows", windows)
     monkeypatch.setattr(decoder, "width", 64)
     found = eager_reason(decoder)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(("platform", "package"), [("win32", "triton-windows"), ("linux", "triton")])
+def test_a_gpu_without_triton_is_told_how_to_get_it(engine, monkeypatch, platform, package):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr(engine.model.decoder, "width", 64)
+    assert eager_reason(engine.model.decoder) == f"triton is not installed: pip install {package}"
+
+
+def test_a_gpu_without_a_compiler_is_told_what_triton_needs(engine, monkeypatch):
+    def no_compiler(rows):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
+    monkeypatch.setattr("vidspec.engine.kernel_elementwise.silu_product", no_compiler)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("vidspec.engine.graphs.triton_problem", triton_problem.__wrapped__)
+    monkeypatch.setattr(engine.model.decoder, "width", 64)
+    reason = eager_reason(engine.model.decoder)
+    assert reason.startswith("triton runs no kernel (RuntimeError: Failed to find C compiler.): install a C compiler")
+
+
+def test_memory_that_captures_keep_is_known_before(engine, monkeypatch):
+    """Logits and last states of each captured pass; nothing more once passes and chains are captured."""
+    graphs, decoder = engine.model.decoder.graphs, engine.model.decoder
+    assert graphs.bytes_to_capture == 0  # nothing is captured on a CPU
+    monkeypatch.setattr(graphs, "_can_capture", True)
+    before = graphs.bytes_to_capture
+    kept = []
+    for count in (8, 16, 32, 64, 128, 256, 512):
+        step = GraphStep(decoder, count, engine.model.vocabulary, standin.attention)
+        with torch.inference_mode():
+            step()
+        kept.append(step.logits.untyped_storage().nbytes() + step.hidden.nbytes)
+    assert sum(kept) < before < 3 * sum(kept) + 512 * decoder.pass_width * 4
+    graphs._steps |= {(8, False): None, (1, True): None}
+    assert graphs.bytes_to_capture == 0
+    graphs.clear()
 
 
 @pytest.fixture
@@ -353,7 +395,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs._can_capture = True
     cuda = RecordedGraphs(monkeypatch)
     span = engine.prefill(prompts(engine)[0], ROOM).span
-    counts = [8, 16, 32, 64, 128, 256]
+    counts = [8, 16, 32, 64, 128, 256, 512]
 
     def captured(counts, pool=1):
         return [done for count in counts for done in (f"ran {count}", f"captured in {pool}")]

@@ -19,6 +19,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels
+from vidspec.models.checkpoint_config import read_config
 from vidspec.models.families.video_salmonn2_plus import audio_per_step
 from vidspec.models.loading import load_model
 from vidspec.models.placement import resolve_placement
@@ -79,7 +80,16 @@ def test_a_clip_without_sound(loaded):
     assert heard.sound.shape == (16, 6000) and loaded.audio_tokens(488000) == 120
 
 
-def refused(folder, changes, names="model"):
+def test_a_model_in_parts(loaded):
+    """The audio tower is on one device as a whole, here on none."""
+    parts = {"model": "cpu", "lm_head": "cpu", "audio": "disk"}
+    spread = load_model(str(checkpoint("video_salmonn2_plus")), resolve_placement("cpu", device_map=parts))
+    assert spread.model.audio.q_tokens.is_meta and "SalmonnAudioEncoder" in spread.model._no_split_modules
+    shown = pixels(loaded, heard=3.1)
+    torch.testing.assert_close(spread.encode(shown).audio, loaded.encode(shown).audio, rtol=0, atol=1e-5)
+
+
+def refused(folder, changes):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     audio = config["audio_config"]
@@ -106,6 +116,11 @@ def refused(folder, changes, names="model"):
 def test_other_sound_is_refused(tmp_path, changes, what):
     copy_checkpoint(tmp_path, "video_salmonn2_plus")
     assert what in refused(tmp_path, changes)
+
+
+def test_the_architecture_alone_says_that_it_hears(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl", "architectures": ["video_SALMONN2_plus"]}')
+    assert read_config(str(tmp_path)).model_type == "video_salmonn2_plus"
 
 
 def test_an_audio_branch_is_not_left_out(tmp_path):

@@ -38,7 +38,8 @@ class TextStream:
         if isinstance(event, Finished):
             text = event.caption.caption or ""
             if not text.startswith(self._returned):
-                raise GenerationError(f"{event.caption.path}: began again, with another text", kind="restarted")
+                message = f"{event.caption.path}: the text changed after a part of it was streamed"
+                raise GenerationError(message, kind="restarted", hint="the clip began again, and sampling drew another")
         elif isinstance(event, Round):
             self._text += "".join(event.texts)
             text = cut_at_stop(self._text, self._stop, unfinished=True).strip()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
 from vidspec.engine.device import replay_refusal, to_device
 from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, table_columns
 from vidspec.engine.rows import PassResult, Rows
@@ -35,10 +35,8 @@ __all__ = [
     "make_graphs",
 ]
 
-#: Most rows of a pass.
-ROWS = 256
-#: Lowest compute capability for captured passes; older GPUs lack bfloat16, and room for the kernels' tiles.
-CAPABILITY = (8, 0)
+#: Most rows of a pass: 16 trees of 26 rows are one.
+ROWS = 512
 #: Fewest rows of an unchained pass: a token and a window of up to 7 run the same kernels, so they round alike.
 FEWEST = 8
 
@@ -53,12 +51,13 @@ def eager_reason(decoder: FusedDecoder) -> str | None:
     """Return why a GPU would run passes of a decoder kernel by kernel; None if they can be replayed."""
     if (reason := eager_reason_by_shape(decoder.windows, decoder.width)) is not None:
         return reason
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    capability = torch.cuda.get_device_capability(decoder.embedding.device)
+    device = decoder.embedding.device
+    if (absence := triton_absence()) is not None:
+        return absence
+    capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
-    return replay_refusal(decoder.embedding.device)
+    return replay_refusal(device) if torch.version.hip is not None else triton_problem(device)
 
 
 def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
@@ -97,6 +96,18 @@ class ReplayedPasses:
     def captured(self) -> Collection[int]:
         """Numbers of rows with a captured pass."""
         return {count for count, _ in self._steps}
+
+    @property
+    def bytes_to_capture(self) -> int:
+        """Bytes that passes and chains not captured yet keep, and the working memory of one, which all share."""
+        kinds = {chained for _, chained in self._steps}
+        if not self._can_capture or len(kinds) == 2:
+            return 0
+        decoder = self.decoder
+        kept = sum(sum(_counts(chained)) for chained in (False, True) if chained not in kinds)
+        row = decoder.head.shape[0] + decoder.embedding.shape[1] * (1 + len(self._tapped))
+        working = 0 if kinds else ROWS * decoder.pass_width
+        return (kept * row + working) * decoder.embedding.itemsize
 
     def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Return True for few token rows without observers, in sequences with the same entries in all layers."""
@@ -177,6 +188,7 @@ class ReplayedPasses:
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
+        self.decoder.slab.move_entries()
         self._write_table(step, batch)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
@@ -208,8 +220,7 @@ class ReplayedPasses:
         """Make a pass, and if passes are captured all others of its kind, so that no later pass has to wait."""
         counts = [count]
         if self._can_capture:
-            fewest = 1 if chained else FEWEST
-            counts += [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
+            counts += _counts(chained)
         for wanted in counts:
             try:
                 if (wanted, chained) not in self._steps:
@@ -246,6 +257,12 @@ class ReplayedPasses:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return step, graph.replay
+
+
+def _counts(chained: bool) -> list[int]:
+    """Return the numbers of rows for which passes are captured."""
+    fewest = 1 if chained else FEWEST
+    return [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
 
 
 def _padded_rows(count: int) -> int:

@@ -68,6 +68,8 @@ class VideoSalmonnConfig(Qwen2_5_VLConfig):
 class SalmonnAudioEncoder(WhisperEncoder):
     """Whisper's encoder, then one Q-Former token for each half second, projected to the language model."""
 
+    _no_split_modules = ["SalmonnAudioEncoder"]  # noqa: RUF012 - as in transformers
+
     def __init__(self, settings: StockConfig, hidden_size: int) -> None:
         super().__init__(WhisperConfig(**_chosen(AUDIO, settings)))
         given = settings.get("qformer_config") or {}

@@ -57,9 +57,9 @@ class VideoSalmonn2Plus(AudioVisualQwen):
 
     def spectrum(self, sound: NDArray[np.float32]) -> torch.Tensor:
         """Return the log-mel spectra (bins, 3000 P) of the parts of a sound, each normalised by itself."""
-        parts = [sound[start : start + PART_SAMPLES] for start in range(0, len(sound), PART_SAMPLES)]
-        found = self.feature_extractor(parts, sampling_rate=16000, return_tensors="pt")["input_features"]
-        return torch.cat([*found], dim=1)
+        parts = (sound[start : start + PART_SAMPLES] for start in range(0, len(sound), PART_SAMPLES))
+        spectra = (self.feature_extractor(part, sampling_rate=16000, return_tensors="pt") for part in parts)
+        return torch.cat([found["input_features"][0] for found in spectra], dim=1)
 
     def split_spectrum(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from sound.split(2 * PART_ROWS, dim=1)

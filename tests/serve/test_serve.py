@@ -269,6 +269,14 @@ def test_other_models_and_no_json(server):
     assert httpx.post(chat, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
 
 
+def test_routes_and_methods_that_there_are_not(server):
+    url, _ = server
+    missing, other = httpx.get(f"{url}/v1/embeddings"), httpx.get(f"{url}/v1/chat/completions")
+    assert (missing.status_code, other.status_code, other.headers["allow"]) == (404, 405, "POST")
+    for answer in (missing, other):
+        assert answer.json()["error"]["type"] == "invalid_request_error" and answer.json()["error"]["message"]
+
+
 def test_models_health_and_metrics(server, client):
     url, _ = server
     assert [model.id for model in client.models.list()] == ["test"]

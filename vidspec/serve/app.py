@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -283,6 +284,8 @@ class _Api:
             told.code = error.kind
         elif isinstance(error, ApiError):
             told = error
+        elif isinstance(error, HTTPException):  # no such route, or another method
+            told = ApiError(error.detail.lower(), status=error.status_code, code="http")
         else:
             traceback.print_exception(error, file=sys.stderr)
             told = ApiError("internal error", status=500, code="internal")
@@ -295,7 +298,9 @@ class _Api:
             self.metrics.errors["gone"] += 1
             return Response(status_code=499)
         told = self._fail(error)
-        headers = {"Retry-After": str(RETRY_AFTER)} if told.status == 503 else {}
+        headers = dict(getattr(error, "headers", None) or {})
+        if told.status == 503:
+            headers["Retry-After"] = str(RETRY_AFTER)
         if told.code == "timeout":
             headers["X-Should-Retry"] = "false"
         return JSONResponse(told.content, told.status, headers)
@@ -415,6 +420,6 @@ def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], N
     ]
     if config.page:
         routes += [Route("/", api.page), Route("/samples/{name}", api.sample)]
-    handlers = {kind: api.answer_error for kind in (ApiError, VidspecError, ClientDisconnect, Exception)}
+    handlers = {kind: api.answer_error for kind in (ApiError, HTTPException, VidspecError, ClientDisconnect, Exception)}
     app = Starlette(routes=routes, lifespan=api.lifespan, exception_handlers=handlers)
     return _Guard(app, config)

@@ -13,7 +13,7 @@ __all__ = ["FILES", "KERNELS", "SMOKE", "run_tests"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Those of the kernels run on a CPU too, where Triton's interpreter runs them; so a smoke run leaves them out.
-KERNELS = "tests/engine/test_kernel.py"
+KERNELS = ("tests/engine/test_kernel.py", "tests/engine/test_block_kernels.py")
 #: In this order: passes, products, pixels, and whole clips.
 FILES = (
     "tests/gpu/test_replayed.py",
@@ -38,20 +38,16 @@ class _Recorder:
         self.interrupted = False
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.interrupted = excinfo.type is KeyboardInterrupt  # a subclass ends a run without time
+        self.interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)  # which ends a run without time
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Run one test of each function first, then the other parameters; those that passed in an earlier run last."""
-        seen: set[tuple[object, ...]] = set()
-
-        def rank(item: pytest.Item) -> int:
-            function = (item.path, getattr(item, "originalname", item.name))
-            first = function not in seen
-            seen.add(function)
-            return 2 if item.nodeid in self._passed_before else 0 if first else 1
-
-        items.sort(key=rank)
+        """Run one test of each function first, in bfloat16 if it can; those that passed in an earlier run last."""
+        first: dict[tuple[object, ...], pytest.Item] = {}
+        for item in sorted(items, key=lambda item: "bfloat16" not in item.name):
+            first.setdefault((item.path, getattr(item, "originalname", item.name)), item)
+        first_ids = {item.nodeid for item in first.values()}
+        items.sort(key=lambda item: 2 if item.nodeid in self._passed_before else item.nodeid not in first_ids)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if self._results.seconds_left > 0:
@@ -84,7 +80,7 @@ def run_tests(results: Results, *, smoke: bool = False) -> bool:
     recorder = _Recorder(results)
     if smoke:
         os.environ[SMOKE] = "1"
-    files = [str(ROOT / name) for name in ((KERNELS,) * (not smoke) + FILES)]
+    files = [str(ROOT / name) for name in (FILES if smoke else KERNELS + FILES)]
     pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files], plugins=[recorder])
     if recorder.interrupted:
         raise KeyboardInterrupt

@@ -53,12 +53,12 @@ def test_each_mechanism_is_tested_before_its_parameters(monkeypatch, tmp_path):
     """In bfloat16 first; what passed in a run that ended early comes last in the next."""
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"
-        "@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])\n"
+        "@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])\n"
         "def test_one(dtype): ...\n"
         "def test_two():\n"
         "    if 'GO_ON' not in __import__('os').environ: raise KeyboardInterrupt\n"
     )
-    monkeypatch.setattr(marked, "KERNELS", "test_some.py")
+    monkeypatch.setattr(marked, "KERNELS", ("test_some.py",))
     monkeypatch.setattr(marked, "ROOT", tmp_path)
     monkeypatch.setattr(marked, "FILES", ())
     with pytest.raises(KeyboardInterrupt), Results(tmp_path, "tests", 9) as results:

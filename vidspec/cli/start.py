@@ -36,7 +36,7 @@ NOTICE = (
     "note: the built-in models know only drawn shapes; their captions of real video are wrong; `vidspec models` "
     "lists real models, such as:"
 )
-REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct --draft Qwen/Qwen2.5-VL-3B-Instruct"
+REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct"
 
 
 def resolve_profile(

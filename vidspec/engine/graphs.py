@@ -24,7 +24,9 @@ from vidspec.errors import DeviceError
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
+    from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.fused import FusedDecoder
+    from vidspec.engine.requests import StaticTree
 
 __all__ = [
     "FEWEST",
@@ -147,13 +149,19 @@ class ReplayedPasses:
         entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
         return list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
 
-    def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
+    def chain(
+        self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, choices: ChainChoices | None = None
+    ) -> list[list[int]] | None:
         """Continue sequences as ``Engine.greedy``: one pass per new token; the host waits for the last only.
 
         Args:
             batch: the first rows of each sequence; :meth:`is_replayable` must be true.
             gammas: number of tokens to add to each.
             vocabulary: number of logits to keep.
+            choices: choose the tokens; None for the likeliest ones.
+
+        Returns:
+            The new tokens; None if the choices were not exact.
         """
         for rows, gamma in zip(batch, gammas, strict=True):
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
@@ -162,7 +170,11 @@ class ReplayedPasses:
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
             first_step, sizes = self._run_pass(batch, vocabulary)
             ends = to_device(torch.tensor(list(accumulate(sizes))) - 1, self.device)
-            new_tokens[0].copy_(first_step.tokens[ends])
+            if choices is None:
+                new_tokens[0].copy_(first_step.tokens[ends])
+            else:
+                every = torch.arange(len(batch), device=self.device)
+                new_tokens[0].copy_(choices.choose(first_step.logits[ends], 0, range(len(batch)), every))
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
                 until = min([gammas[at] for at in unfinished])
@@ -173,23 +185,70 @@ class ReplayedPasses:
                 step.moves.copy_(torch.arange(step.count) < len(unfinished))
                 for index in range(done, until):
                     replay()
-                    new_tokens[index].index_copy_(0, places, step.tokens[: len(unfinished)])
+                    tokens = step.tokens[: len(unfinished)]
+                    if choices is not None:
+                        tokens = choices.choose(step.logits[: len(unfinished)], index, unfinished, places)
+                        step.table[0, : len(unfinished)].copy_(tokens)
+                    new_tokens[index].index_copy_(0, places, tokens)
                 for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
-            tokens = new_tokens.t().tolist()
-        return [row[:gamma] for row, gamma in zip(tokens, gammas, strict=True)]
+            flags = [] if choices is None else [choices.exact.long().expand(1, len(batch))]
+            steps = (torch.cat([*flags, new_tokens]) if flags else new_tokens).tolist()
+        if choices is not None and not all(steps.pop(0)):
+            return None
+        return [[step[at] for step in steps[:gamma]] for at, gamma in enumerate(gammas)]
+
+    def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
+        """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
+        grown: list[torch.Tensor] = []
+        order: list[tuple[int, int]] = []  # tree and node of each token
+        tokens: torch.Tensor | None = None
+        with self._on_device():
+            for level in range(max(len(tree.levels) for tree in trees)):
+                growing = [(at, tree) for at, tree in enumerate(trees) if level < len(tree.levels)]
+                batch = [tree.level_rows(level) for _, tree in growing]
+                width = max(rows.top for rows in batch)
+                step, sizes = self._run_pass(batch, vocabulary, tokens)
+                picks, following = list[int](), list[int]()
+                for (at, tree), end in zip(growing, accumulate(sizes), strict=True):
+                    nodes = tree.levels[level]
+                    for row, node in enumerate(nodes, end - len(nodes)):
+                        for child in tree.children[node]:
+                            if child in tree.children:
+                                following.append(len(picks))
+                            picks.append(row * width + tree.ranks[child])
+                            order.append((at, child))
+                places = to_device(torch.tensor([*picks, *following]), self.device)
+                best = step.logits[: sum(sizes)].topk(width).indices
+                grown.append(best.view(-1).index_select(0, places[: len(picks)]))
+                tokens = grown[-1].index_select(0, places[len(picks) :])
+            numbers = torch.cat(grown).tolist()
+        answers = [[0] * len(tree.parents) for tree in trees]
+        for (at, child), token in zip(order, numbers, strict=True):
+            answers[at][child] = token
+        return answers
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _run_pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[GraphStep, list[int]]:
-        """Run the pass, which grows its sequences; return it with the number of rows of each."""
+    def _run_pass(
+        self, batch: Sequence[Rows], vocabulary: int, tokens: torch.Tensor | None = None
+    ) -> tuple[GraphStep, list[int]]:
+        """Run the pass, which grows its sequences; return it with the number of rows of each.
+
+        Args:
+            batch: the rows of each sequence.
+            vocabulary: number of logits to keep.
+            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+        """
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
         self.decoder.slab.move_entries()
         self._write_table(step, batch)
+        if tokens is not None:
+            step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size

@@ -222,7 +222,7 @@ def test_speeds_of_a_published_target_on_a_card(vidspec, monkeypatch):
 
 def test_a_target_that_does_not_fit_has_a_command_that_does(vidspec, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    ran = vidspec("models", "Qwen/Qwen2.5-VL-7B-Instruct", "--card", "t4")
+    ran = vidspec("models", "Qwen/Qwen2.5-VL-7B-Instruct", "--card", "4080")
     assert ran.out.splitlines()[-1].endswith("--profile ar --set models.quantization=4bit")
 
 

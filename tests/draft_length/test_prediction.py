@@ -109,7 +109,7 @@ def test_assumed_acceptance():
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA H100 NVL", None),
-        ("Tesla T4", "t4"),
+        ("Tesla T4", None),
     ],
 )
 def test_names_of_the_driver(name, key):

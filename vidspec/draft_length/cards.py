@@ -17,7 +17,7 @@ class Card(NamedTuple):
     Attributes:
         name: in the words of the maker.
         bandwidth: bytes per second.
-        flops: dense operations per second in bfloat16 (float16 below capability 8.0), summed in float32.
+        flops: dense operations per second in bfloat16, summed in float32.
         memory: bytes.
     """
 
@@ -32,9 +32,8 @@ class Card(NamedTuple):
         return 0.95 * self.memory
 
 
-#: By a short name; of several sizes or forms the one with SXM or the most memory, unless named.
+#: Those whose passes are replayed (compute capability 8.0 and above), by a short name; of several sizes or forms the one with SXM or the most memory, unless named.
 CARDS = {
-    "t4": Card("T4", 0.320e12, 65e12, 16e9),
     "l4": Card("L4", 0.300e12, 121e12, 24e9),
     "a10": Card("A10", 0.600e12, 125e12, 24e9),
     "l40s": Card("L40S", 0.864e12, 362e12, 48e9),

@@ -182,7 +182,7 @@ class ReplayedPasses:
                 places = to_device(torch.tensor(unfinished), self.device)
                 self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
                 step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
-                step.moves.copy_(torch.arange(step.count) < len(unfinished))
+                to_device(torch.arange(step.count) < len(unfinished), step.moves.device, out=step.moves)
                 for index in range(done, until):
                     replay()
                     tokens = step.tokens[: len(unfinished)]

@@ -230,7 +230,8 @@ class Loop:
         engine = chains[0].engine
         begun, prepared = self.now(), engine.preparing
         try:
-            drafted = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
+            states = [chain.states for chain in chains] if chains[0].states else None
+            drafted = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains], states)
         except Exception as error:
             if len(requests) == 1:
                 return [(requests[0][0], error)]

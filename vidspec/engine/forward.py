@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
@@ -12,7 +13,7 @@ from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
 from vidspec.engine.prefilling import Prefilling
-from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
+from vidspec.engine.rows import HeadState, PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
@@ -85,14 +86,15 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for its rows.
         """
-        graphs = self.model.decoder.graphs
+        graphs, inputs = self.model.decoder.graphs, self.model.decoder.state_inputs
+        ids = None if inputs is None else inputs.ids
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
             prepared = graphs.preparing
-            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others), ids)
             self.preparing += graphs.preparing - prepared
             return results
-        return read_back_tokens(batch, self._run_eager(batch))
+        return read_back_tokens(batch, self._run_eager(batch), ids)
 
     def _run_replayed(
         self, graphs: ReplayedPasses, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
@@ -150,19 +152,27 @@ class Engine(Generic[M]):
         return passed if not tapped else self._add_tapped(batch, passed, {**entering, decoder.depth: rows})
 
     @torch.inference_mode()
-    def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]]) -> list[list[int]]:
+    def greedy(
+        self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], states: Sequence[Sequence[HeadState]] | None = None
+    ) -> list[list[int]]:
         """Read tokens of sequences and continue each greedily, one pass of the unfinished ones per new token.
 
         Args:
             batch: sequences, each once; tokens to read, at least one; and the number to add, at least one. The
                 sequences grow by all tokens but the last.
+            states: for a head, the states that it reads with the tokens of each sequence; its own follow.
 
         Raises:
             IndexError: a sequence has no room for them.
         """
         graphs = self.model.decoder.graphs
         lengths = [span.length for span, _, _ in batch]
-        first, gammas = [Rows(span, token_ids) for span, token_ids, _ in batch], [gamma for _, _, gamma in batch]
+        tapped = () if states is None else (self.model.decoder.depth,)
+        first = [
+            Rows(span, token_ids, tapped=tapped, head_states=given)
+            for (span, token_ids, _), given in zip(batch, states or repeat(()), strict=False)
+        ]
+        gammas = [gamma for _, _, gamma in batch]
         if graphs is not None and graphs.is_replayable(first):
             prepared = graphs.preparing
             try:
@@ -179,10 +189,11 @@ class Engine(Generic[M]):
         try:
             for step in range(max(gammas)):
                 unfinished = [i for i, gamma in enumerate(gammas) if step < gamma]
-                passed = self.run([Rows(batch[i][0], tokens[i][-1:]) if step else first[i] for i in unfinished])
+                passed = self.run([first[i] for i in unfinished])
                 self.check(passed)
                 for i, result in zip(unfinished, passed, strict=True):
                     tokens[i].append(result.chosen[-1])
+                    first[i] = Rows(batch[i][0], tokens[i][-1:], tapped=tapped, head_states=result.own_states[-1:])
         except Exception:  # so that a retry begins at the same state
             for (span, _, _), length in zip(batch, lengths, strict=True):
                 span.rollback(length)
@@ -239,6 +250,8 @@ class Engine(Generic[M]):
         device, decoder = self.model.device, self.model.decoder
         ids = [token for rows in batch for token in rows.token_ids]
         texts = decoder.embed(to_device(torch.tensor(ids), device)) if ids else None
+        if texts is not None and decoder.state_inputs is not None:
+            texts = torch.cat([texts, decoder.state_inputs.gather(batch)], dim=1)
         if texts is not None and len(texts) == sum(map(len, batch)):
             return texts
         parts, start = [], 0

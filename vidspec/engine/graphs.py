@@ -24,7 +24,7 @@ from vidspec.errors import DeviceError
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-    from vidspec.engine.fused import FusedDecoder
+    from vidspec.engine.decoder import ReplayableDecoder
 
 __all__ = [
     "FEWEST",
@@ -43,22 +43,22 @@ CAPABILITY = (8, 0)
 FEWEST = 8
 
 
-def make_graphs(decoder: FusedDecoder) -> ReplayedPasses | None:
+def make_graphs(decoder: ReplayableDecoder) -> ReplayedPasses | None:
     """Return the replayed passes of a decoder; None if there are none, see :func:`eager_reason`."""
-    on_gpu = decoder.embedding.device.type == "cuda"
+    on_gpu = decoder.device.type == "cuda"
     return ReplayedPasses(decoder) if on_gpu and eager_reason(decoder) is None else None
 
 
-def eager_reason(decoder: FusedDecoder) -> str | None:
+def eager_reason(decoder: ReplayableDecoder) -> str | None:
     """Return why a GPU would run passes of a decoder kernel by kernel; None if they can be replayed."""
     if (reason := eager_reason_by_shape(decoder.windows, decoder.width)) is not None:
         return reason
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    capability = torch.cuda.get_device_capability(decoder.embedding.device)
+    capability = torch.cuda.get_device_capability(decoder.device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
-    return replay_refusal(decoder.embedding.device)
+    return replay_refusal(decoder.device)
 
 
 def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
@@ -80,11 +80,13 @@ class ReplayedPasses:
         preparing: seconds spent on compiling and capturing passes.
     """
 
-    def __init__(self, decoder: FusedDecoder, attend: ReplayedAttention | None = None, *, capture: bool = True) -> None:
-        self.decoder: FusedDecoder = weakref.proxy(decoder)  # the decoder owns these passes
+    def __init__(
+        self, decoder: ReplayableDecoder, attend: ReplayedAttention | None = None, *, capture: bool = True
+    ) -> None:
+        self.decoder: ReplayableDecoder = weakref.proxy(decoder)  # the decoder owns these passes
         self._attend = attend
         self.preparing = 0.0
-        self.device = decoder.embedding.device
+        self.device = decoder.device
         self._can_capture = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[GraphStep, Callable[[], None]]] = {}
         self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
@@ -152,6 +154,8 @@ class ReplayedPasses:
             first_step, sizes = self._run_pass(batch, vocabulary)
             ends = to_device(torch.tensor(list(accumulate(sizes))) - 1, self.device)
             new_tokens[0].copy_(first_step.tokens[ends])
+            heads = first_step.states is not None
+            states = first_step.entering[self.decoder.depth][ends] if heads else None
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
                 until = min([gammas[at] for at in unfinished])
@@ -160,9 +164,13 @@ class ReplayedPasses:
                 self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
                 step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
                 step.moves.copy_(torch.arange(step.count) < len(unfinished))
+                if states is not None and step.states is not None:
+                    step.states[: len(unfinished)].copy_(states[places])
                 for index in range(done, until):
                     replay()
                     new_tokens[index].index_copy_(0, places, step.tokens[: len(unfinished)])
+                if states is not None and step.states is not None:
+                    states.index_copy_(0, places, step.states[: len(unfinished)])
                 for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
@@ -178,6 +186,8 @@ class ReplayedPasses:
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
         self._write_table(step, batch)
+        if step.inputs is not None and step.states is not None:
+            step.states[: sum(sizes)].copy_(step.inputs.gather(batch))
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size

@@ -12,9 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from vidspec.deprecation import old_names
-from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.rows import HeadState, PassResult, Rows
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.engine.forward import Engine
     from vidspec.engine.history import TextHistory
     from vidspec.engine.rows import Prompt
@@ -111,6 +113,8 @@ class Chain(Forward):
         lane: worker of the request.
         history: penalties on the new tokens; with it each pass is read back before the next.
         path: tokens between its text and the first new one.
+        states: for a head, the state that it reads with each token.
+        ids: for a head, the token id of each logit, on the host; for ``history``.
     """
 
     def __init__(
@@ -123,21 +127,26 @@ class Chain(Forward):
         *,
         history: TextHistory | None = None,
         path: Sequence[int] = (),
+        states: Sequence[HeadState] = (),
+        ids: torch.Tensor | None = None,
     ) -> None:
         self.engine, self.rows, self.lane = engine, (), lane
+        self.states, self.ids = states, ids
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
         self.history, self.path = history, path
         self.answer = []
 
     def parts(self, limit: int) -> Sequence[Rows]:
-        processor = self.history.changes_for_paths([[*self.path, *self.answer]]) if self.history is not None else None
-        return [Rows(self.span, self.token_ids, processor=processor)]
+        processor, tapped = None, (self.engine.model.decoder.depth,) if self.states else ()
+        if self.history is not None:
+            processor = self.history.changes_for_paths([[*self.path, *self.answer]], self.ids)
+        return [Rows(self.span, self.token_ids, tapped=tapped, processor=processor, head_states=self.states)]
 
     def add_result(self, passed: Sequence[PassResult]) -> bool:
         self.engine.check(passed)
         token = passed[0].chosen[-1]
         self.answer.append(token)
-        self.token_ids, self.gamma = [token], self.gamma - 1
+        self.token_ids, self.gamma, self.states = [token], self.gamma - 1, passed[0].own_states[-1:]
         return self.gamma == 0
 
 

@@ -8,6 +8,8 @@
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure profiles
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
+#   make evidence ARGS=--quick                           the README's table here, beside the published one: minutes
+#   make docs                                            the site of docs/, in site/; broken links are errors
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
@@ -29,7 +31,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all test-lowest sweep lint bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
+.PHONY: caption test test-all test-lowest sweep lint docs bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -69,6 +71,9 @@ lint: $(VENV)/installed-test
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
+docs: $(VENV)/installed-docs
+	@$(BIN)/zensical build --clean --strict
+
 bench: $(VENV)/installed
 	@$(BIN)/vidspec bench $(ARGS)
 
@@ -92,7 +97,7 @@ $(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomi
 SITE ?= runs/carry/site
 FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
-NEEDED := hypothesis jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
+NEEDED := av hypothesis jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
 gpu gpu-tests gpu-sizes gpu-folder:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
@@ -116,12 +121,12 @@ CARRY = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-co
 gpu-carry: $(VENV)/installed-test
 	@$(BIN)/python -m research.gpu frames --frames runs/carry/frames.npz
 	@$(CARRY) --only-binary=:all: --python-version $(FOR) --implementation cp --platform manylinux2014_x86_64 \
-		--platform manylinux_2_28_x86_64 hypothesis platformdirs pydantic wcmatch webvtt-py
+		--platform manylinux_2_28_x86_64 av hypothesis platformdirs pydantic wcmatch webvtt-py
 	@$(CARRY) --no-deps srt
 	@du -sh runs/carry
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find vidspec research tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -143,4 +148,9 @@ $(VENV)/installed: $(INPUTS) | $(BIN)/python
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need into $(VENV)" >&2
 	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	@echo "installing what the site needs into $(VENV)" >&2
+	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $@

@@ -2,7 +2,17 @@
 
 from functools import cache, partial
 
-from tests.checkpoints import checkpoint, gemma4, internvl, llava, llava_onevision, qwen, qwen2_5_omni, smolvlm
+from tests.checkpoints import (
+    checkpoint,
+    gemma4,
+    internvl,
+    llava,
+    llava_onevision,
+    qwen,
+    qwen2_5_omni,
+    smolvlm,
+    video_salmonn,
+)
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import loading
@@ -18,6 +28,7 @@ ADAPTERS = {
     "internvl": internvl.adapter,
     "qwen2_5_omni": qwen2_5_omni.adapter,
     "smolvlm": smolvlm.adapter,
+    "video_salmonn2_plus": video_salmonn.adapter,
     **{family: partial(qwen.adapter, qwen.QwenKind(family)) for family in qwen.EVERY},
 }
 

@@ -1,4 +1,7 @@
-"""A source of clips for ``Captioner.serve``, all of which are ready from the start."""
+"""Clips with sound, and a source of clips for ``Captioner.serve``, all of which are ready from the start."""
+
+import av
+import numpy as np
 
 from vidspec.events.events import Finished
 from vidspec.models.request import CaptionRequest
@@ -32,3 +35,21 @@ def serve_captions(captioner, requests, batch):
         if isinstance(event, Finished):
             captions[key] = event.caption
     return captions
+
+
+def dubbed(source, path, samples):
+    """Write the pictures of a clip with ``samples`` at 16 kHz, and return the path as text."""
+    with av.open(str(source)) as read, av.open(str(path), "w") as out:
+        pictures, track = read.streams.video[0], out.add_stream("flac", rate=16000, layout="mono")
+        copied = out.add_stream_from_template(pictures)
+        for packet in read.demux(pictures):
+            if packet.dts is not None:
+                packet.stream = copied
+                out.mux(packet)
+        whole = (samples.clip(-1, 1) * 32767).astype(np.int16)
+        for start in range(0, len(whole), 4096):
+            frame = av.AudioFrame.from_ndarray(whole[None, start : start + 4096].copy(), "s16", "mono")
+            frame.sample_rate, frame.pts = 16000, start
+            out.mux(track.encode(frame))
+        out.mux(track.encode(None))
+    return str(path)

@@ -8,12 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
-from tests.decoding.workers.pairs import CLIP, CLIPS, named_requests
+from tests.decoding.workers.pairs import CLIP, CLIPS
 from tests.model_pairs import Pair, pair_checkpoints
-from tests.ready_clips import serve_captions
+from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
+from vidspec.cli.options import CaptionArguments
+from vidspec.cli.request import profile_overrides
 from vidspec.config import profiles
-from vidspec.config.json_schema import json_grammar
+from vidspec.config.json_schema import ANY_OBJECT, json_grammar, schema_properties
+from vidspec.decoding.report import parse_json
 from vidspec.errors import GenerationError, ProfileError
 
 llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
@@ -93,16 +96,20 @@ def pair():
 @pytest.mark.parametrize(
     ("profile", "penalty", "batch"),
     full_but(
-        [("ar", "free", 4), ("vanilla-sd", "penalised", 1), ("sd-tree", "free", 4), ("parallelvlm", "free", 1)],
-        [(profile, penalty, batch) for profile in PROFILES for penalty in PENALTIES for batch in (1, 4)],
+        [
+            *[("ar", "free", 4), ("vanilla-sd", "penalised", 1), ("sd-tree", "free", 4), ("parallelvlm", "free", 1)],
+            ("vanilla-sd", "free", 16),
+        ],
+        [(profile, penalty, batch) for profile in PROFILES for penalty in PENALTIES for batch in (1, 4, 16)],
     ),
 )
 def test_texts_are_those_of_generate(pair, profile, penalty, batch):
     penalty = PENALTIES[penalty]
     captioner = pair.captioner(profile, {**SETTINGS, "generate.repetition_penalty": penalty})
-    captions = serve_captions(captioner, named_requests(captioner, CLIPS), batch)
+    copies = {f"{clip} {copy}": path for clip, path in CLIPS.items() for copy in range(-(-batch // len(CLIPS)))}
+    captions = serve_captions(captioner, read_requests(captioner, copies), batch)
     for clip, caption in captions.items():
-        assert caption.token_ids == pair.generated(clip, penalty)
+        assert caption.token_ids == pair.generated(clip.split()[0], penalty)
         jsonschema.validate(caption.data, SCHEMA)
         assert json.loads(caption.caption) == caption.data and caption.ended == "eos"
     if profile not in SELDOM:
@@ -143,6 +150,23 @@ def test_fields(pair):
         assert error.kind == "json"
     else:
         assert list(data) == ["a", "b"]
+
+
+def test_any_object(pair):
+    overrides = profile_overrides(CaptionArguments(json=True))
+    assert overrides == {"generate.json_schema": ANY_OBJECT} and schema_properties(ANY_OBJECT) == {}
+    try:
+        data = pair.captioner("vanilla-sd", {**overrides, "generate.max_new_tokens": 400}).caption(CLIP).data
+    except GenerationError as error:
+        assert error.kind == "json"
+    else:
+        assert isinstance(data, dict)
+
+
+@pytest.mark.parametrize("value", ["1e999", "9" * 5000, "[" * 10**5 + "]" * 10**5])
+def test_an_answer_without_a_value_is_an_error_of_its_clip(value):
+    with pytest.raises(GenerationError, match=r"a\.mp4: the JSON answer cannot be read"):
+        parse_json("a.mp4", f'{{"a": {value}}}', "eos")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,16 @@ def goes_back(name):
 
 LOSSLESS = different()
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
-_OWN = {"gemma4", "internvl", "smolvlm", "qwen2_5_omni", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+_OWN = {
+    "gemma4",
+    "internvl",
+    "smolvlm",
+    "qwen2_5_omni",
+    "video_salmonn2_plus",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+}
 DENSE = sorted({*families.names()} - _OWN)
 HYBRID = "qwen3_5"
 FAMILIES = [*DENSE, HYBRID]

@@ -28,6 +28,7 @@ ORDER = (
     ("captioner",),
     ("display", "dataset", "bench"),
     ("serve",),
+    ("aio",),
     ("cli",),
     ("__init__", "__main__"),
 )

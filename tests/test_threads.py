@@ -338,7 +338,7 @@ def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(small_captioner, cli
     assert dialogue.ask("And then?").token_ids and len(dialogue.exchanges) == 1
 
 
-@pytest.mark.parametrize("method", ["caption", "stream", "baseline", "dialogue", "captions"])
+@pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "baseline", "dialogue", "captions"])
 def test_an_unknown_argument_names_the_nearest(small_captioner, method):
     more = [QUESTIONS] if method == "captions" else []
     message = rf"{method}\(\) has no argument 'promt' \(did you mean prompt\?\)"

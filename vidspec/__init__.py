@@ -1,7 +1,8 @@
 """Video captioning with large video-language models, accelerated by lossless speculative decoding.
 
-``Captioner.from_profile("vanilla-sd").caption("clip.mp4")`` captions a clip; ``stream`` yields events.
-Importing the package loads neither torch nor transformers; the first use of :class:`Captioner` does.
+``Captioner.from_profile("vanilla-sd").caption("clip.mp4")`` captions a clip; ``stream_text`` yields its text,
+``stream`` events. ``vidspec.aio`` has a captioner for asyncio. Importing the package loads neither torch nor
+transformers; the first use of :class:`Captioner` does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -26,6 +26,7 @@ from vidspec.decoding.prompts import caption_prompts
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Serving
 from vidspec.decoding.setup import DecodingSetup
+from vidspec.decoding.text_stream import stream_certain_text
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.draft_length.pace import WindowController
 from vidspec.embedded import ships
@@ -41,7 +42,7 @@ from vidspec.models import loading
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
-from vidspec.models.request import CaptionOptions, CaptionRequest, check_options
+from vidspec.models.request import CaptionOptions, CaptionRequest, make_request
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision_ahead import VisionAhead
 from vidspec.video.thumbnails import draw_thumbnails
@@ -257,18 +258,19 @@ class Captioner:
 
     def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        check_options("caption", options)
-        for event in self._caption_one(CaptionRequest(str(path), **options), result_only=True):
+        return self._caption_whole(self._make_request("caption", path, options))
+
+    def _caption_whole(self, request: CaptionRequest) -> Caption:
+        for event in self._caption_one(request, result_only=True):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
     def baseline(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption a clip by plain decoding of the same target, with the same engine, cache and kernels."""
-        check_options("baseline", options)
+        request = self._make_request("baseline", path, options)
         plain = profiles.override(self.profile, _PLAIN)
-        captioner = Captioner(plain, self.target.model, None, embedded=self.embedded)
-        return captioner.caption(path, **options)
+        return Captioner(plain, self.target.model, None, embedded=self.embedded)._caption_whole(request)
 
     def forget(self) -> None:
         """Drop the texts of earlier clips, for drafters that look tokens up in them."""
@@ -296,7 +298,7 @@ class Captioner:
             )
             captioner.caption("", clip=clip)
 
-    def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Iterator[Event]:
+    def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Generator[Event, None, None]:
         """Caption one clip, event by event.
 
         Args:
@@ -312,10 +314,24 @@ class Captioner:
             VideoError: the file gives no frames.
             GenerationError: the prompt is too long for the model, or memory does not suffice.
             ClosedError: the captioner is closed before the clip has ended.
-            ArgumentError: an argument is unknown; raised by the call itself.
+            ArgumentError, ProfileError: an argument is unknown or does not fit the profile; raised by the call itself.
         """
-        check_options("stream", options)
-        return self._caption_one(CaptionRequest(str(path), **options))
+        return self._caption_one(self._make_request("stream", path, options))
+
+    def stream_text(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Generator[str, None, None]:
+        """Caption one clip and yield its text as soon as it is certain; the pieces joined are the caption.
+
+        No piece ends within a character, and none has a part of a stop string.
+
+        Args:
+            path: a video file.
+            options: per-call options, see :class:`CaptionOptions`.
+
+        Raises:
+            VidspecError: as :meth:`stream`.
+        """
+        request = self._make_request("stream_text", path, options)
+        return stream_certain_text(self._caption_one(request), self.setup_of(request).profile.generate.stop)
 
     def dialogue(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Dialogue:
         """Read a clip and return a dialogue about it: each turn continues from the caches of earlier turns.
@@ -327,8 +343,8 @@ class Captioner:
         Raises:
             VideoError: the file gives no frames.
         """
-        check_options("dialogue", options)
-        return Dialogue(self._caption_one, self._read_request(path, options))
+        request = self.read_request(self._make_request("dialogue", path, options))
+        return Dialogue(self._caption_one, replace(request, reread=None))
 
     def captions(self, path: str | Path, prompts: Items[str], **options: Unpack[CaptionOptions]) -> list[Caption]:
         """Caption a clip with several prompts; it is read once, and they are decoded together.
@@ -344,24 +360,31 @@ class Captioner:
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
         """
-        check_options("captions", options)
-        return caption_prompts(self.serve, self._read_request(path, options), prompts)
+        request = self.read_request(self._make_request("captions", path, options))
+        return caption_prompts(self.serve, replace(request, reread=None), prompts)
 
-    def _read_request(self, path: str | Path, options: CaptionOptions) -> CaptionRequest:
-        request = CaptionRequest(str(path), **options)
+    def _make_request(self, method: str, path: str | Path, options: CaptionOptions) -> CaptionRequest:
+        request = make_request(method, path, options)
+        self.setup_of(request)  # refuses options that do not fit the profile
+        return request
+
+    def read_request(self, request: CaptionRequest) -> CaptionRequest:
+        """Return a request with its frames, which are read again if the clip is repeated.
+
+        Raises:
+            VideoError, GenerationError: see :meth:`read`.
+        """
         if request.clip is not None:
             return request
-        return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
+        read = partial(self.read, request.path, start=request.start, end=request.end)
+        return replace(request, clip=read(prompt=request.prompt, generate=request.generate), reread=read)
 
     def _caption_one(self, request: CaptionRequest, *, result_only: bool = False) -> Generator[Event, None, None]:
         """Yield the events of one clip, or only its ``Finished``."""
         trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
-                clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
-            reread = partial(self.read, request.path, start=request.start, end=request.end)
-            request = replace(request, clip=clip, reread=reread)
-            del clip
+                request = self.read_request(request)
         arrivals = SingleArrival(request)
         del request  # its frames are released once the models have encoded them
         with closing(self._serving.run(self, arrivals, batch=1, trace=trace, result_only=result_only)) as events:
@@ -388,7 +411,13 @@ class Captioner:
         return self._serving.run(self, arrivals, batch=batch, wake=wake)
 
     def read(
-        self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
+        self,
+        path: str | Path,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        prompt: str | None = None,
+        generate: Mapping[str, object] | None = None,
     ) -> video.Clip:
         """Read the frames that :meth:`stream` would pass to the models, scaled down to bound their memory.
 
@@ -415,7 +444,7 @@ class Captioner:
             sound=self.max_sound_s,
             gpu=self.gpu,
             most_bytes=MOST_BYTES,
-            check=partial(self.refuse, str(path), prompt),
+            check=partial(self.refuse, str(path), prompt, generate=generate),
         )
 
     def refuse(
@@ -432,7 +461,9 @@ class Captioner:
         Args:
             path: for the message.
             prompt: replaces the profile's.
-            frames, height, width: as ``vidspec.video.read`` would return them.
+            frames: their number, as ``vidspec.video.read`` would return them.
+            height: theirs in pixels.
+            width: theirs in pixels.
             generate: options of the request, see :class:`CaptionRequest`.
 
         Raises:
@@ -482,6 +513,7 @@ class Captioner:
 
     def _can_estimate(self, sequence: Sequence) -> bool:
         """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
-        undisturbed = not (sequence.shared or self.has_feed) and sequence.job.cache is None
+        undisturbed = not sequence.shared and sequence.job.cache is None
         drafts = sequence.setup.acceptance is not None
-        return self.estimates_speedup and undisturbed and drafts and not self.profile.prunes_the_target
+        wanted = sequence.job.estimates_speedup or (self.estimates_speedup and not self.has_feed)
+        return wanted and undisturbed and drafts and not self.profile.prunes_the_target

@@ -4,6 +4,9 @@ Each part (``research/evidence/parts.py``) writes ``NAME.md`` in docs/research/m
 machine and output, and ``NAME.json`` with the rows of its tables; then docs/research/measured.md, the README's table
 and the pictures are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an
 idle machine; peers come from ``make peers``, the previous version from this repository's history.
+
+``--quick`` measures the methods of the README's table, in less than 20 minutes, and prints them beside the published
+figures; ``--keep NAME`` adds them to the pages as those of another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import typer
 
 from research.commands import run
 from research.evidence import pages
-from research.evidence.parts import PARTS, Part, words
+from research.evidence.parts import PARTS, QUICK, Part, words
 from research.world.samples import HELD_OUT_SEED, draw
 from vidspec.bench.machine import processor
 from vidspec.cli.printed import print_note
@@ -105,8 +108,30 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() or "unknown"
 
 
+def quick(places: Mapping[str, str], clips: Sequence[str], out: Path, keep: str | None, *, smoke: bool) -> str:
+    """Measure the README's methods here; return them beside the published ones, those of ``out``.
+
+    Args:
+        places: as for :func:`measure`.
+        clips: drawn clips.
+        out: folder of the published results.
+        keep: name under which the results join those of other machines in ``out``; None to keep them nowhere.
+        smoke: True for the short run of a test.
+    """
+    profiles = ",".join(name for name in pages.README_ROWS if name not in pages.PEERS)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = {**places, "quick": "ar,vanilla-sd-auto" if smoke else profiles}
+        measure(QUICK, chosen, clips, Path(folder), smoke=smoke)
+        here = Path(folder) / f"{QUICK.name}.json"
+        results = json.loads(here.read_text(encoding="utf-8"))
+        if keep is not None:
+            (out / "machines").mkdir(exist_ok=True)
+            (out / "machines" / f"{keep}.json").write_text(here.read_text(encoding="utf-8"), encoding="utf-8")
+    return pages.beside(results, pages.read_results(out)["profiles-embedded-qwen"])
+
+
 @contextlib.contextmanager
-def _places(work: Path, *, smoke: bool) -> Iterator[tuple[dict[str, str], list[str]]]:
+def _places(work: Path, *, smoke: bool, install: bool = True) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Return the peers' interpreters, a checkout of the previous version, and the clips; missing ones are left out."""
     work.mkdir(parents=True, exist_ok=True)
     count = 2 if smoke else CLIPS
@@ -115,14 +140,16 @@ def _places(work: Path, *, smoke: bool) -> Iterator[tuple[dict[str, str], list[s
     places = {"work": str(work), "docs": str(work if smoke else ROOT / "docs" / "pictures")}
     for name in () if smoke else PEERS:
         python = ROOT / ".venv" / "peers" / name / "bin" / "python"
-        if not (python.parents[1] / "installed").exists():
+        if install and not (python.parents[1] / "installed").exists():
             subprocess.run(["make", "--no-print-directory", "peers", f"PEERS={name}"], cwd=ROOT, stdout=sys.stderr)
         if (python.parents[1] / "installed").exists():
             places[name] = str(python)
         else:
-            print_note(f"{name}: could not be installed, and is left out")
+            print_note(f"{name}: {'could not be installed' if install else 'is not installed (make peers)'}, left out")
     checkout = work / "earlier"
-    if (checkout / "vidspec").is_dir() or not subprocess.run(
+    if not install:
+        pass
+    elif (checkout / "vidspec").is_dir() or not subprocess.run(
         ["git", "worktree", "add", "--quiet", "--force", "--detach", str(checkout), EARLIER], cwd=ROOT
     ).returncode:
         places["earlier"] = str(checkout)
@@ -143,12 +170,26 @@ def command(
     work: Annotated[Path, typer.Option("--work", help="Clips, records and checkouts.")] = ROOT / "runs" / "evidence",
     again: Annotated[bool, typer.Option("--again", help="Also what has been measured.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two clips and few methods, to see that all runs.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--quick", help="Only the README's methods, printed beside the published figures.")
+    ] = False,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="NAME", help="Add --quick's figures to the pages as this machine's.")
+    ] = None,
     write: Annotated[bool, typer.Option("--pages", help="Measure nothing; write the pages.")] = False,
 ) -> int:
     """Measure everything that the pages say, unattended, and write them."""
     known = {part.name: part for part in PARTS}
     if missing := [name for name in only or () if name not in known]:
         raise UsageError(f"{missing[0]}: no such part", hint=", ".join(known))
+    if keep is not None and not fast:
+        raise UsageError("--keep needs --quick")
+    if fast:
+        with _places(work, smoke=smoke, install=False) as (places, clips):
+            print(quick(places, clips, out, keep, smoke=smoke))
+        if keep is not None:
+            pages.write(out)
+        return 0
     chosen = [known[name] for name in only] if only else list(PARTS)
     out.mkdir(parents=True, exist_ok=True)
     failed = []

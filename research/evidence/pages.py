@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from textwrap import fill, shorten
@@ -17,7 +17,7 @@ from vidspec.embedded.prompts import QUESTIONS
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
 
-__all__ = ["README_ROWS", "measured", "page", "readme", "write"]
+__all__ = ["README_ROWS", "beside", "elsewhere", "measured", "page", "readme", "write"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Marks around a table that is written here.
@@ -99,6 +99,12 @@ def times(value: Sequence[float] | None) -> str:
     return "-" if not value else f"{value[0]:.2f}x"
 
 
+def span(values: Sequence[Sequence[float]]) -> str:
+    """Return the least and the greatest of several machines' medians, once if they are the same to two digits."""
+    least, greatest = min(value[0] for value in values), max(value[0] for value in values)
+    return f"{least:.2f}x" if f"{least:.2f}" == f"{greatest:.2f}" else f"{least:.2f}x to {greatest:.2f}x"
+
+
 def share(row: Results, results: Results) -> str:
     """Return passes per second over the bandwidth limit at the baseline's context."""
     facts, plain = results["facts"], results["rows"][0]
@@ -112,9 +118,9 @@ def figure(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def readme(results: Results) -> str:
-    """Return the README's table of one run."""
-    rows = {name: row for row in results["rows"] for name in (row["name"], *row.get("also", ()))}
+def readme(results: Results, machines: Sequence[Results] = ()) -> str:
+    """Return the README's table of one run; ratios that other ``machines`` have too are ranges over all of them."""
+    rows, others = _by_name(results), [_by_name(one) for one in machines]
     lines = []
     for name, what in README_ROWS.items():
         if (row := rows.get(name)) is None:
@@ -124,11 +130,11 @@ def readme(results: Results) -> str:
         lines.append(
             (
                 f"`{name}`: {what}" if what else PEERS[name],
-                times(row["decode"]),
+                span([row["decode"], *(one[name]["decode"] for one in others if name in one)]),
                 f"{row['tokens_per_s']:.0f}",
                 figure(row["tokens_per_target_pass"]),
                 times(inverted(row["first"])),
-                times(row["end_to_end"]),
+                span([row["end_to_end"], *(one[name]["end_to_end"] for one in others if name in one)]),
                 share(row, results),
             )
         )
@@ -146,7 +152,55 @@ def readme(results: Results) -> str:
         f"{table(heads, lines)}\n\n`python -m research.evidence profiles-embedded-qwen`, commit {results['commit']}, "
         f"{results['date']}, {results['machine']}: the Qwen2.5-VL pair in float32, medians over {clips} drawn clips, "
         "all in turns in one run; ratios are to `ar`."
+        + (f" Ranges: the same on {len(machines) + 1} machines." if machines else "")
     )
+
+
+def _by_name(results: Results) -> dict[str, Results]:
+    return {name: row for row in results["rows"] for name in (row["name"], *row.get("also", ()))}
+
+
+#: Columns of :func:`beside`.
+BESIDE: Mapping[str, Callable[[Results], str]] = {
+    "decoding": lambda row: times(row["decode"]),
+    "end to end": lambda row: times(row["end_to_end"]),
+    "tokens/s": lambda row: f"{row['tokens_per_s']:.0f}",
+}
+
+
+def beside(here: Results, ours: Results) -> str:
+    """Return the README's methods as measured on this machine, beside the published figures."""
+    both = _by_name(here), _by_name(ours)
+    lines = []
+    for name in README_ROWS:
+        rows = [one.get(name) for one in both]
+        cells = [PEERS.get(name, f"`{name}`")]
+        for form in BESIDE.values():
+            cells += ["-" if row is None else form(row) for row in rows]
+        lines.append(cells)
+    heads = [f"{what}, {where}" for what in BESIDE for where in ("here", "published")]
+    about = (
+        f"{where}: {one['machine']}, commit {one['commit']}, {one['date']}, {one['rows'][0]['clips']} clips"
+        for where, one in (("Here", here), ("Published", ours))
+    )
+    return "\n".join([table(("method", *heads), lines), "", *about])
+
+
+def elsewhere(machines: Sequence[Results]) -> str:
+    """Return the README's methods on several machines: decoding, then end to end, both over ``ar`` there."""
+    known = [_by_name(one) for one in machines]
+    lines = []
+    for name in README_ROWS:
+        if all(name not in rows for rows in known):
+            continue
+        cells = [
+            f"{times(rows[name]['decode'])}, {times(rows[name]['end_to_end'])}" if name in rows else "-"
+            for rows in known
+        ]
+        lines.append((PEERS.get(name, f"`{name}`"), *cells))
+    shares = (share(rows["ar"], one) for rows, one in zip(known, machines, strict=True))
+    lines.append(("share of the bandwidth limit that `ar` reaches", *shares))
+    return table(("method", *(f"{one['machine']}, {one['date']}" for one in machines)), lines)
 
 
 def profiles(both: Mapping[str, Results]) -> str:
@@ -255,6 +309,11 @@ SECTIONS = {
         "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. More "
         "profiles, the previous version, decoding alone, memory, rows per pass and the use of the cores: {links}."
     ),
+    "Other machines": (
+        "Decoding, then end to end, of the Qwen2.5-VL pair. The gain depends on how much of a pass goes into reading "
+        "weights: where plain decoding is near its bandwidth limit, a draft pass costs almost nothing; where caches "
+        "hold the weights, c = T_q / T_p decides. `make evidence ARGS='--quick --keep NAME'` adds a column."
+    ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them in the runs above. `vanilla-sd-auto` is the "
         "default."
@@ -273,8 +332,14 @@ LINKS = {
 }
 
 
-def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
-    """Return docs/research/measured.md from the results of the parts, with links to their pages."""
+def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequence[Results] = ()) -> str:
+    """Return docs/research/measured.md from the results of the parts, with links to their pages.
+
+    Args:
+        data: results by part.
+        known: parts that have a page.
+        machines: results of ``make evidence ARGS=--quick`` on other machines.
+    """
     single = {pair: data[f"profiles-{pair}"] for pair in PAIRS if f"profiles-{pair}" in data}
     titles = {
         "folder-embedded": "embedded, 32",
@@ -286,6 +351,7 @@ def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
         "Profiles and peers": profiles(single) if single else "",
         "Folders": folders(many) if many else "",
         "The default profile": race({**single, **many}),
+        "Other machines": elsewhere([single["embedded-qwen"], *machines]) if machines and single else "",
     }
     parts = [INTRO]
     for title, text in tables.items():
@@ -330,14 +396,21 @@ def scores(both: Mapping[str, Results]) -> tuple[str, str]:
     return table(heads, lines), table(("kind", "question", "answered by", *(f"`{pair}`" for pair in both)), asked)
 
 
+def read_results(folder: Path) -> dict[str, Results]:
+    """Return the results in a folder by the names of their files."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
 def write(out: Path) -> None:
     """Write docs/research/measured.md and the README's table from the results in a folder."""
-    data = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))}
+    data, others = read_results(out), list(read_results(out / "machines").values())
     known = [path.stem for path in out.glob("*.md")]
-    (ROOT / "docs" / "research" / "measured.md").write_text(measured(data, known), encoding="utf-8")
+    (ROOT / "docs" / "research" / "measured.md").write_text(measured(data, known, others), encoding="utf-8")
     front = ROOT / "README.md"
     if (results := data.get("profiles-embedded-qwen")) is not None:
-        front.write_text(filled(front.read_text(encoding="utf-8"), "profiles", readme(results)), encoding="utf-8")
+        front.write_text(
+            filled(front.read_text(encoding="utf-8"), "profiles", readme(results, others)), encoding="utf-8"
+        )
     folders = {pair: embedded_folder(pair, "target").parent for pair in PAIRS}
     known_scores = {
         pair: json.loads((one / "scores.json").read_text(encoding="utf-8")) for pair, one in folders.items()
@@ -355,7 +428,7 @@ def draw(clips: Path) -> None:
     """
     docs = ROOT / "docs"
     clip = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
-    panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.ogv"}
+    panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.mp4"}
     commands = [["panel", str(source), str(docs / "pictures" / file)] for file, source in panels.items()]
     commands[-1].append("--still")
     for name, *arguments in [*commands, ["how"]]:

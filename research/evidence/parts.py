@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["PARTS", "Part", "words"]
+__all__ = ["PARTS", "QUICK", "Part", "words"]
 
 PAIRS = ("embedded", "embedded-qwen")
 #: Values of names in braces in commands, for measurements and for a trial (``--smoke``).
@@ -275,5 +275,16 @@ PARTS: tuple[Part, ...] = (
             "tests.video.damage_survey --files {damaged} --seed 1 --codecs vp9 --size 640x480 --ways 'a bit flipped'",
             "tests.video.damage_survey --sound --sizes 320x240,640x360",
         ),
+    ),
+)
+
+#: The README's table on another machine, in minutes (``--quick``); {quick} are its profiles.
+QUICK = Part(
+    "quick",
+    "The README's methods",
+    "As profiles-embedded-qwen, with fewer clips and the README's methods only.",
+    (
+        "research.peers {clips:8} --profiles {quick} --pair embedded-qwen --repeats 1 --peer openvino={openvino} "
+        "--peer vllm={vllm} --json {json}",
     ),
 )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from research.commands import run
-from research.gpu.results import Results, read
+from research.gpu.results import Results, read_last
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 
@@ -43,8 +45,8 @@ def command(
 ) -> int:
     """Test and measure on an NVIDIA GPU, each part within its minutes; 1 if a test fails or a pair is not lossless.
 
-    Results are lines of JSON, written as they come. `python -m research.gpu frames --frames FILE` decodes the clips of
-    the folder for a machine that cannot.
+    Results are lines of JSON, appended as they come; tests that passed before run last. `python -m research.gpu frames
+    --frames FILE` decodes the clips of the folder for a machine that cannot.
     """
     chosen = list(dict.fromkeys(parts or PARTS))
     if wrong := [one for one in chosen if one not in (*PARTS, "frames")]:
@@ -74,7 +76,11 @@ def command(
 def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:
     """Run one part; return True if it succeeds."""
     holds = True
-    with Results(out, part, minutes, say=print_note) as results, results.guarded(part):
+    with ExitStack() as stack:
+        stack.callback(_report, part, out)  # an interrupted part too
+        results = stack.enter_context(Results(out, part, minutes, say=print_note))
+        stack.enter_context(results.guarded(part))
+        results.add("machine", **_machine(device))
         if part == "tests":
             from research.gpu.marked import run_tests
 
@@ -91,8 +97,23 @@ def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list
                 ("embedded",), ("float32",), ("ar", "vanilla-sd", "pearl-video"), (1, 2), overrides=SMOKE
             )
             holds = folder.measure(small if smoke else folder.Folder(), decoded(clips), str(device), results)
-    _report(part, out)
     return holds and not results.failed
+
+
+def _machine(device: torch.device) -> dict[str, object]:
+    """Return the device, and the versions that results depend on."""
+    import torch
+    import transformers
+
+    found: dict[str, object] = {"device": str(device), "torch": torch.__version__}
+    found["transformers"] = transformers.__version__
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        found |= {"device": facts.name, "capability": f"{facts.major}.{facts.minor}", "memory": facts.total_memory}
+        found["cuda"] = torch.version.cuda
+    with suppress(ImportError):
+        found["triton"] = importlib.import_module("triton").__version__
+    return found
 
 
 def _grid(names: list[str], smoke: bool) -> Grid:
@@ -110,13 +131,12 @@ def _grid(names: list[str], smoke: bool) -> Grid:
 
 
 def _report(part: str, out: Path) -> None:
-    """Return tables of a part's lines."""
+    """Write and print tables of the lines of a part's last run."""
     from research.gpu import folder, sizes
 
     tables = {"sizes": sizes.markdown, "folder": folder.markdown}
     if part in tables:
-        rows = list(read(out / f"{part}.jsonl"))
-        text = tables[part](rows)
+        text = tables[part](read_last(out / f"{part}.jsonl"))
         (out / f"{part}.md").write_text(text + "\n", encoding="utf-8")
         print(text)
 

@@ -19,7 +19,7 @@ from research.ready_clips import ReadyClips
 from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.tables import table
 from vidspec.captioner import Captioner
-from vidspec.dataset.ties import EPSILON, logit_gap
+from vidspec.dataset.ties import EPSILON, logit_gap, tie_limit
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import decode_rate
@@ -58,7 +58,7 @@ class Profiled:
 
     Attributes:
         identical: clips with plain decoding's tokens.
-        ties: others that part from it at a near-tie, see ``vidspec.dataset.ties``.
+        ties: others that part from it at a near-tie, see ``vidspec.dataset.ties``; in float32 on a CPU none.
         clips: all of them.
         tokens_per_s: of decoding; the median of the clips, as are the next two.
         first, end_to_end: seconds from the clip's frames to its first token, and to its last.
@@ -78,8 +78,8 @@ class Profiled:
 
     @property
     def holds(self) -> bool:
-        """Return True if it is lossless: all identical in float32, except near-ties in other dtypes."""
-        return self.identical + (0 if self.dtype == "float32" else self.ties) == self.clips
+        """Return True if it is lossless: all identical, except near-ties."""
+        return self.identical + self.ties == self.clips
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,12 @@ def _profiled(
     records: Mapping[str, Caption],
     clips: Mapping[str, Clip],
 ) -> Profiled:
+    limit = tie_limit(captioner.target.model.dtype, captioner.target.model.device)
     gaps = [
         logit_gap(captioner, CaptionRequest(path, clips[path]), plain[path].token_ids, record.token_ids)
         for path, record in records.items()
     ]
-    ties = sum(0 < one <= EPSILON for one in gaps)
+    ties = sum(0 < one <= limit for one in gaps)
     drafted = sum(record.counters["drafted"] for record in records.values())
     accepted = sum(record.counters["accepted"] for record in records.values())
     first, whole = (

@@ -1,4 +1,4 @@
-"""Runner of the tests that need a GPU, quick ones first, with one line each and a time limit."""
+"""Runner of the tests that need a GPU, by value, with one line each and a time limit."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from research.gpu.results import Results
+from research.gpu.results import Results, read
 
 __all__ = ["FILES", "KERNELS", "SMOKE", "run_tests"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Those of the kernels run on a CPU too, where Triton's interpreter runs them; so a smoke run leaves them out.
 KERNELS = "tests/engine/test_kernel.py"
-#: In this order: passes, pixels, and whole clips.
+#: In this order: passes, products, pixels, and whole clips.
 FILES = (
     "tests/gpu/test_replayed.py",
+    "tests/gpu/test_few_rows.py",
     "tests/gpu/test_pixels.py",
     "tests/gpu/test_nvdec.py",
     "tests/gpu/test_cuda.py",
@@ -32,7 +33,25 @@ class _Recorder:
 
     def __init__(self, results: Results) -> None:
         self._results = results
+        self._passed_before = {row["test"] for row in read(results.path) if row.get("outcome") == "passed"}
         self.failed = self.passed = 0
+        self.interrupted = False
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.interrupted = excinfo.type is KeyboardInterrupt  # a subclass ends a run without time
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Run one test of each function first, then the other parameters; those that passed in an earlier run last."""
+        seen: set[tuple[object, ...]] = set()
+
+        def rank(item: pytest.Item) -> int:
+            function = (item.path, getattr(item, "originalname", item.name))
+            first = function not in seen
+            seen.add(function)
+            return 2 if item.nodeid in self._passed_before else 0 if first else 1
+
+        items.sort(key=rank)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if self._results.seconds_left > 0:
@@ -51,11 +70,12 @@ class _Recorder:
             why = {"why": report.longreprtext[-2000:]}
         elif report.skipped:
             why = {"why": str(report.longrepr[-1]) if isinstance(report.longrepr, tuple) else ""}
+        why |= dict(report.user_properties)
         self._results.add("test", test=report.nodeid, outcome=report.outcome, seconds=report.duration, **why)
 
 
 def run_tests(results: Results, *, smoke: bool = False) -> bool:
-    """Run the tests; return True if some passed and none failed.
+    """Run the tests; return True if some passed and none failed. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         results: gets a line for each test.
@@ -66,4 +86,6 @@ def run_tests(results: Results, *, smoke: bool = False) -> bool:
         os.environ[SMOKE] = "1"
     files = [str(ROOT / name) for name in ((KERNELS,) * (not smoke) + FILES)]
     pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files], plugins=[recorder])
+    if recorder.interrupted:
+        raise KeyboardInterrupt
     return recorder.passed > 0 and not recorder.failed

@@ -1,4 +1,4 @@
-"""Results as JSON lines, each flushed when written, so that a killed command loses none; and a time limit."""
+"""Results as JSON lines, appended and flushed one by one, so that an interrupted run loses none; and a time limit."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Results", "read"]
+__all__ = ["Results", "read", "read_last"]
 
 
 class Results:
     """Results file of one part of the measurement.
 
     Args:
-        folder: gets ``PART.jsonl``, which replaces an earlier one.
+        folder: gets ``PART.jsonl``; a later run appends to it, after a line of kind ``begin``.
         part: its name.
         minutes: after which nothing more is begun.
         say: called with each line.
@@ -31,7 +32,11 @@ class Results:
     def __init__(self, folder: Path, part: str, minutes: float, say: Callable[[str], None] = lambda _: None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self._say = folder / f"{part}.jsonl", say
-        self._file = self.path.open("w", encoding="utf-8")
+        self._file = self.path.open("a", encoding="utf-8")
+        if self._file.tell():
+            self._file.write("\n")  # after a line that was cut off
+        self._file.write(json.dumps({"kind": "begin", "at": datetime.now().isoformat(timespec="seconds")}) + "\n")
+        self._file.flush()
         self._end = time.monotonic() + 60 * minutes
         self.left_out: dict[str, str] = {}
         self.failed = False
@@ -58,7 +63,8 @@ class Results:
         try:
             yield
         except Exception as error:
-            why = "too little memory" if type(error).__name__ == "OutOfMemoryError" else _first_line(error)
+            memory = type(error).__name__ == "OutOfMemoryError" or getattr(error, "kind", None) == "memory"
+            why = "too little memory" if memory else _first_line(error)
             self.leave_out(what, why)
             self.failed |= why != "too little memory"
             traceback.print_exc()
@@ -88,12 +94,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def read(path: Path) -> Iterator[dict[str, object]]:
-    """Read the lines of a file; the last one may be truncated."""
+    """Read the lines of all runs of a file, without those that an interruption cut off."""
     for line in path.read_text(encoding="utf-8").splitlines():
-        try:
+        with suppress(json.JSONDecodeError):
             yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+
+
+def read_last(path: Path) -> list[dict[str, object]]:
+    """Read the lines of the last run of a file."""
+    rows = list(read(path))
+    begun = [at for at, row in enumerate(rows) if row["kind"] == "begin"]
+    return rows[begun[-1] + 1 :] if begun else rows
 
 
 def without_kind(row: Mapping[str, object]) -> dict[str, object]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures"
 DRAWN = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
-REAL = DOCS / "clips" / "grand-prix-1906.ogv"
+REAL = DOCS / "clips" / "grand-prix-1906.mp4"
 #: Keeps one part of a page: a heading and its content.
 ALONE = """<script>addEventListener("load", () => {
   const title = [...document.querySelectorAll("h2")].find((one) => one.textContent.trim().startsWith("%s"));

@@ -11,6 +11,9 @@ from tests.dataset.hostile import HOSTILE
 from tests.dataset.shards import rows, tar_of, write_shards
 from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.dataset import parts, stores
+from vidspec.dataset.formats.base import make_format
+from vidspec.dataset.job import Job
+from vidspec.dataset.journal import Journal
 
 pytest.importorskip("pyarrow")
 
@@ -284,7 +287,7 @@ def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--dry-run",), "--dry-run needs clips that are files, not shards"),
+        (("--heatmap", "x.png"), "--heatmap needs clips that are files, not shards"),
         (("--checksum",), "--checksum needs clips that are files, not shards"),
         (("--format", "parquet,jsonl"), "--format parquet of shards excludes other formats"),
         (("--column", "x", "v.parquet"), "v.parquet: has no column x (--column NAME, of mp4 (binary))"),
@@ -355,18 +358,85 @@ def test_an_edited_part_is_kept(vidspec, more):
 
 def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     """Killed between its part and the end of its journal."""
-    from vidspec.dataset.formats.parquet import records_of
-    from vidspec.dataset.journal import Journal
     from vidspec.dataset.outputs import hidden_journal
 
     write_shards(Path("shards"), 1, 2)
     args = ("caption", "shards/00000.tar", "--output-dir", "out")
     vidspec(*args)
     journal = Journal(hidden_journal(Path("out/00000.parquet")))
-    for record in records_of("out/00000.parquet"):
-        journal.append(record)
+    with open("out/00000.parquet", "rb") as file:
+        for record in make_format("parquet").read_records(file):
+            journal.append(record)
     journal.close()
     edited = edited_part("out/00000.parquet")
     ran = vidspec(*args, "--quiet")
     assert Path("out/00000.parquet~").read_bytes() == edited and rows("out/00000.parquet")[0]["caption"] == TEXT
     assert "out/00000.parquet: was edited, and is now out/00000.parquet~" in ran.err
+
+
+def test_an_edited_part_below_a_url_is_kept_after_a_killed_run(vidspec):
+    """Killed between its part and the end of its journal, which is in this machine's state folder."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/edited/in/00000.tar", tar_of({f"{n}/good.mp4": b"x" for n in range(2)}))
+    args = ("caption", "memory://edited/in/00000.tar", "--output-dir", "memory://edited/out")
+    vidspec(*args)
+    with store.open("/edited/out/00000.parquet") as file:
+        records = make_format("parquet").read_records(file)
+    output = parts.PartOutput(args[-1], [Job(args[1])], make_format("parquet"))
+    journal = Journal(output._journal_path(args[1]))
+    for record in records:
+        journal.append(record)
+    journal.close()
+    Path("part").write_bytes(store.cat_file("/edited/out/00000.parquet"))
+    edited = edited_part("part")
+    store.pipe_file("/edited/out/00000.parquet", edited)
+    ran = vidspec(*args)
+    kept = "memory://edited/out/00000.parquet~"
+    assert ran.code == 0 and f"00000.parquet: was edited, and is now {kept}" in ran.err
+    assert store.cat_file("/edited/out/00000.parquet~") == edited
+    assert rows_of(store, "/edited/out/00000.parquet")[0]["caption"] == TEXT
+
+
+def test_a_dry_run_lists_shards_without_opening_them(vidspec):
+    write_shards(Path("shards"), 3, 2, failing={2})
+    vidspec("caption", "shards/{00000..00001}.tar", "--output-dir", "out")
+    Path("shards/00002.tar").write_bytes(b"junk")
+    files = sorted(os.listdir("out"))
+    ran = vidspec("caption", SHARDS, "--output-dir", "out", "--dry-run")
+    states = [line.split("\t") for line in ran.out.splitlines()]
+    names = [f"shards/{n:05d}.tar" for n in range(3)]
+    assert ran.code == 0 and states == [
+        ["done", "", "", names[0]],
+        ["failed", "", "", names[1]],
+        ["caption", "", "", names[2]],
+    ]
+    assert "3 shards: 1 to caption, 2 done before (4 clips, 1 of them failed (--retry-failed" in ran.err
+    again = vidspec("caption", SHARDS, "--output-dir", "out", "--dry-run", "--retry-failed")
+    assert [line.split("\t")[0] for line in again.out.splitlines()] == ["done", "caption", "caption"]
+    fresh = vidspec("caption", SHARDS, "--output-dir", "out", "--dry-run", "--overwrite")
+    assert "3 to caption" in fresh.err and "out/00000.parquet: replaced, kept as out/00000.parquet~" in fresh.err
+    assert sorted(os.listdir("out")) == files and len(FakeCaptioner.made) == 1, "nothing was written or loaded"
+    other = vidspec("caption", SHARDS, "--output-dir", "out", "--dry-run", "--prompt", "Else?")
+    assert other.code == 2 and "was made with other settings" in other.err
+    assert vidspec("caption", SHARDS, "--output-dir", "new", "--dry-run").code == 0 and not os.path.exists("new")
+
+
+def test_a_dry_run_of_clips_in_shards_into_one_file(vidspec):
+    write_shards(Path("shards"), 1, 2)
+    ran = vidspec("caption", "shards/00000.tar", "-o", "out.jsonl", "--dry-run")
+    assert ran.code == 0 and [line.split("\t")[:2] for line in ran.out.splitlines()] == [["caption", ""]] * 2
+    assert "2 clips: 2 to caption (of unknown length)" in ran.err
+    assert vidspec("caption", "shards/00000.tar", "-o", "out.jsonl").code == 0
+    assert "0 to caption" in vidspec("caption", "shards/00000.tar", "-o", "out.jsonl", "--dry-run").err
+
+
+@pytest.mark.parametrize("place", [("--output-dir", "out"), ("-o", "out.jsonl")])
+def test_a_report_of_shards_has_no_frames(vidspec, place):
+    write_shards(Path("shards"), 2, 2, failing={3})
+    ran = vidspec("caption", "shards/{00000..00001}.tar", *place, "--report", "page.html")
+    page = Path("page.html").read_text()
+    assert ran.code == 1 and "Traceback" not in ran.err, ran.err
+    assert "shards/00000.tar/00001/good.mp4 is in a shard, which is not read again" in page
+    assert page.count("A red circle") >= 3 and "00003/missing.mp4" in page

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from vidspec.dataset import stores
 from vidspec.dataset.access import Access
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.containers import ShardFiles, shard_members
-from vidspec.dataset.inputs import expand_braces
+from vidspec.dataset.inputs import expand_shards
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
+from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError, VideoError
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -51,6 +53,13 @@ def test_of_each_key_the_video_and_its_bytes():
     assert [content(job) for job in found] == [b"one", b"two", b"three", b"six"]
     assert {(job.shard, job.prompt) for job in found} == {("s.tar", "What?")}
     assert found[0].source.mtime_ns == 7 * 10**9
+
+
+def test_dots_of_folders_separate_no_keys():
+    Path("s.tar").write_bytes(tar_of({f"v1.0/{name}": b"x" for name in ("a.mp4", "b.cam.mp4", "b.jpg", ".c.mp4")}))
+    found = shard_members(Job("s.tar"))
+    assert [(job.id, job.path) for job in found] == [("v1.0/a", "s.tar/v1.0/a.mp4"), ("v1.0/b", "s.tar/v1.0/b.cam.mp4")]
+    assert clip_id(found[0]) == clip_id(replace(found[0], id=None)), "records without a key are the same clip's"
 
 
 def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
@@ -230,11 +239,11 @@ def test_clips_are_read_under_their_own_name():
 
 
 def test_braces():
-    assert expand_braces("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
-    assert expand_braces("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
+    assert expand_shards("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
+    assert expand_shards("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
     Path("{0..1}.tar").touch()
-    assert expand_braces("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
-    assert expand_braces("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
+    assert expand_shards("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
+    assert expand_shards("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
 
 
 @pytest.mark.parametrize(
@@ -256,3 +265,30 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"v.parquet: needs pyarrow, .*pip install 'vidspec\[data\]'"):
         shard_members(Job("v.parquet"))
+
+
+def test_stars_in_urls_are_listed():
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for name in ("a/1.tar", "a/0.tar", "b/2.tar", "a/x.txt", "a/1.tar~"):
+        store.pipe_file(f"/stars/{name}", b"x")
+    assert expand_shards("memory://stars/a/*.tar") == ["memory:///stars/a/0.tar", "memory:///stars/a/1.tar"]
+    assert expand_shards("memory://stars/{a,b}/*.tar") == [
+        f"memory:///stars/{one}.tar" for one in ("a/0", "a/1", "b/2")
+    ]
+    assert expand_shards("d/*.tar") == ["d/*.tar"], "left to the shell"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("https://example.org/*.tar", r"a web server does not list its files"),
+        ("memory://stars/none/*.tar", "no file matches"),
+        ("nowhere://x/*.tar", "of no protocol that fsspec knows"),
+    ],
+)
+def test_stars_that_cannot_be_listed(pattern, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        expand_shards(pattern)
+    assert caught.value.hint and pattern in str(caught.value)

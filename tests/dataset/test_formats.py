@@ -294,3 +294,29 @@ def test_cells_of_numbers_and_sentences_stay(recorded):
 )
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+PROPERTIES = {"subject": {"type": "string"}, "count": {"type": "integer"}, "parts": {"type": "array"}, "odd,\n": {}}
+DATA = {"subject": "=a disc", "count": 10**30, "parts": [1, "b"], "odd,\n": 2.5}
+
+
+def test_tables_have_a_column_for_each_property(recorded):
+    records = [recorded(changes={"data": DATA}), recorded("b.mp4"), recorded("c.mp4", error="no")]
+    text = make_format("csv", data=PROPERTIES).content(records).decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert list(rows[0]) == [*CSV_COLUMNS, "data_subject", "data_count", "data_parts", "data_odd,\\n"]
+    assert list(rows[0].values())[len(CSV_COLUMNS) :] == ["'=a disc", str(10**30), '[1, "b"]', "2.5"]
+    assert all(value == "" for value in list(rows[1].values())[len(CSV_COLUMNS) :])
+
+
+def test_parquet_has_typed_columns_and_the_whole_answer(recorded, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    form = make_format("parquet", data=PROPERTIES)
+    records = [lean_record(recorded(changes={"data": data})) for data in (DATA, DATA | {"count": 3}, None)]
+    content = form.content(records)
+    rows = parquet.read_table(io.BytesIO(content)).to_pylist()
+    assert [row["data_subject"] for row in rows] == ["=a disc", "=a disc", None]
+    assert [row["data_count"] for row in rows] == [None, 3, None], "numbers that fit"
+    assert (rows[0]["data_parts"], rows[0]["data_odd,\n"]) == ('[1, "b"]', "2.5")
+    assert json.loads(rows[0]["data"]) == DATA
+    assert [one["data"] for one in form.read_records(io.BytesIO(content))] == [DATA, DATA | {"count": 3}, None]

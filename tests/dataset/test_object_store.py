@@ -108,6 +108,8 @@ def test_from_bucket_to_bucket(store):
     store.front.requests.clear()
     ran = caption(*RUN)
     assert ran.returncode == 0 and "12 of 12 clips were done before" in ran.stderr
+    ran = caption("s3://bucket/in/*.tar", *RUN[1:])
+    assert ran.returncode == 0 and "12 of 12 clips were done before" in ran.stderr, "the same shards, listed"
     assert store.front.count("GET", ".tar") == 0, "the shard of a finished part is not opened"
     assert store.front.count("PUT", ".parquet") == 0
 

@@ -95,7 +95,7 @@ class Span:
     def gather(self, start, kept):
         """Of a prompt it keeps the first half, and all tokens behind it."""
         half = self.prompt // 2
-        assert start == 0 and kept.tolist() == [*range(half), *range(self.prompt, self.length)]
+        assert start == 0 and kept == [*range(half), *range(self.prompt, self.length)]
         assert self.offset == self.prompt - half, "positions move, or it is pruned twice"
         self.prompt = half
 

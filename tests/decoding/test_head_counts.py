@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from research.counts import Counts, _attention, _Counting, _our_kernels, _Unread
 from research.random_decoder import engine_of, language
 from research.sizes import Size
 from tests.checkpoints.eagle3 import HEADS, INNER, KV_HEADS, WIDTH, layout
-from tests.decoding.test_round_counts import TREE, Waits, host_offsets
+from tests.decoding.test_round_counts import ROUNDS, TREE, Launches, Waits
 from tests.engine import standin
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
@@ -22,7 +20,6 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.head_windows import HeadAdaptive, HeadChain, HeadTree
 from vidspec.engine.forward import Engine
-from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rows import HeadState, PrefillResult, Rows
@@ -31,11 +28,9 @@ from vidspec.events.trace import Trace
 from vidspec.models.eagle3 import Eagle3Decoder, head_config
 from vidspec.models.request import CaptionRequest
 
-__all__ = ["host_offsets"]  # applies here too
-
 SIZE = Size(layers=3, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=220)
 BLOCKS, TOKENS, GAMMA = (0, 1, 2), 24, 5
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 
 
 @dataclass(eq=False)
@@ -50,24 +45,24 @@ class DrawnHead:
     name: str = "head"
 
 
-def engines(device, attend):
+def engines():
     """A random target and a head of it, whose passes are replayed."""
     torch.manual_seed(1)
-    target = engine_of(language(SIZE, device, torch.float32))
-    target.model.decoder.graphs = ReplayedPasses(target.model.decoder, attend)
-    tensors = {key: value.to(device) for key, value in layout(SIZE.hidden, SIZE.vocabulary).items()}
+    target = engine_of(language(SIZE, CPU, torch.float32))
+    target.model.decoder.graphs = ReplayedPasses(target.model.decoder, standin.attention)
+    tensors = layout(SIZE.hidden, SIZE.vocabulary)
     config = {"hidden_size": SIZE.hidden, "intermediate_size": INNER, "num_attention_heads": HEADS}
     config |= {"num_key_value_heads": KV_HEADS, "head_dim": WIDTH, "vocab_size": SIZE.vocabulary}
     decoder = Eagle3Decoder(head_config(config), tensors)
-    ids = torch.arange(len(tensors["d2t"])) + layout(SIZE.hidden, SIZE.vocabulary)["d2t"]
-    decoder.bind(target.model.decoder.embed, StateInputs(SIZE.hidden, decoder.joined, ids.to(device)), None)
-    decoder.graphs = ReplayedPasses(decoder, attend)
-    return target, Engine(DrawnHead(decoder, device, ids, len(ids)))
+    ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    decoder.bind(target.model.decoder.embed, StateInputs(SIZE.hidden, decoder.joined, ids), None)
+    decoder.graphs = ReplayedPasses(decoder, standin.attention)
+    return target, Engine(DrawnHead(decoder, CPU, ids, len(ids)))
 
 
-def begun(loop, kind, clips, device=CPU, attend=standin.attention):
+def begun(loop, kind, clips):
     """Sequences that have requested their first passes."""
-    target, head = engines(device, attend)
+    target, head = engines()
     sequences = []
     for clip in range(clips):
         one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
@@ -118,23 +113,16 @@ def test_a_pass_serves_all_clips(kind):
     assert together[:1] == texts(kind, 1)[0]
 
 
-@torch.inference_mode()
 def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch):
-    """Drafting, verification and both commits: what is left are tables, the clips' states and the read-backs."""
-    found, replayed = Counts(), GraphStep.__call__
-
-    def uncounted(step):
-        with _disable_current_modes():
-            replayed(step)
-
-    monkeypatch.setattr(GraphStep, "__call__", uncounted)
-    loop = Loop()
-    with _our_kernels(Counts()), _Unread(Counts()):
-        begun(loop, "chain", 16, META, _attention(Counts()))
-        for _ in range(2):  # the passes are made
+    """Drafting and verification: what is left are tables, the clips' states and the read-backs."""
+    loop, launches = Loop(), Launches(monkeypatch)
+    sequences = begun(loop, "chain", 16)
+    for _ in range(2):  # the passes are made
+        list(loop.turn())
+    launches.found.clear()
+    with launches:
+        for _ in range(2 * ROUNDS):
             list(loop.turn())
-        with _Counting(found), _Unread(found):
-            for _ in range(2):
-                list(loop.turn())
-    assert found.launches < 40, found.kernels
-    assert found.reads == 2
+    assert {len(one.rounds) for one in sequences} == {2 + ROUNDS}
+    assert launches.found.total() / ROUNDS < 40, launches.found
+    print(launches.found.total() / ROUNDS)

@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from research.random_decoder import engine_of, language
 from research.sizes import Size
@@ -23,11 +25,12 @@ from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine import choices, graphs, penalties, sampling, slab
+from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
-from vidspec.engine.slab import KVSpan
 from vidspec.events.trace import Trace
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.request import CaptionRequest
@@ -35,6 +38,8 @@ from vidspec.models.request import CaptionRequest
 SIZE = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=60)
 READS = ("tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__")
 TREE = parse_tree("0 1 2 | 00 01 10 | 000 001")
+#: Rounds whose launches are counted.
+ROUNDS = 3
 #: Calls of Python in a round of 16 clips.
 CALLS = 1210
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
@@ -51,23 +56,51 @@ class Waits(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in READS and args[0].dtype is not torch.float64:
             self.reads[name] += 1
+        if name in ("__getitem__", "__setitem__") and any(map(copied, args[1:])):
+            self.reads[name] += 1
         return func(*args, **(kwargs or {}))
 
     def synchronise(self):
         self.synchronised += 1
 
 
-@pytest.fixture(autouse=True)
-def host_offsets(monkeypatch):
-    """The numbers that a gather looks at are the host's own: nothing of it waits for a device."""
-    gather = KVSpan.gather
+def copied(index):
+    """What indexing takes to a device from pageable memory, or counts there: a list, a number to assign, a mask."""
+    if isinstance(index, tuple):
+        return any(map(copied, index))
+    return isinstance(index, (list, range, float)) or (isinstance(index, torch.Tensor) and index.dtype is torch.bool)
 
-    def without_counting(span, start, kept):
-        assert not isinstance(kept, torch.Tensor)
-        with torch._C.DisableTorchFunction():
-            gather(span, start, kept)
 
-    monkeypatch.setattr(KVSpan, "gather", without_counting)
+class Launches(TorchDispatchMode):
+    """Counts operations outside of replayed passes, the host's own included, and copies to a device."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
+        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
+        for module in (choices, graphs, penalties, sampling, slab):
+            monkeypatch.setattr(module, "to_device", self.to_device)
+
+    def to_device(self, host, device, out=None):
+        self.found["to_device"] += 1
+        return to_device(host, device, out)
+
+    def replay(self, step):
+        self.replaying = True
+        self._pass(step)
+        self.replaying = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if self.replaying:
+            return out
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if torch.is_tensor(one)}
+        made = [one for one in tree_leaves(out) if torch.is_tensor(one)]
+        name = func.overloadpacket.__name__
+        computed = func._schema.is_mutable or any(one.untyped_storage()._cdata not in given for one in made)
+        if computed and not name.startswith(("empty", "lift", "detach", "_local_scalar")):
+            self.found[name] += 1
+        return out
 
 
 def replaying(seed):
@@ -104,6 +137,17 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2))
         sequences.append(one)
         loop.begin(one)
     return sequences
+
+
+def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2)):
+    """Operations of a round outside of replayed passes, and what they are."""
+    loop, launches = Loop(), Launches(monkeypatch)
+    sequences = begun(loop, kind, clips, sampling, models=models)
+    launches.found.clear()
+    with launches:
+        while max(len(one.rounds) for one in sequences) < 1 + ROUNDS:
+            list(loop.turn())
+    return launches.found.total() / ROUNDS, launches.found
 
 
 def counted(kind, clips, sampling=GREEDY):
@@ -176,3 +220,15 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
             list(loop.turn())
     assert {len(one.rounds) for one in sequences} == {2 + rounds}
     assert calls.found.total() / rounds <= CALLS
+
+
+@pytest.mark.parametrize("kind", ["chain"])
+def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
+    each, found = launched(monkeypatch, kind, 16)
+    assert each < 40, found
+
+
+def test_a_path_of_a_tree_is_kept_by_one_gather_of_all_layers_and_clips(monkeypatch):
+    """Once for the target and once for the draft, when their next passes begin."""
+    accepted = launched(monkeypatch, "tree", 16, models=(1, 1))[1]
+    assert 0 < accepted["index_select"] <= 2 * ROUNDS

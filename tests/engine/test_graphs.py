@@ -89,17 +89,17 @@ def test_the_most_rows(engine):
 
 
 def test_windows_of_many_clips_are_one_pass(engine):
-    """16 clips of 6 rows; beyond 256 rows there is a second pass."""
+    """16 clips of 6 rows; beyond 512 rows there is a second pass."""
     prompt, graphs = prompts(engine)[0], engine.model.decoder.graphs
-    spans = [engine.prefill(prompt, ROOM).span for _ in range(44)]
+    spans = [engine.prefill(prompt, ROOM).span for _ in range(87)]
     check(engine, [Rows(span, TOKENS[:6]) for span in spans[:16]])
     assert set(graphs.captured) == {128}
     batch = [Rows(span, TOKENS[:6]) for span in spans]
-    assert not graphs.is_replayable(batch) and graphs.split_batch(batch) == ([[*range(42)], [42, 43]], [])
+    assert not graphs.is_replayable(batch) and graphs.split_batch(batch) == ([[*range(85)], [85, 86]], [])
     expected = unreplayed(engine, batch)
     for mine, theirs in zip(engine.run(batch), expected, strict=True):
         torch.testing.assert_close(mine.logits, theirs.logits, **CLOSE)
-    assert set(graphs.captured) == {128, 256, 16}
+    assert set(graphs.captured) == {128, 512, 16}
 
 
 def test_a_stretch_of_a_prompt_leaves_the_token_rows_to_a_replayed_pass(engine):
@@ -353,7 +353,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs._can_capture = True
     cuda = RecordedGraphs(monkeypatch)
     span = engine.prefill(prompts(engine)[0], ROOM).span
-    counts = [8, 16, 32, 64, 128, 256]
+    counts = [8, 16, 32, 64, 128, 256, 512]
 
     def captured(counts, pool=1):
         return [done for count in counts for done in (f"ran {count}", f"captured in {pool}")]

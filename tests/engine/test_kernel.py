@@ -79,6 +79,7 @@ def test_widths_in_every_precision(dtype, close, width):
 
 
 def check(sequences, heads, kv_heads, width, dtype, close):
+    close = max(close, 1e-5 if DEVICE == "cuda" else 0)  # its exponentials are approximations
     slab, places, parts = laid_out(sequences, kv_heads, width, dtype)
     rows, scaling = places.shape[1], width**-0.5
     # As the fused product gives queries: a part of each row.

@@ -1,19 +1,21 @@
-"""On an NVIDIA GPU: lossless profiles give plain decoding's tokens, in float32 all, in bfloat16 but for near-ties."""
+"""On an NVIDIA GPU: lossless profiles give plain decoding's tokens, but for near-ties."""
 
 from __future__ import annotations
 
 import pytest
 
 from research.gpu.frames import decoded
-from tests.gpu.places import DEVICE, SMOKE, cuda_only
+from tests.gpu.places import DEVICE, DTYPES, SMOKE, cuda_only, needs_replay
 from vidspec.bench.loaded import LoadedModels, ModelSource, lossless_profiles
-from vidspec.dataset.ties import EPSILON, logit_gap
+from vidspec.dataset.ties import EPSILON, logit_gap, tie_limit
 from vidspec.models.request import CaptionRequest
 
 pytestmark = pytest.mark.gpu
 #: In a smoke run one profile in turns, one with a tree and one in parallel, and short texts: do the tests run?
 SHORT = {"generate.max_new_tokens": 12} if SMOKE else {}
-PROFILES = ["vanilla-sd", "sd-tree", "pearl-video"] if SMOKE else lossless_profiles()
+PROFILES = ["vanilla-sd", "sd-tree", "pearl-video"]
+if not SMOKE:
+    PROFILES = [*PROFILES, *(name for name in lossless_profiles() if name not in PROFILES)]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def pair(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=["float32"] if SMOKE else ["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32"] if SMOKE else [str(DTYPES[0]).removeprefix("torch."), "float32"])
 def loaded(request, pair, clips):
     found = LoadedModels(ModelSource(pair, device=str(DEVICE), dtype=request.param))
     plain = found.captioner("ar", SHORT)
@@ -36,9 +38,11 @@ def loaded(request, pair, clips):
 
 
 @cuda_only
+@needs_replay
 def test_passes_are_replayed(loaded):
     """Plain decoding went through captured graphs."""
-    assert loaded.target.decoder.graphs is not None and loaded.target.decoder.graphs.captured
+    decoder = loaded.target.decoder
+    assert decoder.graphs is not None and decoder.graphs.captured, decoder.eager
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -48,14 +52,15 @@ def test_same_tokens_as_plain_decoding(loaded, name, clips):
         apart = logit_gap(
             captioner, CaptionRequest(clip, clips[clip]), plain, captioner.caption(clip, clip=clips[clip]).token_ids
         )
-        assert apart <= (0 if loaded.source.dtype == "float32" else EPSILON)
+        assert apart <= tie_limit(loaded.target.dtype, loaded.target.device)
 
 
 def test_float32_equals_the_cpu(pair, clips):
+    """But for near-ties: a GPU resizes some bytes of a frame to another level, see test_pixels."""
     here, there = (
         LoadedModels(ModelSource(pair, device=device, dtype="float32")).captioner("ar", SHORT)
         for device in ("cpu", str(DEVICE))
     )
     for name, clip in clips.items():
         one, other = (captioner.caption(name, clip=clip).token_ids for captioner in (here, there))
-        assert logit_gap(here, CaptionRequest(name, clip), one, other) <= 1e-4
+        assert logit_gap(here, CaptionRequest(name, clip), one, other) <= EPSILON

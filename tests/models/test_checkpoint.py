@@ -105,6 +105,16 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
     assert found["hears"] and "audio input supported; --no-audio" in vidspec("models", str(tmp_path)).out
 
 
+def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
+    config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
+    changes = {"architectures": ["video_SALMONN2_plus"], "audio_config": {}, "audio_token_id": 151665}
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    code, found = said(vidspec, tmp_path)
+    assert code == 0 and found["family"] == "video_salmonn2_plus" and found["decoder"] == "fused" and found["hears"]
+    assert found["parameters"] == 9220244992 and found["visual_tokens"] == 16 * 26 * 46
+    assert [fit["draft"] for fit in found["drafts"]] == ["tsinghua-ee/video-SALMONN2_plus_3B_full"]
+
+
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen3_5")))
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)

@@ -8,7 +8,7 @@ from tests.model_pairs import ADAPTERS
 from vidspec.models import preprocess
 from vidspec.video import Clip
 
-FAMILIES = ("llava_onevision", "llava", "llava_next", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl")
+FAMILIES = ("llava_onevision", "llava", "llava_next", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -27,7 +27,7 @@ def test_tokens_are_foreseen(family, monkeypatch):
         prefix = model.prefix(seen, "What is seen?", "Be short." if family != "llava" else None)
         text = model.text_tokens("What is seen?", "Be short." if family != "llava" else None)
         between = prefix.length - len(seen) - text
-        assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 2)
+        assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

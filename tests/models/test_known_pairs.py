@@ -20,6 +20,7 @@ def sizes(count, low=60, high=2200, seed=0):
 QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "patch_size": 16}
 QWEN = {
     "qwen2_5_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
+    "video_salmonn2_plus": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
     "qwen2_5_omni": {"min_pixels": 128 * 28**2, "max_pixels": 768 * 28**2, "patch_size": 14},
     **{family: QWEN3 for family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")},
 }
@@ -30,7 +31,7 @@ def test_qwen_counts_what_the_adapters_make(family):
     vision = SimpleNamespace(patch_size=QWEN[family]["patch_size"], spatial_merge_size=2, temporal_patch_size=2)
     config = SimpleNamespace(vision_config=vision)
     rule, published = families.get(family).frame_rule_of(config, QWEN[family]), PUBLISHED_RULES[family]
-    for frames in (1, 2, 3, 7, 32, 129):
+    for frames in (1, 2, 3, 7, 32, 129, 767, 768):
         for height, width in sizes(20):
             assert published.visual_tokens(frames, height, width) == rule.visual_tokens(frames, height, width)
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import checkpoint, copy_checkpoint, qwen
+from tests.checkpoints import checkpoint, copy_checkpoint
 from tests.checkpoints.llava import LlavaKind
 from tests.checkpoints.llava_onevision import (
     IMAGE_SIZE,
@@ -416,49 +416,6 @@ def test_image_processor_inside_the_processors_config(tmp_path):
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"size": {"shortest_edge": 31}}}))
     assert load_model(str(tmp_path), CPU).rules.edge == 31
-
-
-def salmonn(folder: Path) -> qwen.QwenKind:
-    """A checkpoint as video-SALMONN 2+ are published: Qwen2.5-VL under older names, with an audio branch beside it."""
-    kind = qwen.QwenKind(tied=False)
-    copy_checkpoint(folder, kind)
-    words = qwen.tokenizer(kind.corpus)
-    config = json.loads((folder / "config.json").read_text())
-    text = config.pop("text_config")
-    theta, section = (text["rope_parameters"][key] for key in ("rope_theta", "mrope_section"))
-    flat = {**{k: v for k, v in text.items() if k not in ("rope_parameters", "model_type", "layer_types")}, **config}
-    flat |= {
-        "architectures": ["video_SALMONN2_plus"],
-        "auto_map": {"AutoConfig": "qwenvl.model.configuration_qwen2_5_vl.Qwen2_5_VLConfig"},
-        "rope_theta": theta,
-        "rope_scaling": {"type": "mrope", "mrope_section": section},
-        "audio_config": {"model_type": "whisper", "d_model": 32, "encoder_layers": 2, "num_mel_bins": 128},
-        "audio_token": "<|audio_pad|>",
-        "audio_token_id": len(words),
-    }
-    (folder / "config.json").write_text(json.dumps(flat))
-    file = folder / "model.safetensors"
-    weights = {"audio.conv1.weight": torch.ones(32, 128, 3), "audio.q_tokens": torch.ones(1, 1, 32)}
-    for name, weight in qwen.stock(kind).state_dict().items():
-        for ours, theirs in (("model.visual.", "visual."), ("model.language_model.", "model.")):
-            name = theirs + name.removeprefix(ours) if name.startswith(ours) else name
-        weights[name] = weight
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
-    return kind
-
-
-def test_an_audio_branch_is_left_out(tmp_path):
-    kind = salmonn(tmp_path)
-    model = load_model(str(tmp_path), CPU)
-    assert model.family == "qwen2_5_vl" and "audio branch is left out" in model.note
-    assert str(tmp_path) in model.note and "\n" not in model.note
-    loaded = model.model.state_dict()
-    theirs = qwen.stock(kind).state_dict()
-    assert loaded.keys() == theirs.keys() and all(torch.equal(loaded[name], theirs[name]) for name in theirs)
-    plain = qwen.adapter(kind)
-    shown = qwen.pixels(plain)
-    states = [Engine(one).prefill(one.prefix(one.encode(shown), "Describe the video."), 4) for one in (model, plain)]
-    torch.testing.assert_close(states[0].logits, states[1].logits, rtol=0, atol=1e-5)
 
 
 def test_models_without_ears_have_no_note(checkpoints):

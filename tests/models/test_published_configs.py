@@ -14,6 +14,8 @@ from vidspec.engine.recurrent import max_state_bytes
 from vidspec.engine.stock import StockDecoder
 from vidspec.models.base import families
 from vidspec.models.known_pairs import known_pairs
+from vidspec.models.loading import empty_model
+from vidspec.models.video_salmonn import salmonn_config
 
 FOLDER = Path(__file__).parent / "fixtures" / "configs"
 PUBLISHED = {found["name"]: found for found in (json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json")))}
@@ -42,6 +44,16 @@ def test_listed_is_what_the_config_makes(name, tmp_path):
     assert model.lm_head.weight.shape[0] == listed.vocabulary
     assert language.config.max_position_embeddings == listed.context
     assert decoder.axes == (3 if listed.family.startswith("qwen") else 1)
+
+
+@pytest.mark.parametrize("size", ["3B", "7B"])
+def test_video_salmonn_is_qwen_and_the_authors_defaults(size):
+    config = PUBLISHED[f"Qwen/Qwen2.5-VL-{size}-Instruct"]["config"]
+    plain = transformers.Qwen2_5_VLConfig.from_dict({**config, "architectures": ["video_SALMONN2_plus"]})
+    listed = KNOWN[f"tsinghua-ee/video-SALMONN2_plus_{size}_full"]
+    model = empty_model(families.get(listed.family), salmonn_config(listed.name, plain), torch.bfloat16)
+    assert sum(weight.numel() for weight in model.parameters()) == listed.parameters
+    assert model.lm_head.weight.shape[0] == listed.vocabulary
 
 
 def test_drafts_have_their_targets_vocabulary():

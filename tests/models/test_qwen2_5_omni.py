@@ -1,9 +1,7 @@
 """Qwen2.5-Omni's thinker behind our interface gives what the stock thinker gives, with sound and without."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from tests.checkpoints.qwen2_5_omni import NAMED, PROCESSOR, adapter, pixels, so
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
 from tests.models.parity import PROMPT, ParityCase, check_generate
-from tests.ready_clips import read_requests, serve_captions
+from tests.ready_clips import dubbed, read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -179,25 +177,10 @@ def clips(tmp_path_factory):
     """Clips that sound, and one that is silent."""
     folder = tmp_path_factory.mktemp("clips")
     paths = list(shipped())[:4]
-    return [*(dubbed(path, folder / f"{path.stem}.mkv", seed) for seed, path in enumerate(paths[:3])), str(paths[3])]
-
-
-def dubbed(source: Path, path: Path, seed: int) -> str:
-    """The pictures of a clip with two and a half seconds of noise."""
-    with av.open(str(source)) as read, av.open(str(path), "w") as out:
-        pictures, track = read.streams.video[0], out.add_stream("flac", rate=16000, layout="mono")
-        copied = out.add_stream_from_template(pictures)
-        for packet in read.demux(pictures):
-            if packet.dts is not None:
-                packet.stream = copied
-                out.mux(packet)
-        whole = (sound(2.5, seed).clip(-1, 1) * 32767).astype(np.int16)
-        for start in range(0, len(whole), 4096):
-            frame = av.AudioFrame.from_ndarray(whole[None, start : start + 4096].copy(), "s16", "mono")
-            frame.sample_rate, frame.pts = 16000, start
-            out.mux(track.encode(frame))
-        out.mux(track.encode(None))
-    return str(path)
+    return [
+        *(dubbed(path, folder / f"{path.stem}.mkv", sound(2.5, seed)) for seed, path in enumerate(paths[:3])),
+        str(paths[3]),
+    ]
 
 
 def captioner(pair, name, **video):

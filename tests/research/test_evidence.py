@@ -130,6 +130,35 @@ def test_the_front_page_shows_one_run_and_what_is_missing(data):
         pages.filled("no marks", "x", "new")
 
 
+def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, monkeypatch):
+    published = data["profiles-embedded-qwen"]
+    (tmp_path / "profiles-embedded-qwen.json").write_text(json.dumps(published))
+
+    def measured_here(part, places, clips, out, *, smoke):
+        assert words(part.commands[0], smoke=smoke, clips=clips, places={**places, "json": "x"})[1:] == [
+            *["a.mp4", "--profiles", places["quick"], "--pair", "embedded-qwen", "--repeats", "1", "--json", "x"]
+        ]
+        rows = [row("ar", 100), row("vanilla-sd-auto", 130)]
+        here = {**published, "rows": rows, "machine": "one core", "date": "later"}
+        (out / f"{part.name}.json").write_text(json.dumps(here))
+
+    monkeypatch.setattr(evidence, "measure", measured_here)
+    text = evidence.quick({}, ["a.mp4"], tmp_path, "other", smoke=False)
+    assert "| `vanilla-sd-auto` | 1.30x | 2.00x | 1.30x | 2.00x | 130 | 200 |" in text
+    assert "| `hybrid` | - | 1.80x | - |" in text and "Here: one core, commit c0ffee, later, 16 clips" in text
+    others = list(pages.read_results(tmp_path / "machines").values())
+    front = pages.readme(published, others)
+    assert "| 1.30x to 2.00x | 200 |" in front and "Ranges: the same on 2 machines." in front
+    page = pages.measured(data, [], others)
+    assert "| method | two cores, today | one core, later |" in page
+    assert "| `vanilla-sd-auto` | 2.00x, 2.00x | 1.30x, 1.30x |" in page
+    assert "## Other machines" not in pages.measured(data, [])
+
+
+def test_keep_needs_quick(capsys):
+    assert main(["--keep", "x"]) == 2 and "--keep needs --quick" in capsys.readouterr().err
+
+
 def test_scores_of_the_pairs_are_those_beside_the_weights():
     text = (pages.ROOT / "docs" / "internals" / "embedded.md").read_text(encoding="utf-8")
     folders = {pair: embedded_folder(pair, "target").parent for pair in PAIRS}

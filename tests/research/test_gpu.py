@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from research.gpu import __main__ as gpu
-from research.gpu import folder, frames, sizes
+from research.gpu import folder, frames, marked, sizes
 from research.gpu.folder import Folder, Profiled
-from research.gpu.results import Results, read
+from research.gpu.marked import FILES, run_tests
+from research.gpu.results import Results, read, read_last
 from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
 from vidspec.captioner import Captioner
+from vidspec.dataset.ties import EPSILON, tie_limit
 from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +42,38 @@ def test_lines_are_there_when_the_command_is_killed(tmp_path):
     results.add("pass", model="7B")
     with results.path.open("a") as file:
         file.write('{"kind": "pa')
-    assert list(read(results.path)) == [{"kind": "pass", "model": "7B"}]
+    assert read_last(results.path) == [{"kind": "pass", "model": "7B"}]
+    with Results(tmp_path, "sizes", 9) as later:
+        later.add("pass", model="3B")
+    assert [row["kind"] for row in read(results.path)] == ["begin", "pass", "begin", "pass", "end"]
+    assert read_last(results.path)[0] == {"kind": "pass", "model": "3B"}
+
+
+def test_each_mechanism_is_tested_before_its_parameters(monkeypatch, tmp_path):
+    """In bfloat16 first; what passed in a run that ended early comes last in the next."""
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])\n"
+        "def test_one(dtype): ...\n"
+        "def test_two():\n"
+        "    if 'GO_ON' not in __import__('os').environ: raise KeyboardInterrupt\n"
+    )
+    monkeypatch.setattr(marked, "KERNELS", "test_some.py")
+    monkeypatch.setattr(marked, "ROOT", tmp_path)
+    monkeypatch.setattr(marked, "FILES", ())
+    with pytest.raises(KeyboardInterrupt), Results(tmp_path, "tests", 9) as results:
+        run_tests(results)
+    monkeypatch.setenv("GO_ON", "")
+    with Results(tmp_path, "tests", 9) as results:
+        assert run_tests(results)
+    rows = list(read(results.path))
+    runs = [row["test"].partition("::")[2] for row in rows if row["kind"] == "test"]
+    assert runs == ["test_one[bfloat16]", "test_two", "test_one[float32]", "test_one[bfloat16]"]
+    assert {"kind": "failed", "error": "KeyboardInterrupt: "} in rows
+
+
+def test_every_file_of_tests_for_gpus_is_run():
+    assert set(FILES) == {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
 
 
 def test_a_part_ends_by_itself(monkeypatch, tmp_path):
@@ -48,14 +81,14 @@ def test_a_part_ends_by_itself(monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", SMALL)
     with Results(tmp_path, "sizes", 0) as results:
         sizes.measure(Grid(["tiny", "32B"], (1,), (20,)), CPU, results)
-    kinds = [(row["kind"], row.get("what")) for row in read(results.path)]
+    kinds = [(row["kind"], row.get("what")) for row in read_last(results.path)]
     assert kinds == [("device", None), ("left out", "tiny"), ("left out", "32B"), ("end", None)]
     with Results(tmp_path, "folder", 0) as results:
         assert folder.measure(Folder(), {}, "cpu", results)
-    assert [row["kind"] for row in read(results.path)] == ["left out"] * 4 + ["end"]
+    assert [row["kind"] for row in read_last(results.path)] == ["left out"] * 4 + ["end"]
     with pytest.raises(ZeroDivisionError), Results(tmp_path, "sizes", 9) as results:
         _ = 1 // 0
-    assert [row["kind"] for row in read(results.path)] == ["failed"]
+    assert [row["kind"] for row in read_last(results.path)] == ["failed"]
 
 
 def test_each_size_is_freed_before_the_next(monkeypatch, tmp_path):
@@ -132,7 +165,8 @@ def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
     def row(dtype, identical, ties):
         return Profiled("embedded", dtype, "std", identical, ties, 4, 9.0, 0.1, 0.2, None)
 
-    assert not row("float32", 3, 1).holds and row("bfloat16", 3, 1).holds and not row("bfloat16", 2, 1).holds
+    assert row("bfloat16", 3, 1).holds and not row("bfloat16", 2, 1).holds and not row("float32", 3, 0).holds
+    assert tie_limit(torch.float32, CPU) == 0 < tie_limit(torch.float32, torch.device("cuda")) < EPSILON
     monkeypatch.setattr(folder, "measure", lambda *rest: False)
     assert gpu.main(["folder", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
 

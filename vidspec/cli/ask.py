@@ -69,7 +69,7 @@ def _open_session(
     from vidspec.cli.printed import print_note
     from vidspec.cli.request import clip_range, job_config, profile_overrides
     from vidspec.cli.session import DialogueSession, dialogue_page
-    from vidspec.config.user_config import read_config, resolve
+    from vidspec.config.user_config import read_config
     from vidspec.dataset.local import readers_for
 
     if request.report is not None:
@@ -77,7 +77,9 @@ def _open_session(
 
         check_page(request.report, [clip])
     part = clip_range(request)
-    resolved = resolve(request.profile, profile_overrides(request), read_config())
+    resolved = start.resolve_profile(
+        request.profile, profile_overrides(request), read_config(), verbose=request.verbose
+    )
     profile = resolved.profile
     how = replace(job_config(request, profile, 1), batch=1)
     start.require_devices(profile)

@@ -84,7 +84,7 @@ class BulkRun:
 
 def caption_all(request: CaptionArguments) -> int:
     """Caption the clips of a request and return the exit code."""
-    from vidspec.config.user_config import PAIRED, read_config, resolve
+    from vidspec.config.user_config import PAIRED, read_config
     from vidspec.dataset import inputs
     from vidspec.dataset.records import SettingsDigest
     from vidspec.dataset.shards import parse_shard
@@ -94,7 +94,7 @@ def caption_all(request: CaptionArguments) -> int:
     sources = input_sources(request)
     defaults = read_config()
     forms = output_formats(request, defaults)
-    resolved = resolve(request.profile, profile_overrides(request), defaults)
+    resolved = start.resolve_profile(request.profile, profile_overrides(request), defaults, verbose=request.verbose)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
         print_note(f"note: the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
@@ -129,12 +129,14 @@ def caption_all(request: CaptionArguments) -> int:
     _check_files(request, profile, [entry.path for entry in entries])
     how = replace(job_config(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
-    destinations = plan_destinations(request, forms, found, entries, profile.name, shard)
+    destinations = plan_destinations(request, forms, found, entries, profile, shard)
     check_files_distinct(request, destinations, entries, defaults.path)
     settings = SettingsDigest(profile.model_dump(), how)
     if request.dry_run:
-        from vidspec.cli.dry_run import run_dry
+        from vidspec.cli.dry_run import run_dry, run_dry_shards
 
+        if destinations[0].parts is not None:
+            return run_dry_shards(request, found, entries, destinations[0], settings)
         return run_dry(request, found, entries, destinations, settings, shard.label if shard else "")
     run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
     # Keep output of libraries out of the captions; only the run's output holds the real stdout.
@@ -144,10 +146,11 @@ def caption_all(request: CaptionArguments) -> int:
 
 def _check_shards(request: CaptionArguments) -> None:
     """Refuse options that need clips in files of their own."""
-    for option in ("dry_run", "checksum", "heatmap", "report"):
-        if getattr(request, option):
-            name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
+    if request.checksum:
+        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
+        raise UsageError("--checksum needs clips that are files, not shards", hint=hint)
+    if request.heatmap is not None:
+        raise UsageError("--heatmap needs clips that are files, not shards", hint="unpack some clips of interest")
 
 
 def _open_shards(entries: Sequence[Job], found: InputListing, column: str | None, config: JobConfig) -> Iterator[Job]:

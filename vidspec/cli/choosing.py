@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vidspec.cli.options import BUILT_IN
 from vidspec.cli.printed import print_note
+from vidspec.cli.start import resolve_profile
 from vidspec.config.user_config import read_config, resolve, with_models, write_models
 from vidspec.errors import ModelError, UsageError
 from vidspec.models import hub
@@ -37,7 +38,7 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
     elif names:
         chosen = {"target": _resolve_name(names[0])} | ({} if draft is None else {"draft": _resolve_name(draft)})
     defaults = read_config()
-    profile = resolve(None, {}, with_models(defaults, chosen)).profile  # validate before writing
+    profile = resolve_profile(None, {}, with_models(defaults, chosen)).profile  # validate before writing
     write_models(defaults.path, chosen)
     models = profile.models
     who = f"the built-in pair {models.pair}, a demo that knows drawn shapes only" if models.pair else models.target

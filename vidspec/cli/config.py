@@ -34,17 +34,19 @@ def show(
     In order of precedence: flag, VIDSPEC_* variable, profile, user's config, default.
     """
     from vidspec.cli.request import profile_overrides
-    from vidspec.config.user_config import DEFAULT_PROFILE, read_config, resolve
+    from vidspec.cli.start import resolve_profile
+    from vidspec.config.user_config import CHOSEN, read_config
 
     defaults = read_config()
-    resolved = resolve(profile, profile_overrides(CaptionArguments(settings=settings)), defaults)
+    resolved = resolve_profile(profile, profile_overrides(CaptionArguments(settings=settings)), defaults)
     config = str(defaults.path)
     rows: list[tuple[str, object, str]] = []
     if profile is not None:
         source = "VIDSPEC_PROFILE" if os.environ.get("VIDSPEC_PROFILE") == profile else "flag"
         rows.append(("profile", profile, source))
     else:
-        rows.append(("profile", defaults.profile or DEFAULT_PROFILE, config if defaults.profile else "default"))
+        origin = CHOSEN if resolved.sources["name"] == CHOSEN else config if defaults.profile else "default"
+        rows.append(("profile", defaults.profile or resolved.profile.name, origin))
     rows.append(("format", defaults.format or "text", config if defaults.format else "default"))
     values = resolved.profile.model_dump()
     for key, source in resolved.sources.items():

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vidspec.errors import UsageError
 from vidspec.files import NamedPath, check_distinct, check_output
 
 if TYPE_CHECKING:
     from vidspec.cli.options import CaptionArguments
-    from vidspec.dataset.formats.base import OutputFormat
+    from vidspec.config.schema import Profile
+    from vidspec.dataset.formats.base import OutputFormat, PartFormat
     from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import FileOutput, Output
+    from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import SidecarNames
 
@@ -54,6 +56,17 @@ class Destination:
             return None
         return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
 
+    def open_parts(self, request: CaptionArguments, shards: Sequence[Job], *, look: bool = False) -> PartOutput:
+        """Open the output of a file for each shard; read-only if ``look``.
+
+        Raises:
+            UsageError: a file is there that is none of these, or two shards would share one.
+        """
+        from vidspec.dataset.parts import PartOutput
+
+        form, fresh = cast("PartFormat", self.forms[0]), request.overwrite
+        return PartOutput(self.parts or "", shards, form, fresh=fresh, retry=request.retry_failed, look=look)
+
 
 def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
     """Return True if each shard gets an output file of its own; all inputs must be shards.
@@ -61,14 +74,14 @@ def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entri
     Raises:
         UsageError: there are other formats too.
     """
-    from vidspec.dataset.formats.base import SHARD_FORMAT
+    from vidspec.dataset.formats.base import PartFormat
     from vidspec.dataset.inputs import is_shard
 
-    of_shards = any(form.name == SHARD_FORMAT for form in forms)
+    of_shards = [form for form in forms if isinstance(form, PartFormat)]
     if not of_shards or request.output_dir is None or not all(is_shard(entry.path) for entry in entries):
         return False
     if len(forms) > 1:
-        message = f"--format {SHARD_FORMAT} of shards excludes other formats"
+        message = f"--format {of_shards[0].name} of shards excludes other formats"
         raise UsageError(message, hint="caption again into another format")
     return True
 
@@ -78,7 +91,7 @@ def plan_destinations(
     forms: Sequence[OutputFormat],
     found: InputListing,
     entries: Sequence[Job],
-    profile: str,
+    profile: Profile,
     shard: Shard | None,
 ) -> list[Destination]:
     """Plan the destinations of a run; writes nothing.
@@ -86,11 +99,14 @@ def plan_destinations(
     Raises:
         UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
     """
+    from vidspec.config.json_schema import schema_properties
     from vidspec.dataset.formats.base import SHARD_FORMAT, make_format
     from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
     from vidspec.dataset.stores import is_url
 
+    data = schema_properties(profile.generate.grammar_schema)
     if writes_parts(request, forms, entries):
+        forms = [make_format(form.name, data=data) for form in forms]
         _check_existing(request, ())
         return [Destination(tuple(forms), parts=request.output_dir)]
     if any(is_url(name or "") for name in (request.output, request.output_dir)):
@@ -101,13 +117,13 @@ def plan_destinations(
     each: list[SidecarNames] = []
     for form in forms:
         if request.output is None and form.clip_files != "never" and _leaves_stdout(request, form):
-            each.append(SidecarNames(form, request.output_dir, request.name, profile))
+            each.append(SidecarNames(form, request.output_dir, request.name, profile.name))
             continue
         path = _path_for_all(request, form, shard, several=len(forms) > 1)
         _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
         if path is not None and request.output is not None:
             check_output(path, [entry.path for entry in entries], "--output")
-        form = make_format(form.name, several=found.several, raw_csv=request.csv_raw)
+        form = make_format(form.name, several=found.several, raw_csv=request.csv_raw, data=data)
         destinations.append(Destination((form,), path))
     if each and request.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
@@ -224,7 +240,6 @@ def open_output(
     """
     from vidspec.dataset.clip_files import SidecarOutput
     from vidspec.dataset.outputs import CombinedOutput
-    from vidspec.dataset.parts import PartOutput
     from vidspec.dataset.single_file import SingleFileOutput
     from vidspec.dataset.writers import FileLines, StdoutLines, StreamOutput
 
@@ -233,7 +248,7 @@ def open_output(
     def open_destination(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
         if place.parts is not None:
-            return PartOutput(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
+            return place.open_parts(request, entries)
         if place.names:
             return SidecarOutput(
                 place.names,

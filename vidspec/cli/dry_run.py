@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import left_out
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.outputs import Output
     from vidspec.dataset.records import SettingsDigest
 
-__all__ = ["run_dry"]
+__all__ = ["run_dry", "run_dry_shards"]
 
 
 def run_dry(
@@ -58,22 +58,19 @@ def run_dry(
         for output in journals:
             changes |= output.file_changes(entry, name, captioned=state in ("caption", "kept"))
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
-        length = "" if one is None or one.error else f"{one.seconds:.1f}"
+        length = "" if one is None or one.error or one.seconds is None else f"{one.seconds:.1f}"
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
     errors = [one.error for one in todo.values() if one.error]
     for line in errors:
         print_error(line)
     profile = settings.profile
-    models = profile["models"]
-    named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
-    about = f"{named}, profile {profile['name']}; {_destinations_text(destinations)}"
-    print_note(f"dry run: nothing is loaded or written; {about}")
+    _print_models(profile, _destinations_text(destinations))
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
-    counts = [
-        f"{len(left)} to caption ({format_duration(sum(one.seconds for one in left))} of video{_segments_text(left)})"
-    ]
+    lengths = [one.seconds for one in left if one.seconds is not None]
+    length = f"{format_duration(sum(lengths))} of video" if len(lengths) == len(left) else "of unknown length"
+    counts = [f"{len(left)} to caption ({length}{_segments_text(left)})"]
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
@@ -93,6 +90,44 @@ def run_dry(
     )
     print_note(f"estimated time: {time} ({guess.why})")
     return int(bool(errors or found.unreadable))
+
+
+def run_dry_shards(
+    request: CaptionArguments,
+    found: InputListing,
+    shards: Sequence[Job],
+    destination: Destination,
+    settings: SettingsDigest,
+) -> int:
+    """Print the plan of a run with a file for each shard, without opening the shards; returns as :func:`run_dry`."""
+    from vidspec.dataset.stores import is_url
+    from vidspec.dataset.writers import StdoutLines
+    from vidspec.files import backup_of
+
+    output = destination.open_parts(request, shards, look=True)
+    parts = {shard: output.finished_part(shard, settings.of(shard)) for shard in shards}
+    out = StdoutLines()
+    for shard, part in parts.items():
+        out.write(f"{'caption' if part is None else 'failed' if part.failed else 'done'}\t\t\t{one_line(shard.path)}")
+    _print_models(settings.profile, f"a {output.form.suffix} file for each shard in {output.folder}")
+    for path in [Path(output.name(one.path)) for one in shards if request.overwrite and not is_url(output.folder)]:
+        if path.is_file():
+            print_note(f"{path}: replaced, kept as {backup_of(path)}")
+    finished = [part for part in parts.values() if part is not None]
+    clips, failed = sum(part.clips for part in finished), sum(part.failed for part in finished)
+    lost = f", {failed} of them failed (--retry-failed tries them again)" if failed else ""
+    counts = [f"{len(shards) - len(finished)} to caption"]
+    counts += [f"{len(finished)} done before ({clips} clips{lost})"] if finished else []
+    counts += [f"left out: {others}"] if (others := left_out(found)) else []
+    print_note(f"{len(shards)} shards: {', '.join(counts)}")
+    print_note("estimated time: unknown (shards are not opened)")
+    return int(bool(found.unreadable))
+
+
+def _print_models(profile: Mapping[str, Any], places: str) -> None:
+    models = profile["models"]
+    named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
+    print_note(f"dry run: nothing is loaded or written; {named}, profile {profile['name']}; {places}")
 
 
 def _state(left: PlannedClip | None, entry: Job, journal: Output, settings: str) -> str:

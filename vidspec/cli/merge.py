@@ -33,12 +33,13 @@ def merge(
     from vidspec.dataset.merge import merge_records, render_records
     from vidspec.dataset.writers import StdoutLines
 
-    output_format = make_format(form, several=True, raw_csv=csv_raw)
+    output_format = make_format(form, several=True)
     if not output_format.is_text:
         raise UsageError(f"--format {form}: merge writes text", hint="--format jsonl")
     if output != "-":
         check_output(Path(output), (), "--output", output_format.replaceable)
     found = merge_records(files)
+    output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data)
     content = render_records(found.records, output_format)
     if output == "-":
         lines = StdoutLines()

@@ -289,6 +289,9 @@ class CaptionArguments:
         ),
     ] = None
     generate: Mapping[str, object] = field(default_factory=dict)
+    json: Annotated[
+        bool, _text("--json", help="Answer with any JSON object; --fields and --json-schema say which.")
+    ] = False
     template: Annotated[
         str | None,
         _text(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vidspec.bounds import LONGEST_PROMPT, MANY
 from vidspec.cli.keys import KEY_SECTIONS
 from vidspec.cli.options import CaptionArguments
+from vidspec.config.json_schema import ANY_OBJECT
 from vidspec.dataset.rendering import check_template
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
@@ -62,6 +63,9 @@ def check_arguments(request: CaptionArguments) -> None:
         raise UsageError(f"--timeout {request.timeout:g}: must be more than 0 seconds, and at most {MANY}")
     if request.context and request.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
+    if request.json and (named := {"generate.json_schema", "generate.fields"} & request.generate.keys()):
+        option = min(named).partition(".")[2].replace("_", "-")
+        raise UsageError(f"--json and --{option} exclude each other", hint=f"--{option} alone answers with JSON too")
     for options in EXCLUSIVE:
         given = [f"--{option.replace('_', '-')}" for option in options if getattr(request, option)]
         if len(given) > 1:
@@ -194,6 +198,8 @@ def profile_overrides(request: CaptionArguments) -> dict[str, object]:
         UsageError: a key is set twice.
     """
     overrides = {**request.models, **request.video, **request.generate}
+    if request.json:
+        overrides["generate.json_schema"] = ANY_OBJECT
     prompt = _prompt(request)
     if prompt is not None:
         overrides["generate.prompt"] = prompt

@@ -107,10 +107,13 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
     from vidspec.cli.request import job_config, profile_overrides
-    from vidspec.config.user_config import read_config, resolve
+    from vidspec.config.user_config import read_config
     from vidspec.dataset.feed import reader_count
 
-    profile = resolve(request.profile, profile_overrides(request), read_config()).profile
+    resolved = start.resolve_profile(
+        request.profile, profile_overrides(request), read_config(), verbose=request.verbose
+    )
+    profile = resolved.profile
     job = job_config(request, profile, 2)
     start.require_devices(profile)
     for line in () if request.quiet else start.demo_notes(profile, (), "serve"):

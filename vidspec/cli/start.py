@@ -6,18 +6,28 @@ import atexit
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from vidspec import garbage
 from vidspec.cli.printed import print_note
+from vidspec.config.user_config import DEFAULT_PROFILE
 from vidspec.events.tally import format_duration
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
+    from vidspec.config.user_config import ResolvedProfile, UserConfig
 
-__all__ = ["announce", "demo_notes", "report_stage", "require_devices", "stage_status", "uncollected"]
+__all__ = [
+    "announce",
+    "demo_notes",
+    "report_stage",
+    "require_devices",
+    "resolve_profile",
+    "stage_status",
+    "uncollected",
+]
 
 #: Seconds between lines about a long stage, without a terminal.
 EVERY = 10.0
@@ -27,6 +37,36 @@ NOTICE = (
     "lists real models, such as:"
 )
 REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct --draft Qwen/Qwen2.5-VL-3B-Instruct"
+
+
+def resolve_profile(
+    name: str | None, overrides: Mapping[str, object], defaults: UserConfig, *, verbose: bool = False
+) -> ResolvedProfile:
+    """Resolve the profile of a command; without a named one, the default for a lone target follows this GPU.
+
+    Args:
+        name: of the profile; None for the default.
+        overrides: flags, by dotted key.
+        defaults: the user's config.
+        verbose: print the reason.
+
+    Raises:
+        ProfileError: as :func:`~vidspec.config.user_config.resolve`.
+    """
+    from vidspec.cli.doctor import has_gpu, model_cache
+    from vidspec.config.user_config import resolve, user_keys
+
+    chosen = None
+    if name is None and defaults.profile is None and "models.target" in (keys := user_keys(overrides, defaults)):
+        if has_gpu():
+            from vidspec.decoding import auto
+            from vidspec.models.known_pairs import cached_models
+
+            cached = {name for name, whole in cached_models(model_cache()).items() if whole}
+            chosen = auto.default_draft(keys, cached)
+        if chosen is not None and verbose:
+            print_note(f"profile: {chosen.keys.get('name', DEFAULT_PROFILE)}: {chosen.why}")
+    return resolve(name, overrides, defaults, chosen=chosen and chosen.keys)
 
 
 def announce(profile: Profile, *, here: bool = True) -> bool:

@@ -13,11 +13,12 @@ from vidspec.errors import VidspecError
 
 __all__ = ["as_typed"]
 
-#: Key of each flag: those of ``vidspec caption``, of commands that measure, and its ways to name a prompt.
+#: Key of each flag: those of ``vidspec caption``, of commands that measure, its ways to name a prompt, and ``--json``.
 KEY_OF_FLAG = {
     **{f"--{option.name}": f"models.{option.name}" for option in fields(ModelOptions)},
     **FLAGS,
     **dict.fromkeys(("--prompt", "--prompt-file", "--style"), "generate.prompt"),
+    "--json": "generate.json_schema",
 }
 
 

@@ -6,7 +6,10 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["fields_schema", "json_grammar"]
+__all__ = ["ANY_OBJECT", "fields_schema", "json_grammar", "schema_properties"]
+
+#: Schema of any JSON object.
+ANY_OBJECT = '{"type": "object"}'
 
 #: White space between the parts of a JSON text: at most a space, so that every answer is one short line.
 WHITESPACE = r"\x20?"
@@ -17,6 +20,12 @@ def fields_schema(names: Sequence[str]) -> str:
     properties = {name: {"type": "string", "minLength": 1} for name in names}
     schema = {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
     return json.dumps(schema, ensure_ascii=False)
+
+
+def schema_properties(schema: str | None) -> dict[str, object]:
+    """Return the schemas of the properties that a schema (JSON) lists; none for free text and for any object."""
+    properties = json.loads(schema or "{}").get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 @lru_cache(maxsize=16)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
 
 __all__ = [
+    "CHOSEN",
     "DEFAULT_PROFILE",
     "PAIRED",
     "ResolvedProfile",
@@ -33,6 +34,7 @@ __all__ = [
     "config_path",
     "read_config",
     "resolve",
+    "user_keys",
     "with_models",
     "write_models",
 ]
@@ -40,6 +42,8 @@ __all__ = [
 DEFAULT_PROFILE = "vanilla-sd-auto"
 #: The source of a draft that was chosen by default.
 PAIRED = "vidspec models"
+#: The source of a value that was chosen for this machine.
+CHOSEN = "predicted for this GPU"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
 #: Keys of the section ``models`` that choose them.
@@ -67,6 +71,16 @@ class ResolvedProfile:
     profile: Profile
     sources: Mapping[str, str]
     models_named: bool = False
+
+
+def user_keys(
+    overrides: Mapping[str, object], defaults: UserConfig, env: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """Return the keys that flags, variables and the config set, by the order of :func:`resolve`."""
+    from vidspec.config import profiles
+
+    variables = profiles.from_env(os.environ if env is None else env)
+    return {**defaults.keys, **{key: value for key, (value, _) in variables.items()}, **overrides}
 
 
 def config_path() -> Path:
@@ -168,6 +182,7 @@ def resolve(
     overrides: Mapping[str, object],
     defaults: UserConfig,
     env: Mapping[str, str] | None = None,
+    chosen: Mapping[str, object] | None = None,
 ) -> ResolvedProfile:
     """Resolve the profile to use: flags win over ``VIDSPEC_*`` variables, these over the profile, that over the config.
 
@@ -178,6 +193,7 @@ def resolve(
         overrides: flags, by dotted key.
         defaults: the config.
         env: the environment; ``os.environ`` if None.
+        chosen: keys over those of a packaged profile that were chosen for this machine, by dotted key.
 
     Raises:
         ProfileError: as ``vidspec.config.profiles.load``.
@@ -192,7 +208,8 @@ def resolve(
     rivals = ({*ours, *theirs} for ours, theirs in profiles.RIVALS)
     hidden = given.union(*(keys for keys in rivals if not given.isdisjoint(keys)))
     under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in hidden}
-    profile, origins = profiles.merge_layers(*packaged, under, *above)
+    here = {key: (value, CHOSEN) for key, value in (chosen or {}).items()}
+    profile, origins = profiles.merge_layers(*packaged, here, under, *above)
     derived = {"models.draft": PAIRED} if profile.models.draft else {}
     values = profiles.flatten_keys(profile.model_dump())
     sources = {key: origins.get(key, derived.get(key, "default")) or "flag" for key in values}

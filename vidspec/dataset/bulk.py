@@ -134,11 +134,8 @@ def plan_shards(
         UsageError: parts were made with other settings, or the first shard's column is ambiguous.
     """
     for shard in shards:
-        if (part := output.finished.get(shard.path)) is None:
+        if (part := output.finished_part(shard, settings.of(shard))) is None:
             continue
-        if set(part.settings) - {settings.of(shard)}:
-            message = f"{output.name(shard.path)}: was made with other settings"
-            raise UsageError(message, hint="--overwrite, or another --output-dir")
         tally.total += part.clips
         tally.earlier += part.clips - part.failed
         tally.earlier_failed += part.failed

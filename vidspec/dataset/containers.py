@@ -132,7 +132,7 @@ def _list_tar(shard: Job, limits: FetchLimits, members: list[Job]) -> None:
         try:
             _select_members(shard.path, headers, chosen, allowance)
         finally:
-            members += [_member_job(shard, one, headers.size) for one in chosen.values()]
+            members += [_member_job(shard, key, one, headers.size) for key, one in chosen.items()]
 
 
 def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
@@ -141,9 +141,10 @@ def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarI
         tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
         while (member := tar.next()) is not None:
             member.name = posixpath.normpath(f"/{member.name}")
-            key, _, suffix = member.name.partition(".")
-            suffix = suffix.rpartition(".")[2].lower()
-            if member.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
+            folder, _, name_here = member.name.rpartition("/")
+            stem, _, suffix = name_here.partition(".")  # as WebDataset groups files: dots of folders do not count
+            key, suffix = f"{folder}/{stem}".lstrip("/"), suffix.rpartition(".")[2].lower()
+            if member.isreg() and stem and (suffix in EXTENSIONS or suffix in IMAGES):
                 chosen[key] = member if suffix in EXTENSIONS else chosen.get(key, member)
             if tar.offset <= at or headers.members > MAX_MEMBERS:
                 raise tarfile.ReadError("members without end")
@@ -165,8 +166,9 @@ def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarI
         raise VideoError(message, kind="truncated") from error
 
 
-def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
-    """Return the job of a member in a tar of ``size`` bytes; with an error if it is invalid."""
+def _member_job(shard: Job, key: str, member: tarfile.TarInfo, size: int) -> Job:
+    """Return the job of a member in a tar of ``size`` bytes, its sample's key as id; with an error if it is invalid."""
+    shard = replace(shard, id=key)
     path = shard.path + member.name.replace("\0", "\\0")
     error: VideoError | None = None
     if "\0" in member.name:

@@ -35,13 +35,15 @@ def earlier_costs(records: Iterable[RecordDict], settings: Collection[str]) -> l
 
 @dataclass(frozen=True)
 class PlannedClip:
-    """Part of a clip left to caption: ``seconds`` of video in ``parts`` parts (None if scenes determine them).
+    """Part of a clip left to caption: ``seconds`` of video in ``parts`` parts.
+
+    ``seconds`` is None for a clip in a shard, which is not opened; ``parts`` if they follow from scenes or the length.
 
     ``error`` is the reason if it cannot be captioned.
     """
 
     job: Job
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     parts: int | None = 1
     error: str | None = None
 
@@ -50,6 +52,10 @@ def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
     """Return the part of a clip that is left, from its index alone; scenes are not detected."""
     from vidspec.video import probe
 
+    if job.source is not None:
+        return PlannedClip(
+            job, None, 1 if config.segment is None else None, None if job.error is None else str(job.error)
+        )
     try:
         duration = probe(job.path).duration_s
         start, end = job.start or 0.0, duration if job.end is None else min(job.end, duration)
@@ -81,12 +87,15 @@ def estimate_run(left: Iterable[PlannedClip], earlier: Sequence[EarlierCost], *,
     todo = [one for one in left if one.error is None]
     if not earlier:
         return RunEstimate(None, "no earlier record here with these settings and times")
+    lengths = [one.seconds for one in todo if one.seconds is not None]
     spent, covered = sum(one.seconds for one in earlier), sum(one.covered for one in earlier)
     basis = f"{len(earlier)} earlier record{'s' if len(earlier) > 1 else ''} here"
     if not by_length:
         each = spent / len(earlier)
         return RunEstimate(each * len(todo), f"{basis}, {each:.2f} s for a clip")
+    if len(lengths) < len(todo):
+        return RunEstimate(None, "the lengths of clips in shards are not known")
     if covered <= 0:
         return RunEstimate(None, f"{basis} do not say how long their clips are")
     rate = spent / covered
-    return RunEstimate(rate * sum(one.seconds for one in todo), f"{basis}, {rate:.2f} s for a second of video")
+    return RunEstimate(rate * sum(lengths), f"{basis}, {rate:.2f} s for a second of video")

@@ -14,7 +14,7 @@ from wcmatch import glob
 
 from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import SUFFIXES, parse_manifest
-from vidspec.dataset.stores import is_url
+from vidspec.dataset.stores import is_url, match_urls
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
 
@@ -24,7 +24,7 @@ __all__ = [
     "InputSources",
     "collect_inputs",
     "drop_missing",
-    "expand_braces",
+    "expand_shards",
     "is_shard",
     "matches_any",
 ]
@@ -40,9 +40,19 @@ EXTENSIONS = frozenset(
 SHARDS = (".tar", ".parquet")
 
 
-def expand_braces(name: str) -> list[str]:
-    """Expand the braces in a shard name, ``{00..09}`` or ``{a,b}``; any other name is returned as it is."""
-    return bracex.expand(name) if is_shard(name) and not os.path.lexists(name) else [name]
+def expand_shards(name: str) -> list[str]:
+    """Expand the braces in a shard name, ``{00..09}`` or ``{a,b}``, and ``*`` in a shard's URL.
+
+    Any other name is returned as it is: ``*`` in a path is expanded by the shell.
+
+    Raises:
+        UsageError: no file matches, or the server cannot list files.
+        VideoError: a store cannot be listed.
+    """
+    if not is_shard(name) or os.path.lexists(name):
+        return [name]
+    names = bracex.expand(name)
+    return [found for one in names for found in (match_urls(one) if is_url(one) and "*" in one else (one,))]
 
 
 def is_shard(path: str) -> bool:
@@ -56,7 +66,7 @@ class InputSources:
 
     Attributes:
         paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
-            of shards are expanded.
+            of shards, and ``*`` in their URLs, are expanded.
         lists: files that list paths, separated by NUL if there is any, else by newlines; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
@@ -145,7 +155,7 @@ def _is_special(path: str) -> bool:
 
 
 def _jobs(sources: InputSources, listing: InputListing) -> Iterator[Job]:
-    for path in (one for name in sources.paths for one in expand_braces(name)):
+    for path in (one for name in sources.paths for one in expand_shards(name)):
         if path == "-":
             listing.several = True
             yield from _list_jobs(path, sources, listing)

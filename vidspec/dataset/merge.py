@@ -29,6 +29,12 @@ class MergedRecords:
     torn: int = 0
 
     @property
+    def data(self) -> dict[str, object]:
+        """Properties of the answers in JSON, each with a schema that permits any value."""
+        answers = (record.get("data") for record in self.records)
+        return {name: True for answer in answers if isinstance(answer, dict) for name in answer}
+
+    @property
     def failed(self) -> int:
         return sum(record.get("error") is not None for record in self.records)
 

@@ -1,4 +1,4 @@
-"""One Parquet file per shard, in a folder or below a URL: written when all clips of the shard are done.
+"""One file per shard, in a folder or below a URL: written when all clips of the shard are done.
 
 Until then the records of a shard are in a journal. A finished part is complete, and its shard is not opened again.
 """
@@ -12,12 +12,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vidspec.dataset.formats.parquet import ParquetFormat, PartSummary, parquet_bytes, read_part_summary, records_of
+from vidspec.dataset.formats.base import PartFormat, PartSummary
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean_record
-from vidspec.dataset.stores import is_url, join_url, list_names, write_url
+from vidspec.dataset.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up
@@ -31,6 +31,8 @@ class PartOutput(Output):
     Args:
         folder: folder of the parts, or its URL.
         shards: shards of the run.
+        form: format of the parts.
+        look: read only; nothing is made, moved or begun.
         fresh: start over; earlier parts are kept as ``NAME~``, below a URL replaced.
         retry: treat parts with failed clips as unfinished.
 
@@ -41,8 +43,17 @@ class PartOutput(Output):
         UsageError: two shards would share a part, or one would replace a shard.
     """
 
-    def __init__(self, folder: str, shards: Sequence[Job], *, fresh: bool = False, retry: bool = False) -> None:
-        self.folder, self._lock = folder, threading.RLock()
+    def __init__(
+        self,
+        folder: str,
+        shards: Sequence[Job],
+        form: PartFormat,
+        *,
+        fresh: bool = False,
+        retry: bool = False,
+        look: bool = False,
+    ) -> None:
+        self.folder, self.form, self._lock = folder, form, threading.RLock()
         self._journals: dict[str, Journal] = {}  # by shard
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
         self._clips_left: dict[str, set[str]] = {}  # by shard, clips that are not done
@@ -52,17 +63,17 @@ class PartOutput(Output):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
-        if not is_url(folder):
+        if not (look or is_url(folder)):
             make_folder(Path(folder))
         existing = list_names(folder)
         earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
         if fresh:
-            for old, name in earlier_names.items():
+            for old, name in earlier_names.items() if not look else ():
                 self._journal_path(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
             earlier_names = {}
-        self._earlier = {shard: read_part_summary(name) for shard, name in earlier_names.items()}
+        self._earlier = {shard: self._read_summary(name) for shard, name in earlier_names.items()}
         self.finished: dict[str, PartSummary] = {
             shard: part
             for shard, part in self._earlier.items()
@@ -71,7 +82,19 @@ class PartOutput(Output):
 
     def name(self, shard: str) -> str:
         """Return the path or URL of a shard's part."""
-        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}{ParquetFormat.suffix}")
+        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}{self.form.suffix}")
+
+    def finished_part(self, shard: Job, settings: str) -> PartSummary | None:
+        """Return the summary of a finished part; None if it is unfinished or not there.
+
+        Raises:
+            UsageError: it was made with other settings.
+        """
+        part = self.finished.get(shard.path)
+        if part is not None and set(part.settings) - {settings}:
+            message = f"{self.name(shard.path)}: was made with other settings"
+            raise UsageError(message, hint="--overwrite, or another --output-dir")
+        return part
 
     def begin(self, shard: str) -> None:
         """Open the journal of a shard and copy the captions of an earlier part to it.
@@ -85,7 +108,8 @@ class PartOutput(Output):
         make_folder(self._journal_path(shard).parent)
         journal = self._journals[shard] = Journal(self._journal_path(shard))
         name, edited = self.name(shard), False
-        captioned = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
+        earlier = self._read_records(name) if shard in self._earlier else []
+        captioned = [one for one in earlier if one["error"] is None]
         jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in captioned]
         stored_parts = {
             job: dict(journal.index.parts(*job)) for job in jobs
@@ -95,7 +119,7 @@ class PartOutput(Output):
                 journal.append(record)
             elif (stored := stored_parts[job].get(record["job"].get("segment"))) is not None:
                 edited |= stored.record()["caption"] != record["caption"]
-        if edited and not is_url(name) and (moved := back_up(Path(name))) is not None:
+        if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
     def set_clips(self, shard: str, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
@@ -139,13 +163,43 @@ class PartOutput(Output):
         journal, name = self._journals.pop(shard), self.name(shard)
         try:
             journal.compact(self._clips.pop(shard))
-            write_url(name, parquet_bytes(one for one in journal.records() if one["job"]["settings"] == settings))
+            write_url(name, self.form.content(one for one in journal.records() if one["job"]["settings"] == settings))
             journal.path.unlink(missing_ok=True)
         except OutputError as error:
             hint = "give the same command again when it can be: nothing is captioned twice"
             raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
         finally:
             journal.close()
+
+    def _read_summary(self, name: str) -> PartSummary:
+        """Return the summary of a finished part.
+
+        Raises:
+            UsageError: the file is none.
+            VideoError: it cannot be read.
+        """
+
+        def read() -> PartSummary:
+            with open_url(name) as file:
+                summary = self.form.read_summary(file)
+            if summary is None:
+                raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
+            return summary
+
+        return retry(name, read)
+
+    def _read_records(self, name: str) -> list[RecordDict]:
+        """Return the records of a finished part.
+
+        Raises:
+            VideoError: it cannot be read.
+        """
+
+        def read() -> list[RecordDict]:
+            with open_url(name) as file:
+                return self.form.read_records(file)
+
+        return retry(name, read)
 
     def _journal_path(self, shard: str) -> Path:
         """Return a journal's path: next to its part, or in the user's state folder if the part is below a URL."""

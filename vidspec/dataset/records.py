@@ -39,6 +39,7 @@ LEAN_KEYS = (
     "question",
     "caption",
     "text",
+    "data",
     "token_ids",
     "ended",
     "lossless",
@@ -96,9 +97,12 @@ def content_of(path: str, source: MemberSource | None = None, *, checksum: bool 
 
 
 def clip_id(job: Job) -> str:
-    """Return the 16 hex digits of a job's clip, a hash of its normalised path as named, time range and id if any."""
+    """Return the 16 hex digits of a job's clip, a hash of its normalised path as named, time range and id if any.
+
+    The id of a clip in a tar is part of its path and not hashed again.
+    """
     clip = job.planned_job
-    named = () if clip.id is None else (clip.id,)
+    named = () if clip.id is None or (clip.shard or "").lower().endswith(".tar") else (clip.id,)
     return _digest([os.path.normpath(clip.path), clip.start, clip.end, *named], 16)
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -26,7 +27,18 @@ from vidspec.files import write_whole
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["copy", "is_bug", "is_url", "join_url", "list_names", "open_url", "retry", "write_url"]
+__all__ = [
+    "back_up_url",
+    "copy",
+    "is_bug",
+    "is_url",
+    "join_url",
+    "list_names",
+    "match_urls",
+    "open_url",
+    "retry",
+    "write_url",
+]
 
 T = TypeVar("T")
 
@@ -201,6 +213,40 @@ def list_names(folder: str) -> set[str]:
             return set()
 
     return retry(folder, list_files)
+
+
+def back_up_url(name: str) -> str:
+    """Rename a file below a URL to its first free backup name, ``NAME~``, ``NAME~1~`` and so on, and return that.
+
+    Raises:
+        OutputError: it cannot be renamed.
+    """
+    folder, _, base = name.rpartition("/")
+    taken = list_names(folder)
+    free = next(one for number in count() if (one := f"{base}~{f'{number}~' if number else ''}") not in taken)
+    store, path = _file_system(name)
+    try:
+        retry(name, partial(store.mv, path, f"{path.rpartition('/')[0]}/{free}"))
+    except VideoError as error:
+        raise OutputError(error.message.replace("be read", "be renamed"), hint=error.hint) from None
+    return f"{folder}/{free}"
+
+
+def match_urls(pattern: str) -> list[str]:
+    """Return the URLs of the files that match a pattern with ``*``, sorted.
+
+    Raises:
+        UsageError: there are none, the server cannot list files, or a package is missing.
+        VideoError: the store cannot be read.
+    """
+    if pattern.startswith(("http://", "https://")):
+        hint = "name them: '{00000..00099}' in place of '*'"
+        raise UsageError(f"{pattern}: a web server does not list its files", hint=hint)
+    store, path = _file_system(pattern)
+    found = retry(pattern, lambda: sorted(store.glob(path)))
+    if not found:
+        raise UsageError(f"{pattern}: no file matches", hint="check its name")
+    return [str(store.unstrip_protocol(one)) for one in found]
 
 
 def write_url(name: str, content: bytes) -> None:

@@ -17,15 +17,26 @@ from vidspec.events.compare import first_difference
 from vidspec.events.trace import Trace
 from vidspec.models.request import CaptionRequest
 
-__all__ = ["EPSILON", "is_near_tie", "logit_gap"]
+__all__ = ["EPSILON", "is_near_tie", "logit_gap", "tie_limit"]
 
 #: Gaps up to this share of the largest logit are near-ties: four to eight steps of bfloat16's 8 bits.
 EPSILON = 2**-5
 
 
 def is_near_tie(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Return True if two captions first differ at a near-tie; never in float32. Arguments as in :func:`logit_gap`."""
-    return captioner.target.model.dtype is not torch.float32 and logit_gap(captioner, request, one, other) <= EPSILON
+    """Return True if two captions first differ at a near-tie. Arguments as in :func:`logit_gap`."""
+    limit = tie_limit(captioner.target.model.dtype, captioner.target.model.device)
+    return limit > 0 and logit_gap(captioner, request, one, other) <= limit
+
+
+def tie_limit(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the largest gap of a near-tie: :data:`EPSILON`, 1e-4 in float32 on a GPU, none in float32 on a CPU.
+
+    A GPU's float32 products are summed in another order for another number of rows.
+    """
+    if dtype is not torch.float32:
+        return EPSILON
+    return 0.0 if device.type == "cpu" else 1e-4
 
 
 @torch.inference_mode()

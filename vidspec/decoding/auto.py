@@ -9,6 +9,7 @@ follow measured times are chosen while clips are decoded: ``gamma: auto`` and th
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,11 +17,16 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.cards import Card, card_of_device
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.prediction import predict
+from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_target
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
+from vidspec.engine.device import free_memory
 from vidspec.engine.layouts import WeightFormat
+from vidspec.models.known_pairs import MemoryWorkload, known_pairs
 from vidspec.models.placement import Placement, resolve_placement
 from vidspec.pruning.base import Pruner
 
@@ -31,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ROWS",
     "Choice",
+    "DefaultDraft",
+    "card_here",
+    "default_draft",
     "draft_placement",
     "explain",
     "has_room_for_two",
@@ -171,3 +180,64 @@ def explain(setup: DecodingSetup) -> list[Choice]:
         why = "the pruner needs attention over all blocks" if setup.late else "the choice is early or cannot be late"
         choices.append(Choice("prune.when", "late" if setup.late else "wait", why))
     return choices
+
+
+class DefaultDraft(NamedTuple):
+    """The default of a lone target on a GPU: keys over those of the default profile, and the reason."""
+
+    keys: dict[str, object]
+    why: str
+
+
+#: Sections and keys of which a user who sets any has chosen a method, or another way to run the target.
+_CHOSEN = ("draft", "prune", "schedule", "accept", "lossy", "workers")
+_CHOSEN_KEYS = frozenset(f"models.{key}" for key in ("draft", "draft_device", "device_map", "quantization", "weights"))
+#: Keys over those of the default profile, by the draft that is predicted to be the fastest.
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "int8": {"name": "self-int8", "draft.kind": "self", "draft.precision": "int8"},
+    "int4": {"name": "self-int4", "draft.kind": "self", "draft.precision": "int4"},
+    "eagle3": {"name": "eagle3", "draft.kind": "eagle3"},
+    "none": {"name": "ar", "draft.kind": "none", "draft.gamma": 5, "schedule.kind": "autoregressive"},
+}
+
+
+def card_here(device: str = "auto") -> Card | None:
+    """Return the data sheet of the NVIDIA GPU that a device means; None if it is another device, or not known."""
+    if not device.startswith(("auto", "cuda")) or not torch.cuda.is_available() or torch.version.hip is not None:
+        return None
+    return card_of_device(torch.cuda.get_device_name(torch.device("cuda:0" if device == "auto" else device)))
+
+
+def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> DefaultDraft | None:
+    """Return what is predicted the fastest for a target that is named alone; None if the default profile stays.
+
+    It stays on devices other than known NVIDIA cards, for targets whose sizes are not published or whose blocks run
+    kernel by kernel, for more than one GPU (the draft has the second), and if the user has chosen any part of a method.
+
+    Args:
+        keys: keys that the user has set, by any means.
+        cached: heads that are on this machine; others are not fetched by default.
+    """
+    target, device = keys.get("models.target"), str(keys.get("models.device") or "auto")
+    chosen = any(key in _CHOSEN_KEYS or key.partition(".")[0] in _CHOSEN for key in keys)
+    if chosen or not isinstance(target, str) or (card := card_here(device)) is None or torch.cuda.device_count() > 1:
+        return None
+    if (known := known_target(target)) is None or (cost := cost_of_known(known)) is None:
+        return None
+    load = MemoryWorkload(dtype="bfloat16")
+    siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == known]
+    drafts = [
+        draft
+        for draft in draft_candidates(target, cost, siblings[:1], load)
+        if draft.kind != "eagle3" or draft.name in cached
+    ]
+    held = (known.weight_bytes("bfloat16") or 0) + known.kv_bytes(load)
+    entries = (load.visual_tokens(known.family) or 0) + load.new_tokens / 2
+    free = free_memory(torch.device("cuda:0" if device == "auto" else device))
+    found = predict(card, cost, drafts, entries=entries, held=held, free=free)
+    best = max((one for one in found if one.fits is not False), key=lambda one: one.gain, default=found[0])
+    why = f"predicted the fastest on {card.name}, {best.gain:.2f}x plain decoding (not measured)"
+    if best.draft is None or not best.gamma:
+        return DefaultDraft(_DEFAULTS["none"], "no draft is predicted to gain or to fit")
+    extra = {"models.draft": best.draft.name} if best.draft.kind == "eagle3" else {}
+    return DefaultDraft(_DEFAULTS.get(best.draft.kind, {}) | extra, f"{best.name}: {why}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.sequence import Sequence
     from vidspec.decoding.setup import DecodingSetup
 
-__all__ = ["report"]
+__all__ = ["parse_json", "report"]
 
 
 def report(sequence: Sequence, models: ModelsRecord) -> Caption:
@@ -51,7 +51,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         caption=caption,
         token_ids=token_ids,
         ended=ended,
-        data=_parse_json(sequence.job.path, caption, ended) if setup.profile.generate.grammar_schema else None,
+        data=parse_json(sequence.job.path, caption, ended) if setup.profile.generate.grammar_schema else None,
         lossless=setup.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
@@ -179,11 +179,11 @@ def _ensemble(setup: DecodingSetup, read: Prefilled, rounds: Iterable[Round]) ->
     }
 
 
-def _parse_json(path: str, caption: str, ended: str) -> Any:
+def parse_json(path: str, caption: str, ended: str) -> Any:
     """Return the value of a text that follows a JSON Schema.
 
     Raises:
-        GenerationError: it was cut before its end.
+        GenerationError: it was cut before its end, or has no value.
     """
     if ended != "eos":
         why = {"length": "the token limit", "loop": "a repetition"}[ended]
@@ -192,4 +192,9 @@ def _parse_json(path: str, caption: str, ended: str) -> Any:
             hint="a higher --max-new-tokens, or a smaller schema",
             kind="json",
         )
-    return json.loads(caption)
+    try:
+        value = json.loads(caption)
+        json.dumps(value, allow_nan=False)  # 1e999 is read as infinity
+    except (ValueError, RecursionError) as error:
+        raise GenerationError(f"{path}: the JSON answer cannot be read: {error}", kind="json") from None
+    return value

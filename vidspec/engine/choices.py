@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from vidspec.engine.device import to_device
+from vidspec.engine.history import change_rows
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import DrawRule, Sampling, choose_tokens, on_device
 
@@ -35,12 +37,19 @@ def read_back_tokens(
     logits = torch.cat(nonempty) if len(nonempty) > 1 else nonempty[0]
     # A row's sum is finite if all its logits are. Summed before processors, which may exclude tokens by infinities.
     row_sums = logits.sum(-1, dtype=torch.float32)
-    if any([rows.processor is not None for rows in batch]):
+    ends = list(accumulate(counts))
+    changes = [
+        (rows.processor, end)
+        for rows, count, end in zip(batch, counts, ends, strict=True)
+        if count and rows.processor is not None
+    ]
+    if changes:
+        logits = change_rows(changes, logits)
+        parts = logits.split(counts)
         passed = [
-            result if rows.processor is None else result._replace(logits=rows.processor(result.logits))
-            for rows, result in zip(batch, passed, strict=True)
+            result if rows.processor is None else result._replace(logits=part)
+            for rows, result, part in zip(batch, passed, parts, strict=True)
         ]
-        logits = torch.cat([result.logits for result in passed if len(result.logits)])
     likeliest = logits.argmax(-1) if ids is None else ids[logits.argmax(-1)]
     drawn, probs_of = _draw_tokens(batch, counts, logits, likeliest)
     # Token ids are exact in float32 up to 2^24.

@@ -8,18 +8,16 @@ masked alike, so verification is exact for the masked distributions (:mod:`vidsp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from vidspec.engine.history import TextHistory
+from vidspec.engine.device import to_device
+from vidspec.engine.history import HistoryRows, TextHistory
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-    from vidspec.engine.rows import Processor
 
 __all__ = ["GrammarHistory"]
 
@@ -40,36 +38,33 @@ class GrammarHistory(TextHistory):
     def add(self, token_ids: Sequence[int]) -> None:
         self._matcher.try_consume_tokens(list(token_ids))
 
-    def changes_for_paths(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
-        return partial(self._apply, paths, tokens)
-
-    def changes_for_unread(self, unread: Sequence[int]) -> Processor:
-        if len(unread) == 1:
-            return self.changes_for_paths([()])
+    def before(self, count: int) -> GrammarHistory:
         earlier = GrammarHistory.__new__(GrammarHistory)
         earlier._matcher = self._matcher.deep_copy()
-        earlier._matcher.rollback(len(unread))
-        return earlier.changes_for_paths([unread[: row + 1] for row in range(len(unread))])
+        earlier._matcher.rollback(count)
+        return earlier
 
     @property
     def is_complete(self) -> bool:
         """True if the text is a whole one of the grammar."""
         return self._matcher.is_accepting()
 
-    def _apply(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
-        changed = logits.to(torch.float32, copy=True)
-        allowed = torch.ones(len(paths), changed.shape[1], dtype=torch.bool)
-        for row, path in enumerate(paths):
-            if (mask := self._allowed_tokens(path)) is None:
-                continue
-            if tokens is not None:
-                mask = mask[tokens.cpu().clamp(max=len(mask) - 1)] & (tokens.cpu() < len(mask))
-            width = min(len(mask), allowed.shape[1])
-            if mask[:width].any():  # else a draft's smaller vocabulary has none, and its choice will be rejected
-                allowed[row] = False
-                allowed[row, :width] = mask[:width]
-        changed[len(changed) - len(paths) :].masked_fill_(~allowed.to(changed.device), -torch.inf)
-        return changed
+    @classmethod
+    def apply(cls, batch: Sequence[HistoryRows], logits: torch.Tensor, tokens: torch.Tensor | None) -> None:
+        ids = None if tokens is None else tokens.cpu()
+        allowed = torch.ones(len(logits), logits.shape[1], dtype=torch.bool)
+        for history, paths, first in batch:
+            assert isinstance(history, GrammarHistory)
+            for row, path in enumerate(paths, first):
+                if (mask := history._allowed_tokens(path)) is None:
+                    continue
+                if ids is not None:
+                    mask = mask[ids.clamp(max=len(mask) - 1)] & (ids < len(mask))
+                width = min(len(mask), allowed.shape[1])
+                if mask[:width].any():  # else a draft's smaller vocabulary has none, and its choice will be rejected
+                    allowed[row] = False
+                    allowed[row, :width] = mask[:width]
+        logits.masked_fill_(~to_device(allowed, logits.device), -torch.inf)
 
     def _allowed_tokens(self, path: Sequence[int]) -> torch.Tensor | None:
         """Return (V,) bool: the tokens that may follow the text and ``path``; None if the path itself may not."""

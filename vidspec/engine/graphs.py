@@ -35,8 +35,8 @@ __all__ = [
     "make_graphs",
 ]
 
-#: Most rows of a pass.
-ROWS = 256
+#: Most rows of a pass: 16 trees of 26 rows are one.
+ROWS = 512
 #: Lowest compute capability for captured passes; older GPUs lack bfloat16, and room for the kernels' tiles.
 CAPABILITY = (8, 0)
 #: Fewest rows of an unchained pass: a token and a window of up to 7 run the same kernels, so they round alike.
@@ -152,10 +152,9 @@ class ReplayedPasses:
         with self._on_device():
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
             first_step, sizes = self._run_pass(batch, vocabulary)
-            ends = to_device(torch.tensor(list(accumulate(sizes))) - 1, self.device)
+            ends = to_device(torch.tensor([end - 1 for end in accumulate(sizes)]), self.device)
             new_tokens[0].copy_(first_step.tokens[ends])
-            heads = first_step.states is not None
-            states = first_step.entering[self.decoder.depth][ends] if heads else None
+            states = None if first_step.states is None else first_step.entering[self.decoder.depth][ends]
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
                 until = min([gammas[at] for at in unfinished])
@@ -163,19 +162,20 @@ class ReplayedPasses:
                 places = to_device(torch.tensor(unfinished), self.device)
                 self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
                 step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
-                step.moves.copy_(torch.arange(step.count) < len(unfinished))
+                step.moves.zero_()
+                step.moves[: len(unfinished)].fill_(1)
                 if states is not None and step.states is not None:
-                    step.states[: len(unfinished)].copy_(states[places])
+                    step.states[: len(unfinished)].copy_(states if len(unfinished) == len(batch) else states[places])
                 for index in range(done, until):
                     replay()
                     new_tokens[index].index_copy_(0, places, step.tokens[: len(unfinished)])
-                if states is not None and step.states is not None:
+                if states is not None and step.states is not None and until < max(gammas):
                     states.index_copy_(0, places, step.states[: len(unfinished)])
                 for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
-            tokens = new_tokens.t().tolist()
-        return [row[:gamma] for row, gamma in zip(tokens, gammas, strict=True)]
+            tokens = zip(*new_tokens.tolist(), strict=True)
+        return [list(row[:gamma]) for row, gamma in zip(tokens, gammas, strict=True)]
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -185,9 +185,10 @@ class ReplayedPasses:
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
+        self.decoder.slab.move_entries()
         self._write_table(step, batch)
         if step.inputs is not None and step.states is not None:
-            step.states[: sum(sizes)].copy_(step.inputs.gather(batch))
+            step.inputs.gather(batch, out=step.states[: sum(sizes)])
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size

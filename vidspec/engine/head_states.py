@@ -30,8 +30,13 @@ class StateInputs:
     project: Callable[[torch.Tensor], torch.Tensor]
     ids: torch.Tensor
 
-    def gather(self, batch: Sequence[Rows]) -> torch.Tensor:
-        """Return the states (R, width) of a pass's token rows: one projection and one gather for all sequences."""
+    def gather(self, batch: Sequence[Rows], out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the states (R, width) of a pass's token rows: one projection and one gather for all sequences.
+
+        Args:
+            batch: the rows of each sequence.
+            out: receives the states.
+        """
         needed = [state for rows in batch for state in rows.head_states]
         sources = {id(state.states): state for state in needed}
         targets = [state.states for state in sources.values() if not state.own]
@@ -43,7 +48,7 @@ class StateInputs:
         projected = [self.project(_concatenate(targets))] if targets else []
         every = _concatenate([*projected, *owns])
         index = torch.tensor([starts[id(state.states)] + state.row for state in needed])
-        return every.index_select(0, to_device(index, every.device))
+        return torch.index_select(every, 0, to_device(index, every.device), out=out)
 
 
 def _concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from vidspec.engine.device import to_device
-from vidspec.engine.history import TextHistory
+from vidspec.engine.history import HistoryRows, TextHistory
 
-if TYPE_CHECKING:
-    from vidspec.engine.rows import Processor
+__all__ = ["IN_TEXT", "Penalties", "PenaltyHistory", "mark_rows", "penalise", "strengths"]
 
-__all__ = ["Penalties", "PenaltyHistory"]
+#: Marks of tokens: in the prompt, in the text, completing a run of tokens that may not occur twice.
+IN_PROMPT, IN_TEXT, EXCLUDED = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -47,46 +45,59 @@ class PenaltyHistory(TextHistory):
     def __init__(self, penalties: Penalties, prompt: Sequence[int]) -> None:
         self.penalties = penalties
         self._ids: list[int] = []
-        self._known: set[int] = set()
         self._following: dict[tuple[int, ...], set[int]] = {}  # last tokens of n-grams by the tokens before them
+        #: Marks (V,) of the first tokens and the number of these, by device and V.
+        self._marks: dict[tuple[torch.device, int], tuple[torch.Tensor, int]] = {}
+        self._width = 0  # of the vocabulary that a head's own is a part of
         self.add(prompt)
         self._prompt = len(prompt)
 
     def add(self, token_ids: Sequence[int]) -> None:
         start, size = len(self._ids), self.penalties.no_repeat_ngram
         self._ids += token_ids
-        self._known.update(token_ids)
         for end in range(max(size, start + 1), len(self._ids) + 1) if size else ():
             *before, token = self._ids[end - size : end]
             self._following.setdefault(tuple(before), set()).add(token)
 
-    def changes_for_paths(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
-        return partial(self._apply, paths, tokens)
-
-    def changes_for_unread(self, unread: Sequence[int]) -> Processor:
-        if len(unread) == 1:
-            return self.changes_for_paths([()])
-        ids = self._ids[: len(self._ids) - len(unread)]
+    def before(self, count: int) -> PenaltyHistory:
+        ids = self._ids[: len(self._ids) - count]
         earlier = PenaltyHistory(self.penalties, ids[: self._prompt])
         earlier.add(ids[self._prompt :])
-        return earlier.changes_for_paths([unread[: row + 1] for row in range(len(unread))])
+        return earlier
 
-    def _apply(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
-        penalties = self.penalties
-        changed = logits.to(torch.float32, copy=True)
-        rows = changed[len(changed) - len(paths) :]
-        if (factor := penalties.repetition_penalty) != 1:
-            seen = _token_mask(rows, self._known, paths, tokens)
-            rows.copy_(torch.where(seen, torch.where(rows < 0, rows * factor, rows / factor), rows))
-        if penalties.presence_penalty:
-            text = set(self._ids[self._prompt :])
-            rows.sub_(_token_mask(rows, text, paths, tokens) * penalties.presence_penalty)
-        if penalties.no_repeat_ngram:
-            rows.masked_fill_(_token_mask(rows, (), list(map(self._completing_tokens, paths)), tokens), -torch.inf)
-        return changed
+    @classmethod
+    def apply(cls, batch: Sequence[HistoryRows], logits: torch.Tensor, tokens: torch.Tensor | None) -> None:
+        histories = [one.history for one in batch if isinstance(one.history, PenaltyHistory)]
+        places = [one.first + row for one in batch for row in range(len(one.paths))]
+        width = logits.shape[1] if tokens is None else histories[0].vocabulary(tokens)
+        host = strengths([history.penalties for one, history in zip(batch, histories, strict=True) for _ in one.paths])
+        marks = mark_rows(histories, [one.paths for one in batch], width, logits.device)
+        marks = marks if tokens is None else marks.index_select(1, tokens)
+        factors = to_device(host, logits.device)
+        if places == list(range(len(logits))):
+            logits.copy_(penalise(logits, marks, factors))
+        else:
+            index = to_device(torch.tensor(places), logits.device)
+            logits.index_copy_(0, index, penalise(logits.index_select(0, index), marks, factors))
 
-    def _completing_tokens(self, path: Sequence[int]) -> Collection[int]:
+    def vocabulary(self, tokens: torch.Tensor) -> int:
+        """Return the size of a vocabulary that holds ``tokens``, the same at each call."""
+        self._width = self._width or int(tokens.max()) + 1
+        return self._width
+
+    def unmarked(self, width: int, device: torch.device) -> tuple[torch.Tensor | None, list[int], list[int]]:
+        """Return the marks so far, None at first, and the ids of prompt and text that they lack."""
+        marks, count = self._marks.get((device, width), (None, 0))
+        return marks, self._ids[count : self._prompt], self._ids[max(count, self._prompt) :]
+
+    def keep_marks(self, marks: torch.Tensor) -> None:
+        """Keep the marks (V,) of all tokens so far."""
+        self._marks[marks.device, len(marks)] = marks, len(self._ids)
+
+    def completing_tokens(self, path: Sequence[int]) -> Collection[int]:
         """Return the tokens that would complete a second occurrence of an n-gram after this text and ``path``."""
+        if not self.penalties.no_repeat_ngram:
+            return ()
         before = self.penalties.no_repeat_ngram - 1
         near = [*self._ids[max(0, len(self._ids) - before) :], *path]
         last = near[len(near) - before :] if len(near) >= before else None
@@ -94,15 +105,69 @@ class PenaltyHistory(TextHistory):
         return inside | self._following.get(tuple(last), set()) if last is not None else ()
 
 
-def _token_mask(
-    rows: torch.Tensor, common: Collection[int], each: Sequence[Collection[int]], tokens: torch.Tensor | None
+def strengths(penalties: Sequence[Penalties]) -> torch.Tensor:
+    """Return (2, n, 1) float32 on the host: repetition and presence penalty of each row."""
+    return torch.tensor(
+        [[[one.repetition_penalty] for one in penalties], [[one.presence_penalty] for one in penalties]]
+    )
+
+
+def mark_rows(
+    histories: Sequence[PenaltyHistory], paths: Sequence[Sequence[Sequence[int]]], width: int, device: torch.device
 ) -> torch.Tensor:
-    """Return (n, V) bool: True at ids ``common`` to all rows and at those of ``each`` row."""
-    width = rows.shape[1] if tokens is None else int(tokens.max()) + 1
-    marked = torch.zeros(len(rows), width, dtype=torch.bool, device=rows.device)
-    known = torch.tensor([token for token in common if token < width], dtype=torch.long)
-    marked[:, to_device(known, rows.device)] = True
-    places = [(row, token) for row, ids in enumerate(each) for token in ids if token < width]
-    row, token = to_device(torch.tensor(places, dtype=torch.long).reshape(-1, 2), rows.device).t()
-    marked[row, token] = True
-    return marked if tokens is None else marked[:, tokens]
+    """Return (n, width) uint8: the mark of each token for each row, 0 for those that did not occur.
+
+    The marks of each text stay on the device; a pass adds the tokens that were emitted since.
+
+    Args:
+        histories: of each clip.
+        paths: of the rows of each clip.
+        width: size of the vocabulary.
+        device: of the marks.
+    """
+    known: list[torch.Tensor | None] = []
+    places: tuple[list[int], list[int], list[int], list[int], list[int]] = ([], [], [], [], [])
+    prompts, texts, clips, drafted, excluded = places
+    for clip, (history, own) in enumerate(zip(histories, paths, strict=True)):
+        marks, prompt, text = history.unmarked(width, device)
+        known.append(marks)
+        prompts += [clip * width + token for token in set(prompt) if token < width]
+        texts += [clip * width + token for token in text if token < width]
+        for path in own:
+            begin = len(clips) * width
+            clips.append(clip)
+            drafted += [begin + token for token in path if token < width]
+            excluded += [begin + token for token in history.completing_tokens(path) if token < width]
+    table = to_device(torch.tensor([*prompts, *texts, *clips, *drafted, *excluded]), device).split(
+        list(map(len, places))
+    )
+    blank = torch.zeros(width, dtype=torch.uint8, device=device) if any([marks is None for marks in known]) else None
+    common = torch.stack([marks if marks is not None else blank for marks in known])  # type: ignore[misc]
+    _set_marks(common, table[0], IN_PROMPT)
+    _set_marks(common, table[1], IN_TEXT)
+    for history, marks in zip(histories, common, strict=True):
+        history.keep_marks(marks)
+    rows = common.index_select(0, table[2])
+    _set_marks(rows, table[3], IN_TEXT)
+    _set_marks(rows, table[4], EXCLUDED)
+    return rows
+
+
+def _set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
+    """Set marks (n, V) at places of the flattened tensor."""
+    if len(places):
+        marks.view(-1).index_fill_(0, places, mark)
+
+
+def penalise(rows: torch.Tensor, marks: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return logits (n, V) in float32 with penalties.
+
+    Args:
+        rows: (n, V) float32.
+        marks: (n, V) uint8.
+        factors: (2, n, 1), see :func:`strengths`.
+    """
+    repetition, presence = factors
+    repeated = torch.where(rows < 0, rows * repetition, rows / repetition)
+    found = torch.where(marks > 0, repeated, rows).sub_((marks == IN_TEXT) * presence)
+    return found.masked_fill_(marks == EXCLUDED, -torch.inf)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vidspec.deprecation import old_names
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.engine.history import RowChanges
     from vidspec.engine.sampling import DrawRule
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["HeadState", "PassResult", "PrefillResult", "Processor", "Prompt", "PromptVisualTokens", "Rows"]
-
-#: Maps logits (n, V) of the rows of one sequence to those from which tokens are chosen.
-Processor: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+__all__ = ["HeadState", "PassResult", "PrefillResult", "Prompt", "PromptVisualTokens", "Rows"]
 
 
 class PromptVisualTokens(Protocol):
@@ -84,7 +82,7 @@ class Rows:
         tapped: blocks whose inputs are returned; the number of blocks stands for the input of the final norm.
         draw: rule for drawing the last tokens; None for the likeliest ones.
         top: number of likeliest tokens of each row to return with their probabilities.
-        processor: applied to the logits before any token is chosen; None for no change.
+        processor: changes of the logits before any token is chosen; None for none.
         head_states: for a head, the state that it reads with each token.
     """
 
@@ -98,7 +96,7 @@ class Rows:
     tapped: tuple[int, ...] = ()
     draw: DrawRule | None = None
     top: int = 0
-    processor: Processor | None = None
+    processor: RowChanges | None = None
     head_states: Sequence[HeadState] = ()
 
     def __len__(self) -> int:

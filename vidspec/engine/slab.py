@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
+from operator import lt
 from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.engine.device import slab_budget
+from vidspec.engine.device import slab_budget, to_device
 from vidspec.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ __all__ = ["KVSpan", "LayerTensors", "Slab"]
 #: Fewest entries by which a slab on a device grows, and the factor: each growth copies the entries in use and
 #: invalidates all captured passes, and a new size for every clip would fragment the device's memory.
 _STEP, _GROWTH = 1024, 1.5
+#: Most entries that move at a time: their copies take memory in all layers.
+_MOVED = 512
 
 #: Keys, or values, of each layer that rows of a pass read: (1, kv_heads, length, d).
 LayerTensors = Sequence[torch.Tensor]
@@ -58,6 +61,7 @@ class Slab:
         self.capacity = 0
         self._blocks = self._allocate_blocks(0)
         self._used: dict[int, int] = {}  # start -> end of each span
+        self._moves: dict[int, int] = {}  # entries to move before the next access: new place -> old one, not before it
         self._lock = threading.RLock()  # a forgotten span is freed by whichever thread collects it
         #: Number of times the entries moved, which invalidates passes captured with their addresses.
         self.version = 0
@@ -157,6 +161,7 @@ class Slab:
                     hint="fewer --frames or clips at once",
                     kind="memory",
                 )
+        self.move_entries()
         for callback in self.before_move.values():
             callback()
         old = self._blocks
@@ -184,16 +189,40 @@ class Slab:
         with self._lock:
             self._used.pop(start, None)
 
+    def plan_moves(self, places: Sequence[int], start: int) -> None:
+        """Move entries to ``start`` and after it, with the next :meth:`move_entries`.
+
+        Args:
+            places: the entries, increasing, the first at ``start`` or after it.
+            start: new place of the first.
+        """
+        moves = {new: self._moves.get(old, old) for new, old in enumerate(places, start)}
+        self._moves.update({new: old for new, old in moves.items() if new != old})
+
+    @torch.inference_mode()
+    def move_entries(self) -> None:
+        """Make all planned moves, in one gather for all layers and sequences; access to entries begins with it."""
+        moves, self._moves = sorted(self._moves.items()), {}
+        for first in range(0, len(moves), _MOVED):  # no move overwrites an entry of a later one
+            host = torch.tensor(moves[first : first + _MOVED]).t().contiguous()
+            places = {device: to_device(host, device) for device in {block.device for block in self._blocks}}
+            for block in self._blocks:
+                new, old = places[block.device]
+                block.index_copy_(3, new, block.index_select(3, old))
+
     def layers(self, start: int, end: int) -> list[torch.Tensor]:
         """Return the entries of every layer: (2, kv_heads, end - start, d), keys first."""
+        self.move_entries()
         return [layer for block in self._blocks for layer in block[..., start:end, :].unbind(0)]
 
     def keys(self, start: int, end: int) -> list[torch.Tensor]:
         """Return the keys of every layer: (1, kv_heads, end - start, d)."""
+        self.move_entries()
         return [layer for block in self._blocks for layer in block[:, 0, None, :, start:end].unbind(0)]
 
     def values(self, start: int, end: int) -> list[torch.Tensor]:
         """Return the values of every layer: (1, kv_heads, end - start, d)."""
+        self.move_entries()
         return [layer for block in self._blocks for layer in block[:, 1, None, :, start:end].unbind(0)]
 
 
@@ -275,27 +304,29 @@ class KVSpan:
             raise ValueError(f"cannot roll back a sequence of {self.length} entries to {length}")
         self.length = length
 
-    @torch.inference_mode()
-    def gather(self, start: int, kept: Sequence[int] | torch.Tensor) -> None:
+    def gather(self, start: int, kept: Sequence[int]) -> None:
         """Keep, of the entries from ``start`` on, only those at ``start + kept[i]``, in that order.
+
+        They move before entries of the slab are read or written again, together with those of other sequences.
 
         Args:
             start: entries before it stay as they are.
             kept: K increasing offsets from ``start``, each below ``length - start``.
 
         Raises:
-            ValueError: ``start`` or an offset is beyond the entries in use.
+            ValueError: ``start`` or an offset is beyond the entries in use, or offsets do not increase.
         """
-        offsets = torch.as_tensor(kept, dtype=torch.long)
-        if self.states is not None and not torch.equal(offsets, torch.arange(len(offsets))):
+        if self.states is not None and list(kept) != list(range(len(kept))):
             raise ValueError("a recurrent layer has one past: no trees")
         if not 0 <= start <= self.length:
             raise ValueError(f"cannot gather from {start} on in a sequence of {self.length} entries")
-        if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) >= self.length - start):
+        if kept and (kept[0] < 0 or kept[-1] >= self.length - start):
             raise ValueError(f"offsets beyond the {self.length - start} entries from {start} on")
-        for layer in self.slab.layers(self.start + start, self.start + self.length):
-            layer[..., : len(offsets), :] = layer[..., offsets.to(layer.device), :]
-        self.length = start + len(offsets)
+        if not all(map(lt, kept, kept[1:])):
+            raise ValueError("offsets must increase")
+        first = self.start + start
+        self.slab.plan_moves([first + offset for offset in kept], first)
+        self.length = start + len(kept)
 
     @torch.inference_mode()
     def select(self, rows: torch.Tensor | Sequence[torch.Tensor], room: int) -> KVSpan:

@@ -183,6 +183,11 @@ def _config(source: str) -> StockConfig:
     for library in ("huggingface_hub", "accelerate"):  # they log a line per retry and per offloaded weight
         logging.getLogger(library).setLevel(logging.ERROR)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    has_audio = getattr(config, "audio_config", None) is not None or "SALMONN" in str(config.architectures)
+    if config.model_type == "qwen2_5_vl" and has_audio:
+        from vidspec.models.video_salmonn import salmonn_config
+
+        config = salmonn_config(source, config)
     known = quantization_config(config) is not None
     if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
         config.quantization_config = settings

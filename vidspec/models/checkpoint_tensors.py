@@ -20,7 +20,6 @@ HARMLESS: Mapping[str, str] = {
     r"\.h\.\d+\.(attn|crossattention)\.(masked_)?bias$": "GPT-2's causal mask",
     r"(^|\.)pooler\.": "the sentence embedding of an encoder, which no caption needs",
     r"(^|\.)mtp\.": "a layer for multi-token prediction, which `mtp.py` reads",
-    r"^audio\.": "the audio branch of video-SALMONN, which users are told is left out",
     r"^(talker|token2wav)\.": "Qwen2.5-Omni's speech output",
     r"\.(input|activation|input_global)_(scale|zero_point)$": "for activations in 8 bits, which stay numbers here",
     r"\.(k|v|q|k_proj\.output|v_proj\.output|q_proj\.output|k_cache|v_cache)_(scale|zero_point)$": (

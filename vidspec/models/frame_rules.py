@@ -119,6 +119,7 @@ class MergedPatches(FrameRule):
         whole_clip: the budget is the clip's (Qwen3-VL), not each frame's (Qwen2.5-VL).
         capped: long clips get fewer pixels per frame (``cap_pixels_per_frame``).
         max_video_tokens: limit of a clip (Qwen2.5-VL) or of a frame (Qwen3-VL) if ``capped``.
+        full_frames: clips of fewer frames share 95% of the pixels of so many (video-SALMONN 2+); 0 if they do not.
     """
 
     min_pixels: int
@@ -129,6 +130,7 @@ class MergedPatches(FrameRule):
     steps: int = 2
     whole_clip: bool = False
     capped: bool = False
+    full_frames: int = 0
 
     def size(self, frames: int, height: int, width: int) -> Size:
         """Return the (height, width) of a clip's resized frames.
@@ -149,6 +151,8 @@ class MergedPatches(FrameRule):
                 height, width = int(height * grown), int(width * grown)
         else:
             shown = counted = 1
+            if frames < self.full_frames:
+                high = int(0.95 * self.full_frames / frames * high)
             if self.capped:
                 total = int(self.max_video_tokens * factor * factor * 0.9)
                 high = max(min(high, total * self.steps // frames), int(low * 1.05))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vidspec.errors import GenerationError
 from vidspec.models.frame_rules import FrameRule, MergedPatches, SquareFrames, TiledFrames, TokenGrid
@@ -20,10 +20,12 @@ __all__ = [
     "MemoryWorkload",
     "ModelPair",
     "PairMemory",
+    "PublishedHead",
     "cached_models",
     "known_pairs",
     "listed_draft",
     "pair_memory",
+    "published_heads",
     "recommended_pair",
 ]
 
@@ -42,6 +44,7 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
     "qwen2_5_vl": _QWEN2_5,
     "qwen2_5_omni": _OMNI,
+    "video_salmonn2_plus": MergedPatches(56**2, 61_250, max_video_tokens=128_000, full_frames=768),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
 }
 
@@ -88,6 +91,7 @@ class KnownModel:
         licence: the hub's abbreviation.
         context: context length in tokens.
         source: source of these facts, if not the checkpoint's config on the hub.
+        read: parameters that a decoding pass reads.
     """
 
     name: str
@@ -100,6 +104,7 @@ class KnownModel:
     licence: str | None = None
     context: int | None = None
     source: str | None = None
+    read: int | None = None
 
     @property
     def kv_per_token(self) -> int:
@@ -114,6 +119,14 @@ class KnownModel:
         """Return the bytes of the KV cache without pruning."""
         sizes = ModelSizes(entry=self.kv_per_token * BYTES[load.dtype])
         return load.memory(sizes, PUBLISHED_RULES.get(self.family)).kv
+
+
+class PublishedHead(NamedTuple):
+    """An EAGLE-3 head published for ``target``: its hub id, and the parameters that a draft pass reads."""
+
+    target: str
+    name: str
+    read: int
 
 
 @dataclass(frozen=True)
@@ -145,9 +158,7 @@ class PairMemory:
 @cache
 def known_pairs() -> tuple[ModelPair, ...]:
     """Return all known pairs, ordered by family."""
-    import yaml
-
-    data = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    data = _published()
     models = {name: KnownModel(name, **facts) for name, facts in data["models"].items()}
     return tuple(
         ModelPair(
@@ -158,6 +169,19 @@ def known_pairs() -> tuple[ModelPair, ...]:
         )
         for row in data["pairs"]
     )
+
+
+@cache
+def published_heads() -> tuple[PublishedHead, ...]:
+    """Return the EAGLE-3 heads published for a target."""
+    return tuple(PublishedHead(**row) for row in _published()["heads"])
+
+
+@cache
+def _published() -> Any:
+    import yaml
+
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 def listed_draft(target: str) -> str | None:

@@ -106,7 +106,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         raise
     except Exception as error:
         raise load_error(name, error) from error
-    if getattr(config, "audio_config", None) is not None:
+    if getattr(config, "audio_config", None) is not None and adapter.max_sound_s is None:
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare_decoder(adapter, where)
     return adapter

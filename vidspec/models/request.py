@@ -5,9 +5,10 @@ Imports no torch, so that clients of a captioner need none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from vidspec.errors import ArgumentError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video.base import Clip
 
-__all__ = ["CaptionOptions", "CaptionRequest", "DialogueTurn", "Question", "check_options"]
+__all__ = ["CaptionOptions", "CaptionRequest", "DialogueTurn", "Question", "make_request"]
 
 
 #: Bytes of a clip's frames that are hashed into its seed.
@@ -49,7 +50,8 @@ class CaptionOptions(TypedDict, total=False):
     """Per-call options; unset and None fields fall back to the profile.
 
     ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
-    ``earlier`` earlier questions and answers about them.
+    ``earlier`` earlier questions and answers about them. ``schema`` is a JSON Schema, an object or a file, for the
+    profile's ``generate.json_schema``. All others are keys of the section ``generate``.
     """
 
     start: float | None
@@ -58,6 +60,19 @@ class CaptionOptions(TypedDict, total=False):
     system: str | None
     clip: Clip | None
     earlier: tuple[DialogueTurn, ...]
+    max_new_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_loops: bool | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    no_repeat_ngram: int | None
+    schema: str | Mapping[str, object] | None
+    fields: str | Sequence[str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +95,7 @@ class CaptionRequest:
         return_probs: include the target's token probabilities in rounds.
         reread: reads the frames again, for a repetition of the clip; if given, frames are released after encoding.
         generate: keys of the profile's section ``generate`` with values of their own for this request.
+        estimates_speedup: estimate the decode speed-up, as ``Captioner.estimates_speedup`` does for all.
         abandoned: set by the caller to abandon the clip, whose place is free after the running pass; it gets no more
             events.
     """
@@ -101,6 +117,7 @@ class CaptionRequest:
     return_probs: bool = False
     reread: Callable[[], Clip] | None = None
     generate: Mapping[str, object] = field(default_factory=dict)
+    estimates_speedup: bool = False
     abandoned: Event | None = None
 
     def seed(self, run: int) -> int:
@@ -145,9 +162,28 @@ class CaptionRequest:
         return self.clip
 
 
-def check_options(method: str, options: CaptionOptions) -> None:
-    """Reject keyword arguments that :class:`CaptionOptions` does not have."""
+def make_request(method: str, path: str | Path, options: CaptionOptions) -> CaptionRequest:
+    """Return the request of a method's call.
+
+    Raises:
+        ArgumentError: an option is not one of :class:`CaptionOptions`.
+    """
     for name in options.keys() - CaptionOptions.__annotations__.keys():
         closest = nearest(name, CaptionOptions.__annotations__)
         hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
         raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)
+    fields = CaptionRequest.__dataclass_fields__
+    return CaptionRequest(
+        str(path),
+        options.get("clip"),
+        options.get("prompt"),
+        options.get("system"),
+        options.get("start"),
+        options.get("end"),
+        earlier=options.get("earlier", ()),
+        generate={
+            "json_schema" if name == "schema" else name: value
+            for name, value in options.items()
+            if name not in fields and value is not None
+        },
+    )

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vidspec.decoding.text_stream import TextStream
 from vidspec.events.events import Prefilled, Restarted, Round
-from vidspec.models.detokenizer import cut_at_stop
 
 if TYPE_CHECKING:
     from vidspec.events.events import Event, LoopLoad
@@ -25,12 +25,17 @@ class ChatAnswer:
     Args:
         model: the model's name.
         stop: the request's stop strings.
+        details: True to add each token's origin and round, and the frames, to a stream.
+
+    Attributes:
+        frames_html: frames, as the page shows them, for the next line of a stream.
     """
 
-    def __init__(self, model: str, stop: Sequence[str] = ()) -> None:
-        self._stop = tuple(stop)
-        self._text = self._sent = ""
-        self._tokens: list[tuple[str, str]] = []
+    def __init__(self, model: str, stop: Sequence[str] = (), *, details: bool = False) -> None:
+        self._text, self._details = TextStream(stop), details
+        self._tokens: list[tuple[str, str, int]] = []
+        self._rounds = 0
+        self.frames_html = ""
         self._prompt_tokens = 0
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
@@ -39,20 +44,12 @@ class ChatAnswer:
         if isinstance(event, Prefilled):
             self._prompt_tokens = event.prompt_tokens
         elif isinstance(event, Restarted):
-            self._text, self._tokens = "", []
+            self._tokens, self._rounds = [], 0
         elif isinstance(event, Round):
-            self._text += "".join(event.texts)
-            self._tokens += zip(event.texts, event.origins, strict=False)
-        text = cut_at_stop(self._text, self._stop, unfinished=True).strip()
-        if not text.startswith(self._sent):
-            return ""
-        fresh, self._sent = text[len(self._sent) :], text
-        return fresh
-
-    def rest(self, caption: Caption) -> str:
-        """Return the text that is left to send at the end."""
-        text = caption.caption or ""
-        return text[len(self._sent) :] if text.startswith(self._sent) else ""
+            pairs = zip(event.texts, event.origins, strict=False)
+            self._tokens += [(text, origin, self._rounds) for text, origin in pairs]
+            self._rounds += 1
+        return self._text.add(event)
 
     def message(self, caption: Caption) -> dict[str, object]:
         """Return the whole answer."""
@@ -61,14 +58,16 @@ class ChatAnswer:
         whole = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(caption)}
         return {**whole, "vidspec": _measured(caption)}
 
-    def chunk(self, delta: dict[str, str], caption: Caption | None = None, *, tokens: bool = False) -> str:
+    def chunk(self, delta: dict[str, str], caption: Caption | None = None) -> str:
         """Return a line of a stream; the last one has the caption."""
         reason = None if caption is None else _reason(caption)
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         line: dict[str, object] = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
         own = {} if caption is None else _measured(caption)
-        if tokens:
+        if self._details:
             own["tokens"], self._tokens = self._tokens, []
+        if self.frames_html:
+            own["frames_html"], self.frames_html = self.frames_html, ""
         return _line({**line, **({"vidspec": own} if own else {})})
 
     def usage_chunk(self, caption: Caption) -> str:
@@ -100,6 +99,7 @@ def _measured(caption: Caption) -> dict[str, object]:
         "accepted": counters.get("accepted"),
         "tokens_per_pass": lengths.get("tokens_per_target_pass"),
         "tokens_per_s": caption.speed.get("tokens_per_s"),
+        "speedup": caption.speed.get("estimate"),
         "frames": caption.video.get("frames"),
         "timestamps": caption.video.get("timestamps"),
         "seed": caption.seed,

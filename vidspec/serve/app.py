@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
-from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
@@ -21,6 +20,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from vidspec.config import profiles
+from vidspec.display.pages.page import render_page
+from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError, VidspecError
 from vidspec.events.events import Event, Finished, Opened, Prefilled
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from vidspec.captioner import Captioner
     from vidspec.events.record import Caption
+    from vidspec.video.base import Clip
 
 __all__ = ["build_app"]
 
@@ -48,6 +50,9 @@ POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; media-src blob:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+#: Note on the page, and the frames that it shows at most.
+DEMO = "The built-in models know drawn shapes only; their captions of real video are wrong."
+MAX_PICTURES = 16
 #: Unknown fields that are warned of, at most.
 MAX_WARNINGS = 100
 #: Clips that are read or wait, with their frames in memory, and seconds after which a refused client may try again.
@@ -96,11 +101,10 @@ class _Api:
         return PlainTextResponse(self.metrics.text(self.waiting, self.running, self.service.load))
 
     async def page(self, _request: Request) -> Response:
-        """Return the page, in the style of reports."""
-        style = resources.files("vidspec.display.pages.templates").joinpath("page.css").read_text(encoding="utf-8")
-        text = resources.files("vidspec.serve").joinpath("page.html").read_text(encoding="utf-8")
-        names = ", ".join(json.dumps(clip.name) for clip in shipped())
-        text = text.replace("/*page.css*/", style).replace("/*samples*/", names)
+        """Return the page, made of the parts of reports."""
+        samples, prompt = [clip.name for clip in shipped()], self.captioner.profile.generate.prompt
+        content = {"model": self.config.name, "samples": samples, "prompt": prompt}
+        text = render_page("serve.html", title="vidspec", demo=DEMO if self.captioner.embedded else "", **content)
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
     async def sample(self, request: Request) -> Response:
@@ -119,8 +123,8 @@ class _Api:
         events: AsyncGenerator[Event, None] | None = None
         try:
             chat = await self._parse(request)
-            answer = ChatAnswer(self.config.name, self._stops(chat))
-            events = self._events(chat, began)
+            answer = ChatAnswer(self.config.name, self._stops(chat), details=chat.details)
+            events = self._events(chat, answer, began)
         finally:
             if events is None:
                 self.waiting -= 1
@@ -185,7 +189,7 @@ class _Api:
         stop = chat.generate.get("stop", self.captioner.profile.generate.stop)
         return stop if isinstance(stop, tuple) else ()
 
-    async def _events(self, chat: ChatRequest, began: float) -> AsyncGenerator[Event, None]:
+    async def _events(self, chat: ChatRequest, answer: ChatAnswer, began: float) -> AsyncGenerator[Event, None]:
         """Yield the events of a request, from ``Prefilled`` on. Closing the iterator frees its place.
 
         A request counts as waiting until the captioner takes it, then as running.
@@ -204,8 +208,10 @@ class _Api:
                     chat.system,
                     earlier=chat.earlier,
                     generate=chat.generate,
+                    estimates_speedup=chat.details,
                 )
             )
+            shown = clip if chat.details else None
             del clip
             while True:
                 event = await self._in_time(ticket.events.get(), deadline)
@@ -219,6 +225,8 @@ class _Api:
                     reads = False
                     self._ahead.release()
                     self.metrics.add_first_token(time.monotonic() - began)
+                if isinstance(event, Prefilled) and shown is not None:
+                    answer.frames_html, shown = await asyncio.to_thread(_render_frames, shown, event), None
                 if isinstance(event, Finished):
                     self.metrics.add_caption(event.caption)
                 yield event
@@ -243,9 +251,9 @@ class _Api:
     async def _collect(self, events: AsyncGenerator[Event, None], answer: ChatAnswer) -> Caption:
         async with aclosing(events):
             async for event in events:
-                answer.add(event)
                 if isinstance(event, Finished):
                     return event.caption
+                answer.add(event)
         raise AssertionError("a stream ends with Finished")
 
     async def _lines(
@@ -256,15 +264,13 @@ class _Api:
             answer.add(first)
             yield answer.chunk({"role": "assistant", "content": ""})
             async for event in events:
+                if text := answer.add(event):
+                    yield answer.chunk({"content": text})
                 if isinstance(event, Finished):
                     caption = event.caption
-                    if rest := answer.rest(caption):
-                        yield answer.chunk({"content": rest}, tokens=chat.tokens)
-                    yield answer.chunk({}, caption, tokens=chat.tokens)
+                    yield answer.chunk({}, caption)
                     if chat.usage:
                         yield answer.usage_chunk(caption)
-                elif text := answer.add(event):
-                    yield answer.chunk({"content": text}, tokens=chat.tokens)
             yield "data: [DONE]\n\n"
 
     def _fail(self, error: Exception) -> ApiError:
@@ -321,6 +327,11 @@ class _Stream(Response):
 
         with suppress(ClientDisconnect):
             await _while_connected(receive, produce())
+
+
+def _render_frames(clip: Clip, seen: Prefilled) -> str:
+    """Return the frames of a clip with what the draft saw of them, as the page of a report has them."""
+    return render_page("frames.html", pictures=draw_clip(clip, seen, MAX_PICTURES))
 
 
 async def _first(events: AsyncGenerator[Event, None]) -> Event:

@@ -80,7 +80,7 @@ class ChatRequest:
         generate: keys of the profile's section ``generate``.
         named: the request's field of each such key.
         usage: True to end a stream with the usage.
-        tokens: True to add the origin of each token to a stream.
+        details: True to add to a stream what the page shows.
     """
 
     prompt: str
@@ -93,7 +93,7 @@ class ChatRequest:
     named: dict[str, str] = field(default_factory=dict)
     stream: bool = False
     usage: bool = False
-    tokens: bool = False
+    details: bool = False
 
 
 class _Turn(NamedTuple):
@@ -138,7 +138,7 @@ def parse_chat(body: object, warn: Callable[[str], None]) -> ChatRequest:
     request.stream = bool(_typed(body, "stream", bool))
     request.usage = bool(_typed(stream, "include_usage", bool, "stream_options."))
     own = _typed(body, "vidspec", dict) or {}
-    request.tokens = bool(_typed(own, "tokens", bool, "vidspec."))
+    request.details = bool(_typed(own, "details", bool, "vidspec."))
     return request
 
 

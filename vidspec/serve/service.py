@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from vidspec.errors import GenerationError
+from vidspec.errors import ClosedError, GenerationError
 from vidspec.events.events import Event, LoopLoad
 from vidspec.events.wake import WakeEvent
 
@@ -57,7 +57,7 @@ class CaptionService:
         self._wake = WakeEvent()
         self._arrived: deque[CaptionRequest] = deque()
         self._tickets: dict[object, Ticket] = {}
-        self._closing = False
+        self._closing = self._captioner_closed = False
         self.load: LoopLoad | None = None
         self._thread = threading.Thread(target=self._run, name="captions", daemon=True)
         self._thread.start()
@@ -79,6 +79,8 @@ class CaptionService:
         """Submit a request whose clip has been read, from the event loop."""
         ticket = Ticket(asyncio.get_running_loop())
         self._tickets[ticket] = ticket
+        if self._captioner_closed:
+            ticket.deliver(ClosedError())
         self._arrived.append(replace(request, key=ticket, abandoned=ticket.abandoned))
         self._wake.set()
         return ticket
@@ -104,7 +106,14 @@ class CaptionService:
                             self.load = event
                         elif (ticket := self._tickets.get(key)) is not None:
                             ticket.deliver(event)
+            except ClosedError as error:
+                self._captioner_closed = True
+                self._fail_all(error)
+                return
             except Exception:  # a bug: the clips in flight are lost, the server is not
                 traceback.print_exc(file=sys.stderr)
-                for ticket in list(self._tickets.values()):
-                    ticket.deliver(GenerationError("the pass failed", kind="internal"))
+                self._fail_all(GenerationError("the pass failed", kind="internal"))
+
+    def _fail_all(self, error: Exception) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.deliver(error)

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni
+from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni, video_salmonn
 from tests.engine.passing import forward
 from vidspec.models.base import families
 from vidspec.pruning.target.base import KeptTokens, TargetPruner
@@ -24,6 +24,9 @@ def case(family):
     elif family == "qwen2_5_omni":
         model = qwen2_5_omni.adapter()
         shown = qwen2_5_omni.pixels(model, frames=12)
+    elif family == "video_salmonn2_plus":
+        model = video_salmonn.adapter()
+        shown = video_salmonn.pixels(model, frames=12, heard=3.1)
     elif family.startswith("qwen"):
         model = qwen.adapter(qwen.QwenKind(family))
         shown = qwen.pixels(model, frames=12)

@@ -6,10 +6,11 @@ A format renders records and opens no file. A record is a dictionary from ``Capt
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
 
 from vidspec.errors import UsageError
 from vidspec.escaping import one_line
@@ -25,9 +26,13 @@ __all__ = [
     "ClipFormat",
     "LineFormat",
     "OutputFormat",
+    "PartFormat",
+    "PartSummary",
     "RequiredPackage",
     "RunFormat",
     "clock",
+    "data_column",
+    "data_value",
     "flat_record",
     "format_names",
     "format_of_suffix",
@@ -61,7 +66,8 @@ class RequiredPackage(NamedTuple):
 class OutputFormat(ABC):
     """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`.
 
-    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, and ``raw_csv``.
+    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``raw_csv``, and
+    ``data``, the JSON Schemas of the properties of its answers, by name.
 
     Attributes:
         name: the registered name.
@@ -92,7 +98,7 @@ class OutputFormat(ABC):
     is_prose: ClassVar[bool] = False
     is_text: ClassVar[bool] = True
     replaceable: ClassVar[FileKind] = FileKind("empty file", rb"(?!)")
-    header: ClassVar[str | None] = None
+    header: str | None = None
     requires: ClassVar[RequiredPackage | None] = None
 
     @abstractmethod
@@ -166,6 +172,49 @@ class RunFormat(OutputFormat):
     update = "end"
 
 
+class PartSummary(NamedTuple):
+    """Summary in the finished file of a shard: number of clips, number of failed clips, and their settings."""
+
+    clips: int
+    failed: int
+    settings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, records: Iterable[RecordDict]) -> PartSummary:
+        """Return the summary of all records of a file."""
+        jobs = [(one["job"], one["error"] is not None) for one in records]
+        clips, failed = {job["clip"] for job, _ in jobs}, {job["clip"] for job, lost in jobs if lost}
+        return cls(len(clips), len(failed), tuple(sorted({job["settings"] for job, _ in jobs})))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> PartSummary:
+        """Return the summary that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        known = json.loads(text)
+        return cls(known["clips"], known["failed"], tuple(known["settings"]))
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+
+class PartFormat(RunFormat):
+    """A file for all clips or, with ``--output-dir``, one for each shard, which its summary and records are read from.
+
+    A file without the records of failed clips is fine: they are captioned again from the shard.
+    """
+
+    @abstractmethod
+    def read_summary(self, file: BinaryIO) -> PartSummary | None:
+        """Return the summary of a file; None if it is not one of ours."""
+
+    @abstractmethod
+    def read_records(self, file: BinaryIO) -> list[RecordDict]:
+        """Return the records of one of our files, with captions as the file shows them now."""
+
+
 output_formats: Registry[OutputFormat] = Registry(
     OutputFormat, "formats", "vidspec.dataset.formats", "format", "--format", separator="-"
 )
@@ -176,7 +225,14 @@ def format_names() -> tuple[str, ...]:
     return output_formats.names()
 
 
-def make_format(name: str, origin: str | None = None, *, several: bool = False, raw_csv: bool = False) -> OutputFormat:
+def make_format(
+    name: str,
+    origin: str | None = None,
+    *,
+    several: bool = False,
+    raw_csv: bool = False,
+    data: Mapping[str, object] | None = None,
+) -> OutputFormat:
     """Return the format called ``name``.
 
     Args:
@@ -184,6 +240,7 @@ def make_format(name: str, origin: str | None = None, *, several: bool = False, 
         origin: option or key with its value, for the message; None for ``--format NAME``.
         several: True if a file holds several clips.
         raw_csv: leave cells of a CSV file as they are.
+        data: JSON Schemas of the properties of answers in JSON, by name; a table has a column for each.
 
     Raises:
         UsageError: there is no such format.
@@ -191,7 +248,7 @@ def make_format(name: str, origin: str | None = None, *, several: bool = False, 
     if name not in format_names():
         origin = origin or f"--format {name}"
         raise UsageError(f"{origin}: must be one of {', '.join(format_names())}, not {name!r}")
-    form = build_part(output_formats.get(name), {}, several=several, raw_csv=raw_csv)
+    form = build_part(output_formats.get(name), {}, several=several, raw_csv=raw_csv, data=data or {})
     form.name = name
     return form
 
@@ -228,6 +285,17 @@ def clock(seconds: float) -> str:
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}.{rest % 1000:03d}"
+
+
+def data_column(name: str) -> str:
+    """Return the name of a table's column for a property of answers in JSON."""
+    return f"data_{name}"
+
+
+def data_value(record: RecordDict, name: str) -> object:
+    """Return a property of a record's answer; None if it has none."""
+    data = record.get("data")
+    return data.get(name) if isinstance(data, dict) else None
 
 
 def segment_of(record: RecordDict) -> int | None:

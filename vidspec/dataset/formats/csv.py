@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Mapping
 
-from vidspec.dataset.formats.base import LineFormat, flat_record, output_formats, time_range
-from vidspec.escaping import cell
+from vidspec.dataset.formats.base import LineFormat, data_column, data_value, flat_record, output_formats, time_range
+from vidspec.escaping import cell, json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileKind
 
@@ -37,20 +38,20 @@ _PROSE = ("caption", "prompt")
 
 @output_formats.register("csv")
 class CsvFormat(LineFormat):
-    """Cells are guarded against formulas unless ``raw_csv``."""
+    """Cells are guarded against formulas unless ``raw_csv``. Properties of answers in JSON have columns at the end."""
 
     suffix = ".csv"
     clip_files = "never"
-    header = ",".join(CSV_COLUMNS)
     replaceable = FileKind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
 
-    def __init__(self, raw_csv: bool = False) -> None:
-        self.raw_csv = raw_csv
+    def __init__(self, raw_csv: bool = False, data: Mapping[str, object] | None = None) -> None:
+        self.raw_csv, self.data = raw_csv, tuple(data or ())
+        self.header = self._row([*CSV_COLUMNS, *(self._cell(data_column(name), lines=False) for name in self.data)])
 
     def line(self, record: RecordDict) -> str:
         start, end = time_range(record) if record["error"] is None else (None, None)
         error = record["error"] or {}
-        values = {
+        values: dict[str, object] = {
             "path": record["path"],
             "id": flat_record(record).get("id"),
             "start": start,
@@ -67,10 +68,16 @@ class CsvFormat(LineFormat):
             "prompt": flat_record(record).get("prompt"),
             **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
         }
+        cells = [self._cell(values[column], lines=column in _PROSE) for column in CSV_COLUMNS]
+        return self._row([*cells, *(self._cell(data_value(record, name), lines=True) for name in self.data)])
+
+    def _cell(self, value: object, *, lines: bool) -> object:
+        if isinstance(value, dict | list):
+            value = json_text(value)
+        return cell(value, raw=self.raw_csv, lines=lines) if isinstance(value, str) else value
+
+    def _row(self, cells: Iterable[object]) -> str:
         buffer = io.StringIO()
         # Line breaks inside a value are quoted only if they are among those of the terminator.
-        csv.writer(buffer, lineterminator="\r\n").writerow(
-            cell(value, raw=self.raw_csv, lines=column in _PROSE) if isinstance(value := values[column], str) else value
-            for column in CSV_COLUMNS
-        )
+        csv.writer(buffer, lineterminator="\r\n").writerow(cells)
         return buffer.getvalue().removesuffix("\r\n")

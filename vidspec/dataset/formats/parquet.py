@@ -4,64 +4,81 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from vidspec.dataset.formats.base import RequiredPackage, RunFormat, output_formats
+from vidspec.dataset.formats.base import (
+    PartFormat,
+    PartSummary,
+    RequiredPackage,
+    data_column,
+    data_value,
+    output_formats,
+)
 from vidspec.dataset.records import INPUT_KEYS, LEAN_KEYS, lean_record
 from vidspec.dataset.schema import record_schema
-from vidspec.dataset.stores import open_url, retry
-from vidspec.errors import UsageError
 from vidspec.events.record import RecordDict
 
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema
 
-__all__ = ["ParquetFormat", "PartSummary", "parquet_bytes", "read_part_summary", "records_of"]
+__all__ = ["ParquetFormat"]
 
 #: Metadata key that identifies our files.
 _METADATA_KEY = b"vidspec"
 
 
 @output_formats.register("parquet")
-class ParquetFormat(RunFormat):
-    """One row per record. Its footer depends on all rows."""
+class ParquetFormat(PartFormat):
+    """One row per record, with a column for each property of answers in JSON. Its footer depends on all rows."""
 
     suffix = ".parquet"
     is_text = False
     requires = RequiredPackage("pyarrow", "pyarrow", "pip install 'vidspec[data]'")
 
+    def __init__(self, data: Mapping[str, object] | None = None) -> None:
+        self.data = data or {}
+
     def content(self, records: Iterable[RecordDict]) -> bytes:
-        return parquet_bytes(records)
+        """Return the file; equal records give equal bytes."""
+        import pyarrow
+        from pyarrow import parquet
 
+        rows = [lean_record(record) for record in records]
+        schema = _schema().with_metadata({_METADATA_KEY: PartSummary.of(rows).to_json()})
+        columns = {name: str(_to_utf8(data_column(name))) for name in self.data}
+        for name, about in self.data.items():
+            schema = schema.append(pyarrow.field(columns[name], _data_type(about)))
+        for row in rows:  # these three may have any type
+            row |= {columns[name]: _typed(data_value(row, name), about) for name, about in self.data.items()}
+            row["id"] = None if row["id"] is None else str(row["id"])
+            row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
+            row["data"] = None if row["data"] is None else json.dumps(row["data"])
+        file = io.BytesIO()
+        table = pyarrow.Table.from_pylist([_to_utf8(row) for row in rows], schema)
+        parquet.write_table(table, file, compression="zstd")
+        return file.getvalue()
 
-class PartSummary(NamedTuple):
-    """Summary in a finished file: number of clips, number of failed clips, and their settings."""
+    def read_summary(self, file: BinaryIO) -> PartSummary | None:
+        import pyarrow
+        from pyarrow import parquet
 
-    clips: int
-    failed: int
-    settings: tuple[str, ...]
+        try:
+            metadata = (parquet.read_metadata(file).metadata or {}).get(_METADATA_KEY)
+        except pyarrow.ArrowInvalid:
+            return None
+        return None if metadata is None else PartSummary.parse(metadata)
 
+    def read_records(self, file: BinaryIO) -> list[RecordDict]:
+        from pyarrow import parquet
 
-def parquet_bytes(records: Iterable[RecordDict]) -> bytes:
-    """Return records as the content of a Parquet file; equal records give equal bytes."""
-    import pyarrow
-    from pyarrow import parquet
-
-    rows = [lean_record(record) for record in records]
-    failed = {row["job"]["clip"] for row in rows if row["error"] is not None}
-    settings = sorted({row["job"]["settings"] for row in rows})
-    summary = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
-    for row in rows:  # these two may have any type
-        row["id"] = None if row["id"] is None else str(row["id"])
-        row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
-    table = pyarrow.Table.from_pylist(
-        [_to_utf8(row) for row in rows], _schema().with_metadata({_METADATA_KEY: json.dumps(summary)})
-    )
-    file = io.BytesIO()
-    parquet.write_table(table, file, compression="zstd")
-    return file.getvalue()
+        rows = [{key: row.get(key) for key in LEAN_KEYS} for row in parquet.read_table(file).to_pylist()]
+        for row in rows:
+            row["data"] = json.loads(row["data"]) if row["data"] else None
+            row["columns"] = json.loads(row["columns"]) if row["columns"] else None
+            row["job"] = {key: value for key, value in row["job"].items() if value is not None}
+        return rows
 
 
 def _to_utf8(value: Any) -> Any:
@@ -71,49 +88,6 @@ def _to_utf8(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _to_utf8(one) for key, one in value.items()}
     return [_to_utf8(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def read_part_summary(name: str) -> PartSummary:
-    """Read the summary of a file.
-
-    Raises:
-        UsageError: it is not one of our files.
-        VideoError: it cannot be read.
-    """
-    import pyarrow
-    from pyarrow import parquet
-
-    def read() -> PartSummary:
-        with open_url(name) as file:
-            try:
-                metadata = (parquet.read_metadata(file).metadata or {}).get(_METADATA_KEY)
-            except pyarrow.ArrowInvalid:
-                metadata = None
-        if metadata is None:
-            raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
-        summary = json.loads(metadata)
-        return PartSummary(summary["clips"], summary["failed"], tuple(summary["settings"]))
-
-    return retry(name, read)
-
-
-def records_of(name: str) -> list[RecordDict]:
-    """Read the records of one of our files, as they were written.
-
-    Raises:
-        VideoError: it cannot be read.
-    """
-    from pyarrow import parquet
-
-    def read() -> list[RecordDict]:
-        with open_url(name) as file:
-            return cast("list[RecordDict]", parquet.read_table(file).to_pylist())
-
-    rows = retry(name, read)
-    for row in rows:
-        row["columns"] = json.loads(row["columns"]) if row["columns"] else None
-        row["job"] = {key: value for key, value in row["job"].items() if value is not None}
-    return rows
 
 
 @cache
@@ -140,3 +114,27 @@ def _arrow_type(about: RecordDict) -> DataType:
         return pyarrow.struct([(key, _arrow_type(one)) for key, one in about["properties"].items()])
     simple = {"integer": pyarrow.int64(), "number": pyarrow.float64(), "boolean": pyarrow.bool_()}
     return simple.get(kind, pyarrow.string())
+
+
+def _data_type(about: object) -> DataType:
+    """Return the Arrow type of a property's column; string, with JSON text, for all but plain values."""
+    import pyarrow
+
+    simple = {"integer": pyarrow.int64(), "number": pyarrow.float64(), "boolean": pyarrow.bool_()}
+    return simple.get(_kind(about), pyarrow.string())
+
+
+def _typed(value: object, about: object) -> object:
+    """Return a property's value for its column; None for a number that the column cannot hold."""
+    kind = _kind(about)
+    if kind in ("integer", "number"):
+        if not isinstance(value, int | float) or abs(value) >= 2**63:
+            return None
+        return int(value) if kind == "integer" else float(value)
+    return value if kind == "boolean" or isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
+
+
+def _kind(about: object) -> str:
+    """Return the type that a JSON Schema names; empty for none or several."""
+    kind = about.get("type") if isinstance(about, Mapping) else None
+    return kind if isinstance(kind, str) else ""

@@ -52,9 +52,8 @@ class DraftText:
         They and all later entries keep their positions. Drafted tokens stay, with their entries as computed from the
         whole prompt.
         """
-        read = torch.arange(self._prompt, self.span.length, device=rows.device)
         self.span.offset += self._prompt - len(rows)
-        self.span.gather(0, torch.cat([rows, read]))
+        self.span.gather(0, [*rows.tolist(), *range(self._prompt, self.span.length)])
         self._prompt = len(rows)
 
     def cut(self, keep: int, tokens: Sequence[int]) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-__all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "draw_frames", "draw_thumbnail"]
+    from vidspec.video.base import Clip
+
+__all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "draw_clip", "draw_frames", "draw_thumbnail"]
 
 #: Most frames drawn per clip, spread evenly.
 MAX_FRAMES = 64
@@ -90,17 +92,40 @@ def draw_frames(
     clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
     images = _fit_budget(budget, list(clip.frames))
     height, width = clip.frames[0].shape[:2]
+    ratio = width / height
     if grid is None or seen is None:
         counts = [per_frame[index] if per_frame else None for index in chosen]
         return [
-            Picture(time, image, width / height, kept=kept)
-            for time, image, kept in zip(moments, images, counts, strict=True)
+            Picture(time, image, ratio, kept=kept) for time, image, kept in zip(moments, images, counts, strict=True)
         ]
+    return _with_cells(seen, chosen, moments, images, ratio)
+
+
+def draw_clip(clip: Clip, seen: Prefilled, most: int) -> list[Picture]:
+    """Return at most ``most`` frames of a clip in memory; of a temporal step of two frames, the first."""
+    from vidspec.video.sample import first_of_steps, uniform
+
+    every = [float(time) for time in clip.timestamps]
+    times = first_of_steps(every, seen.grid[0]) if 0 not in seen.grid else ()
+    chosen = uniform(len(times or every), most).tolist()
+    moments = [(times or every)[index] for index in chosen]
+    frames = [clip.frames[every.index(moment)] for moment in moments]
+    height, width = frames[0].shape[:2]
+    images = [_jpeg(frame, min(1.0, (_THUMBNAIL / (height * width)) ** 0.5)) for frame in frames]
+    if not times:
+        return [Picture(moment, image, width / height) for moment, image in zip(moments, images, strict=True)]
+    return _with_cells(seen, chosen, moments, images, width / height)
+
+
+def _with_cells(
+    seen: Prefilled, chosen: Sequence[int], moments: Sequence[float], images: Sequence[str], ratio: float
+) -> list[Picture]:
+    """Return the pictures of temporal steps, each with the places of its visual tokens."""
     from vidspec.display.heatmap import cells_of, veil
 
     cells, found = cells_of(seen), []
     for (at, index), layer in product(enumerate(chosen), cells.layers):
-        one = Picture(moments[at], images[at], width / height, sides=(layer.rows, layer.columns))
+        one = Picture(moments[at], images[at], ratio, sides=(layer.rows, layer.columns))
         if seen.kept_per_frame:  # no overlay for a draft without visual tokens
             shown = cells.of(index, layer)
             side = min(32, max(6, 256 // layer.columns))  # pixels of a token, so that the line around it is about one

@@ -113,7 +113,11 @@ def _change_reason(record: RecordMapping) -> str | None:
     job, file = record.get("job") or {}, Path(record["path"])
     try:
         status = file.stat()
+    except NotADirectoryError:
+        return f"{one_line(record['path'])} is in a shard, which is not read again"
     except OSError:
+        if "://" in record["path"]:
+            return f"{one_line(record['path'])} is not fetched again"
         return f"{one_line(record['path'])} does not exist"
     known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
     return None if known == (status.st_size, status.st_mtime_ns) else "the file has changed since"

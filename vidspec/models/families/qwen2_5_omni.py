@@ -1,14 +1,13 @@
 """Qwen2.5-Omni: the thinker, with Qwen2.5-VL's vision and an audio tower; the talker is not loaded.
 
 Sound is interleaved with the frames of the same seconds, and positions count time in fractions of a second (TMRoPE).
-Pruners treat audio tokens like text and keep all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,13 +15,11 @@ from numpy.typing import NDArray
 
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
-from vidspec.models.families.qwen2_5_vl import Qwen25VL, seconds_per_step
+from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.qwen_audio import AudioVisualQwen
 from vidspec.models.vision import BUDGET, WINDOWS, token_bytes
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
 
 __all__ = ["ClipTimes", "Qwen25Omni", "interleave", "tmrope"]
 
@@ -44,7 +41,7 @@ EXTRACTOR = {
 
 
 @families.register("qwen2_5_omni")
-class Qwen25Omni(Qwen25VL):
+class Qwen25Omni(AudioVisualQwen):
     """A ``Qwen2_5OmniThinkerForConditionalGeneration``; its prompt is Qwen2.5-VL's, under other names of the tokens.
 
     With sound the video's place is ``<|vision_bos|><|audio_bos|>{video and sound}<|audio_eos|><|vision_eos|>``: per
@@ -84,13 +81,6 @@ class Qwen25Omni(Qwen25VL):
     def audio_tokens(self, samples: int) -> int:
         return _pooled_length(-(-min(samples, self.feature_extractor.n_samples) // self.feature_extractor.hop_length))
 
-    def preprocess(self, clip: Clip) -> Pixels:
-        """Return Qwen2.5-VL's pixels, and the log-mel spectrum of the first :attr:`max_sound_s` seconds."""
-        pixels = super().preprocess(clip)
-        if clip.sound is None or not self.audio_tokens(len(clip.sound)):
-            return pixels
-        return replace(pixels, sound=self.spectrum(clip.sound))
-
     def spectrum(self, sound: NDArray[np.float32]) -> torch.Tensor:
         """Return the log-mel spectrum (bins, F) of a sound, without padding it to full length as ``transformers`` does.
 
@@ -110,20 +100,9 @@ class Qwen25Omni(Qwen25VL):
         )
         return features["input_features"][0][:, features["attention_mask"][0].bool()]  # type: ignore[no-any-return]
 
-    @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Encode the frames as in Qwen2.5-VL, then the sound, in parts of bounded memory."""
-        vision = yield from super().encode_steps(pixels, pooled=pooled)
-        if pixels.sound is None:
-            return vision
-        parts = []
-        for part in self.split_spectrum(pixels.sound.to(self.device)):
-            with self.vision_lock:
-                length = torch.tensor([part.shape[1]], device=self.device)
-                output = self.model.model.audio_tower(part, feature_lens=length)
-                parts.append(output.last_hidden_state)
-            yield
-        return replace(vision, audio=torch.cat(parts))
+    def encode_spectrum(self, part: torch.Tensor) -> torch.Tensor:
+        length = torch.tensor([part.shape[1]], device=self.device)
+        return self.model.model.audio_tower(part, feature_lens=length).last_hidden_state  # type: ignore[no-any-return]
 
     def split_spectrum(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
         """Split a spectrum into parts of whole pairs of windows; attention and pooling cross no border of a pair."""
@@ -144,20 +123,6 @@ class Qwen25Omni(Qwen25VL):
         order = interleave(self.times.of(vision), len(vision.audio), self.times.chunk)
         pieces = [self.audio * len(part) if sound else part for sound, part in order]
         return [self.opens + self.audio_opens, *pieces, self.audio_closes + self.closes]
-
-    def _audio_rows(self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows (A,) of the audio tokens, those after the first visual token: a text may contain others."""
-        if vision is None or vision.audio is None:
-            return rows[:0]
-        found = (token_ids == self.audio_id).nonzero()[:, 0]
-        return found[found > rows[0]][: len(vision.audio)]
-
-    def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
-        prefix = super()._embed_prompt(token_ids, rows, vision)
-        audio = self._audio_rows(prefix.token_ids, vision, rows)
-        if vision is not None and vision.audio is not None:
-            prefix.embeds[0, audio] = vision.audio.to(prefix.embeds)
-        return replace(prefix, audio=audio)
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor

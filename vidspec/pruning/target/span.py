@@ -97,7 +97,7 @@ class PrunedSpan(KVSpan):
             raise ValueError(f"cannot roll back a sequence of {self.length} entries to {length}")
         self.length = length
 
-    def gather(self, start: int, kept: Sequence[int] | torch.Tensor) -> NoReturn:
+    def gather(self, start: int, kept: Sequence[int]) -> NoReturn:
         """Not supported: plain decoding has no paths to keep."""
         raise NotImplementedError("a pruned sequence holds no tree")
 

@@ -1,6 +1,6 @@
 "use strict";
 // Tokens: one stop of the tab key, arrows inside; hover and focus show the known facts.
-for (const caption of document.querySelectorAll(".caption[data-tokens]")) {
+const readTokens = (caption) => {
   const tokens = [...caption.querySelectorAll(".t")];
   const about = document.getElementById(caption.dataset.tokens);
   const tell = (token) => {
@@ -22,14 +22,13 @@ for (const caption of document.querySelectorAll(".caption[data-tokens]")) {
     event.preventDefault();
     go(tokens[to]);
   });
-}
+};
+document.querySelectorAll(".caption[data-tokens]").forEach(readTokens);
 // Frames: a button toggles the size of each.
-for (const button of document.querySelectorAll(".frames button")) {
-  button.addEventListener("click", () => {
-    const large = button.closest("figure").classList.toggle("large");
-    button.setAttribute("aria-pressed", String(large));
-  });
-}
+document.addEventListener("click", (event) => {
+  const button = event.target.closest(".frames button");
+  if (button) button.setAttribute("aria-pressed", String(button.closest("figure").classList.toggle("large")));
+});
 // Signals: a slider covers all places but the highest-ranked percent; the checkbox returns to the tokens that the draft saw.
 for (const box of document.querySelectorAll(".sift")) {
   const range = box.querySelector("input"), signal = box.querySelector("select"), told = box.querySelector("output");

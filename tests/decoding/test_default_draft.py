@@ -1,0 +1,117 @@
+"""The default of a lone target follows the prediction for the GPU that is there, and nothing else."""
+
+import pytest
+
+from vidspec.decoding import auto
+from vidspec.draft_length.cards import CARDS, Card
+from vidspec.draft_length.prediction import AssumedAcceptance
+
+TARGET = "Qwen/Qwen2.5-VL-7B-Instruct"
+KEYS = {"models.target": TARGET}
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Pretend that there is one GPU of a card."""
+
+    def pretend(card, free=None, count=1):
+        monkeypatch.setattr(auto, "card_here", lambda device="auto": card)
+        monkeypatch.setattr(auto.torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(auto, "free_memory", lambda device: card and (free or card.memory))
+
+    return pretend
+
+
+@pytest.mark.parametrize("card", ["4090", "a100", "h100"])
+def test_a_copy_in_four_bits_before_a_draft_of_half_the_size(on, card):
+    on(CARDS[card])
+    chosen = auto.default_draft(KEYS)
+    assert chosen.keys == {"name": "self-int4", "draft.kind": "self", "draft.precision": "int4"}
+    assert chosen.why.startswith("self-int4: predicted the fastest on ") and "not measured" in chosen.why
+
+
+def test_what_is_fastest_depends_on_the_card(on, monkeypatch):
+    """With bandwidth without end only launches and waits count: no draft that has as many gains."""
+    on(Card("endless", 1e18, 1e18, 80e9))
+    chosen = auto.default_draft(KEYS)
+    assert chosen.keys["name"] == "ar" and chosen.keys["draft.kind"] == "none"
+    monkeypatch.setitem(auto_acceptance(), "int4", AssumedAcceptance(0.3, "a test"))
+    on(CARDS["h100"])
+    assert auto.default_draft(KEYS).keys["name"] == "self-int8"
+
+
+def auto_acceptance():
+    from vidspec.draft_length import target_drafts
+
+    return target_drafts.ACCEPTANCE
+
+
+def test_what_does_not_fit_is_not_taken(on):
+    on(CARDS["h100"], free=18.6e9)
+    assert auto.default_draft(KEYS).keys["name"] == "ar"
+    on(CARDS["h100"], free=23e9)
+    assert auto.default_draft(KEYS).keys["name"] == "self-int4"
+
+
+def test_a_small_draft_is_the_default_profile(on):
+    """The 0.5B of LLaVA-OneVision is predicted faster than a copy in four bits."""
+    on(CARDS["h100"])
+    assert auto.default_draft({"models.target": "llava-hf/llava-onevision-qwen2-7b-ov-hf"}).keys == {}
+
+
+def test_heads_only_if_they_are_here(on, monkeypatch):
+    head = "Rayzl/qwen2.5-vl-7b-eagle3-sgl"
+    monkeypatch.setitem(auto_acceptance(), "eagle3", AssumedAcceptance(0.9, "a test"))
+    on(CARDS["h100"])
+    assert auto.default_draft(KEYS).keys["name"] == "self-int4"
+    chosen = auto.default_draft(KEYS, {head})
+    assert chosen.keys == {"name": "eagle3", "draft.kind": "eagle3", "models.draft": head}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"models.draft": "Qwen/Qwen2.5-VL-3B-Instruct"},
+        {"draft.kind": "model"},
+        {"prune.method": "specvlm"},
+        {"models.weights": "int4"},
+        {"models.target": "./a-folder"},
+        {"models.target": "Qwen/Qwen3.5-9B"},
+    ],
+)
+def test_choices_of_the_user_and_unknown_targets_stay(on, more):
+    on(CARDS["h100"])
+    assert auto.default_draft(KEYS | more) is None
+
+
+def test_a_second_gpu_has_the_draft(on):
+    on(CARDS["h100"], count=2)
+    assert auto.default_draft(KEYS) is None
+
+
+def test_nothing_changes_on_a_cpu():
+    assert auto.default_draft(KEYS) is None and auto.card_here("cpu") is None
+
+
+def test_the_command_line_follows_it(on, monkeypatch, tmp_path):
+    from vidspec.cli import start
+    from vidspec.config.user_config import CHOSEN, UserConfig
+
+    on(CARDS["h100"])
+    defaults = UserConfig(tmp_path / "config.yaml")
+    assert start.resolve_profile(None, KEYS, defaults).profile.name == "vanilla-sd-auto"  # no GPU
+    monkeypatch.setattr("vidspec.cli.doctor.has_gpu", lambda: True)
+    said = []
+    monkeypatch.setattr(start, "print_note", said.append)
+    resolved = start.resolve_profile(None, KEYS, defaults, verbose=True)
+    profile = resolved.profile
+    assert profile.name == "self-int4" and profile.draft.precision == "int4" and profile.draft.gamma == "auto"
+    assert profile.drafts_with_the_target and profile.named_models == (TARGET,)
+    assert resolved.sources["draft.kind"] == CHOSEN and said[0].startswith("profile: self-int4: ")
+    assert start.resolve_profile("ar", KEYS, defaults).profile.name == "ar"
+    named = {**KEYS, "models.draft": "Qwen/Qwen2.5-VL-3B-Instruct"}
+    assert start.resolve_profile(None, named, defaults).profile.name == "vanilla-sd-auto"
+    slow = Card("slow host", 1e18, 1e18, 80e9)
+    on(slow)
+    plain = start.resolve_profile(None, KEYS, defaults).profile
+    assert plain.name == "ar" and plain.drafter is None

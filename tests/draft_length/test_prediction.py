@@ -1,0 +1,124 @@
+"""Predicted speeds against numbers computed by hand, and drafts that do not pay."""
+
+import pytest
+
+from research.sizes import SIZES
+from vidspec.draft_length.cards import CARDS, Card, card_of_device, named_card
+from vidspec.draft_length.prediction import (
+    ACCEPTANCE,
+    AssumedAcceptance,
+    DraftCandidate,
+    ModelCost,
+    predict,
+)
+from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_target
+from vidspec.errors import UsageError
+from vidspec.models.known_pairs import MemoryWorkload, known_pairs
+
+CARD = Card("a card", 1e12, 1e14, 10e9)
+TARGET = ModelCost(read=10**9, entry=1000, launches=100)
+
+
+def drafting(read, beta, launches=50):
+    return DraftCandidate("a", "model", ModelCost(read, 500, launches), AssumedAcceptance(beta, "a test"), 7)
+
+
+def test_a_pass_by_hand():
+    """Bytes: 2e9 of weights and 1,000 entries of 1,000 bytes, at 70% of 1e12 a second; then 100 gaps of 1 us."""
+    assert TARGET.pass_seconds(CARD, 1, 1, 1000) == pytest.approx(2.001e-3 / 0.7 + 100e-6)
+    # 200 rows are padded to 256: 2 * 1e9 * 256 operations at 70% of 1e14 take longer than 2e9 bytes.
+    assert TARGET.pass_seconds(CARD, 200, 200, 0) == pytest.approx(512e9 / 0.7e14 + 100e-6)
+
+
+def test_a_round_by_hand():
+    """Windows of 1: 1 + beta tokens in a draft pass, a pass over 2 rows, and two waits."""
+    draft = drafting(250_000_000, 0.5)
+    plain, drafted = predict(CARD, TARGET, [draft], entries=1000, held=100, free=106)
+    target = 2.001e-3 / 0.7 + 100e-6 + 20e-6
+    chain = 0.5005e-3 / 0.7 + 50e-6
+    assert plain.tokens_per_s == pytest.approx(1 / target) and plain.gain == 1 and plain.draft is None
+    assert drafted.gamma == 1 and drafted.tokens_per_s == pytest.approx(1.5 / (chain + target + 20e-6))
+    assert drafted.gain == pytest.approx(drafted.tokens_per_s * target)
+    assert (plain.bytes, plain.fits, drafted.bytes, drafted.fits) == (100, True, 107, False)
+
+
+@pytest.mark.parametrize("clips", [1, 16, 64])
+@pytest.mark.parametrize("draft", [drafting(10**9, 0.9, 100), drafting(250_000_000, 0.0), drafting(10**9, 0.3)])
+def test_a_draft_that_does_not_pay_is_not_used(draft, clips):
+    plain, drafted = predict(CARD, TARGET, [draft], entries=1000, clips=clips)
+    assert drafted.gamma == 0 and drafted.gain == 1 and drafted.tokens_per_s == plain.tokens_per_s
+
+
+@pytest.mark.parametrize("card", ["4090", "a100", "h100"])
+@pytest.mark.parametrize("clips", [1, 4, 16, 64])
+@pytest.mark.parametrize("entries", [2_000, 25_000])
+def test_no_prediction_is_below_plain_decoding(card, clips, entries):
+    load = MemoryWorkload()
+    for pair in known_pairs():
+        if (cost := cost_of_known(pair.target)) is not None:
+            drafts = draft_candidates(pair.target.name, cost, [one for one in [pair.draft] if one], load)
+            assert all(one.gain >= 1 for one in predict(CARDS[card], cost, drafts, entries=entries, clips=clips))
+
+
+def test_weights_of_few_bits_are_as_fast_as_their_kernels():
+    """Of an H100 the kernels' instructions leave 28% of the bandwidth to int4 at 64 rows (docs/internals/engine.md)."""
+    cost = ModelCost(10**9, 0, 0, "int4")
+    seconds = {rows: cost.pass_seconds(CARDS["h100"], rows, rows, 0) for rows in (1, 8, 16, 32, 64, 128)}
+    alone = 0.546875e9 / 3.35e12 / 0.7
+    assert seconds[1] == seconds[8] == pytest.approx(alone)
+    assert [seconds[rows] / alone for rows in (16, 32, 64, 128)] == pytest.approx(
+        [1 / 0.84, 1 / 0.56, 1 / 0.28, 2 / 0.28]
+    )
+    assert cost.pass_seconds(CARDS["4090"], 32, 32, 0) == pytest.approx(0.546875e9 / 1.008e12 / 0.7)
+
+
+def test_drafts_of_a_published_target():
+    target = known_target("Qwen/Qwen2.5-VL-7B-Instruct")
+    cost = cost_of_known(target)
+    assert cost.read == SIZES["7B"].read and cost.launches == 320
+    siblings = [pair.draft for pair in known_pairs() if pair.target == target]
+    found = {draft.kind: draft for draft in draft_candidates(target.name, cost, siblings, MemoryWorkload())}
+    assert set(found) == {"int4", "int8", "model", "eagle3"}
+    assert found["int4"].bytes == pytest.approx(SIZES["7B"].read * 0.546875)
+    assert found["model"].cost.read == SIZES["3B"].read and found["model"].assumed == ACCEPTANCE["model"]
+    assert found["int8"].arguments == "--profile self-int8"
+    assert found["model"].arguments == "--profile vanilla-sd-auto --draft Qwen/Qwen2.5-VL-3B-Instruct"
+    rounded = ModelCost(cost.read, cost.entry, cost.launches, "int4")
+    assert not {one.kind for one in draft_candidates("a", rounded, [], MemoryWorkload())}
+
+
+def test_assumed_acceptance():
+    """ParallelVLM's run lengths by M / (1 + M); AngelSlim's 2.1 tokens per pass by bisection."""
+    assert ACCEPTANCE["model"].beta == 0.81 and ACCEPTANCE["llava_onevision"].beta == 0.87
+    beta = ACCEPTANCE["eagle3"].beta
+    assert sum(beta**n for n in range(5)) == pytest.approx(2.1, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "6000ada"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA H100 NVL", None),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_names_of_the_driver(name, key):
+    assert card_of_device(name) == (key and CARDS[key])
+
+
+def test_names_that_users_type():
+    assert named_card("H100") == CARDS["h100"] and named_card("RTX 4090") == CARDS["4090"]
+    assert named_card("a100-40GB") == CARDS["a100-40gb"]
+    with pytest.raises(UsageError, match="--card h10: there is no data sheet of it") as error:
+        named_card("h10")
+    assert "h100" in error.value.hint

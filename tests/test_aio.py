@@ -1,0 +1,128 @@
+"""The captioner for asyncio: texts are those of the captioner, and a cancelled call frees its place."""
+
+import asyncio
+import gc
+
+import pytest
+
+from vidspec.aio import AHEAD, AsyncCaptioner
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.errors import ArgumentError, ClosedError, ProfileError, VideoError
+from vidspec.events.events import Finished, Opened, Prefilled, Round
+
+CLIPS = [str(path) for path in shipped()[:3]]
+#: Seconds after which a call counts as blocked.
+BLOCKED = 60.0
+
+
+@pytest.fixture
+def own(small_captioner):
+    """A captioner of the same models that a test may close."""
+    captioner = Captioner(small_captioner.profile, small_captioner.target.model, small_captioner.draft.model)
+    yield captioner
+    assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
+
+
+def run(work):
+    return asyncio.run(asyncio.wait_for(work, BLOCKED))
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_captions_are_those_of_the_captioner_and_share_passes(own, small_captioner, monkeypatch):
+    expected = [small_captioner.caption(path, max_new_tokens=16).caption for path in CLIPS]
+    sizes, forward = [], own.target.run
+    monkeypatch.setattr(own.target, "run", lambda batch: sizes.append(len(batch)) or forward(batch))
+
+    async def work():
+        assert len(CLIPS) * 3 > AHEAD
+        async with AsyncCaptioner(own) as captioner:
+            calls = (captioner.caption(path, max_new_tokens=16) for path in CLIPS * 3)
+            found = await asyncio.gather(*calls)
+            text = [piece async for piece in captioner.stream_text(CLIPS[0], max_new_tokens=16)]
+            events = [event async for event in captioner.stream(CLIPS[0])]
+        assert [one.caption for one in found] == expected * 3
+        assert "".join(text) == expected[0] and len(text) > 2
+        assert [type(event) for event in (*events[:2], events[-1])] == [Opened, Prefilled, Finished]
+
+    run(work())
+    assert max(sizes) > 1
+
+
+def test_errors_are_those_of_the_call(own, tmp_path):
+    async def work():
+        async with AsyncCaptioner(own) as captioner:
+            with pytest.raises(VideoError, match="no such file"):
+                await captioner.caption(tmp_path / "none.mp4")
+            with pytest.raises(ProfileError, match=r"generate\.temperature"):
+                await captioner.caption(CLIPS[0], temperature=-1)
+            with pytest.raises(ArgumentError, match=r"stream\(\) has no argument"):
+                captioner.stream(CLIPS[0], maximum=3)
+            assert await captioner.caption(CLIPS[0])  # no error keeps a place
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "broken off"])
+def test_a_call_that_ends_early_frees_its_place(own, how, monkeypatch):
+    slab, passes, forward = own.target.model.decoder.slab, [], own.target.run
+    monkeypatch.setattr(own.target, "run", lambda batch: passes.append(len(batch)) or forward(batch))
+    begun = asyncio.Event()
+
+    async def read(captioner):
+        async for event in captioner.stream(CLIPS[0], max_new_tokens=400):
+            if isinstance(event, Round):
+                begun.set()
+                if how == "broken off":
+                    break
+
+    async def work():
+        async with AsyncCaptioner(own) as captioner:
+            task = asyncio.create_task(read(captioner))
+            await begun.wait()
+            if how == "cancelled":
+                assert slab.used
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:
+                await task
+                gc.collect()
+            await until(lambda: slab.used == 0)
+            assert len(passes) < 40  # the text was not decoded to its end
+            assert await captioner.caption(CLIPS[1])
+
+    run(work())
+
+
+def test_closing_ends_other_calls(own):
+    async def work():
+        captioner = AsyncCaptioner(own)
+        events = captioner.stream(CLIPS[0], max_new_tokens=400)
+        assert isinstance(await anext(events), Opened)
+        await captioner.close()
+        with pytest.raises(ClosedError):
+            async for _ in events:
+                pass
+        for call in (captioner.caption(CLIPS[0]), captioner.caption(CLIPS[0], max_new_tokens=3)):
+            with pytest.raises(ClosedError):
+                await call
+        await captioner.close()
+
+    run(work())
+
+
+def test_a_captioner_that_others_close_ends_all_calls(own):
+    async def work():
+        captioner = AsyncCaptioner(own)
+        clip = own.read(CLIPS[0])
+        own.close()
+        with pytest.raises(ClosedError):
+            await captioner.caption("", clip=clip)
+        await captioner.close()
+
+    run(work())

@@ -125,4 +125,3 @@ def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkey
             list(loop.turn())
     assert {len(one.rounds) for one in sequences} == {2 + ROUNDS}
     assert launches.found.total() / ROUNDS < 40, launches.found
-    print(launches.found.total() / ROUNDS)

@@ -28,7 +28,7 @@ from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mr
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
-from vidspec.models.checkpoint_config import check_kernels, load_error, weight_source
+from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
@@ -189,6 +189,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
     source = weight_source(name, "an EAGLE-3 head")
     try:
         check_kernels(name, source)
+        refuse_assistant(name, source)
         config = head_config(json.loads(weight_file(source, "config.json").read_text(encoding="utf-8")))
         weights = {_canonical_key(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:

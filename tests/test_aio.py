@@ -2,6 +2,10 @@
 
 import asyncio
 import gc
+import re
+import shutil
+import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,8 @@ from vidspec.errors import ArgumentError, ClosedError, ProfileError, VideoError
 from vidspec.events.events import Finished, Opened, Prefilled, Round
 
 CLIPS = [str(path) for path in shipped()[:3]]
+#: Its caption takes many passes.
+LONG = CLIPS[1]
 #: Seconds after which a call counts as blocked.
 BLOCKED = 60.0
 
@@ -22,6 +28,14 @@ def own(small_captioner):
     captioner = Captioner(small_captioner.profile, small_captioner.target.model, small_captioner.draft.model)
     yield captioner
     assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
+
+
+@pytest.fixture
+def slow_passes(own, monkeypatch):
+    """Rows of each pass of the target, which takes long enough for a caller to leave meanwhile."""
+    passes, forward = [], own.target.run
+    monkeypatch.setattr(own.target, "run", lambda batch: time.sleep(0.1) or passes.append(len(batch)) or forward(batch))
+    return passes
 
 
 def run(work):
@@ -68,13 +82,12 @@ def test_errors_are_those_of_the_call(own, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "broken off"])
-def test_a_call_that_ends_early_frees_its_place(own, how, monkeypatch):
-    slab, passes, forward = own.target.model.decoder.slab, [], own.target.run
-    monkeypatch.setattr(own.target, "run", lambda batch: passes.append(len(batch)) or forward(batch))
-    begun = asyncio.Event()
+def test_a_call_that_ends_early_frees_its_place(own, how, small_captioner, slow_passes):
+    slab, begun = own.target.model.decoder.slab, asyncio.Event()
+    whole = small_captioner.caption(LONG, max_new_tokens=100).counters["target_forwards"]
 
     async def read(captioner):
-        async for event in captioner.stream(CLIPS[0], max_new_tokens=400):
+        async for event in captioner.stream(LONG, max_new_tokens=100):
             if isinstance(event, Round):
                 begun.set()
                 if how == "broken off":
@@ -93,7 +106,7 @@ def test_a_call_that_ends_early_frees_its_place(own, how, monkeypatch):
                 await task
                 gc.collect()
             await until(lambda: slab.used == 0)
-            assert len(passes) < 40  # the text was not decoded to its end
+            assert 0 < len(slow_passes) < whole / 2
             assert await captioner.caption(CLIPS[1])
 
     run(work())
@@ -124,5 +137,38 @@ def test_a_captioner_that_others_close_ends_all_calls(own):
         with pytest.raises(ClosedError):
             await captioner.caption("", clip=clip)
         await captioner.close()
+
+    run(work())
+
+
+def test_a_client_of_the_documented_handler_that_leaves_frees_its_place(
+    own, small_captioner, slow_passes, tmp_path, monkeypatch
+):
+    pytest.importorskip("starlette")
+    page = (Path(__file__).resolve().parents[1] / "docs/use/python.md").read_text(encoding="utf-8")
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "StreamingResponse" in one]
+    names = {}
+    exec(code.partition("\nwith TestClient")[0], names)
+    (tmp_path / "clips").mkdir()
+    shutil.copy(LONG, tmp_path / "clips/one.mp4")
+    monkeypatch.chdir(tmp_path)
+    whole = small_captioner.caption(LONG).counters["target_forwards"]
+
+    async def work():
+        left = asyncio.Event()
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if message.get("body"):
+                left.set()
+
+        async with AsyncCaptioner(own) as captioner:
+            scope = {"type": "http", "method": "GET", "path": "/captions/one.mp4", "headers": [], "query_string": b""}
+            await names["app"]({**scope, "state": {"captioner": captioner}}, receive, send)
+            await until(lambda: own.target.model.decoder.slab.used == 0)
+        assert left.is_set() and 0 < len(slow_passes) < whole / 2
 
     run(work())

@@ -31,6 +31,6 @@ def test_the_workflow_and_the_commit_hook_run_targets_of_the_makefile():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
-    run = [step["run"] for step in jobs["test"]["steps"] if "run" in step]
-    assert run == ["make lint", "make test"] and hook["entry"] == "make lint"
-    assert {"lint", "test"} <= set(targets)
+    run = [step["run"] for job in ("test", "docs") for step in jobs[job]["steps"] if "run" in step]
+    assert run == ["make lint", "make test", "make docs"] and hook["entry"] == "make lint"
+    assert {"lint", "test", "docs"} <= set(targets)

@@ -351,18 +351,20 @@ def test_texts_are_those_of_generate(pair, profile, settings, batch):
 
 @pytest.mark.parametrize("profile", ["vanilla-sd", "sd-tree"])
 def test_replayed_passes(pair, monkeypatch, profile):
-    """A device that feeds a chain's tokens back by itself knows no penalties: with them it is asked pass by pass."""
+    """A device feeds drafted tokens back by itself: those of chains, but for runs, and of trees without penalties."""
     fed_back = []
     for model in (pair.target, pair.draft):
         graphs = ReplayedPasses(model.decoder, standin.attention)
-        greedy = graphs.greedy
-        monkeypatch.setattr(graphs, "greedy", lambda *given, greedy=greedy: fed_back.append(given) or greedy(*given))
+        for name in ("chain", "trees"):
+            call = getattr(graphs, name)
+            monkeypatch.setattr(graphs, name, lambda *given, call=call: fed_back.append(given) or call(*given))
         monkeypatch.setattr(model.decoder, "graphs", graphs)
-    for settings in ("all", ""):
+    for settings in ("all", "presence", ""):
         captioner = pair.captioner(profile, SETTINGS.get(settings))
+        fed_back.clear()
         texts = {clip: record.token_ids for clip, record in served(captioner, 4).items()}
         assert texts == {clip: pair.generated(clip, settings) for clip in CLIPS}
-        assert bool(fed_back) == (profile == "vanilla-sd" and not settings)
+        assert bool(fed_back) == (not settings or (profile, settings) == ("vanilla-sd", "presence"))
         assert any(step.graphs.captured for step in (pair.target.decoder, pair.draft.decoder))
 
 

@@ -19,6 +19,7 @@ import pytest
 import srt
 import webvtt
 
+from tests.dataset.shards import CLIP, tar_of
 from tests.fake_captioner import FakeCaptioner
 from tests.test_readme import PAGES, ROOT, console_lines
 from vidspec import cli
@@ -50,6 +51,7 @@ ELSEWHERE = {
     r"python -m (pytest tests/|tests\.)": "tests, and a survey that takes an hour; that they exist is tested",
     r".* --target ": "models of the hub",
     r"vidspec caption '?(s3|hf)://": "a store: tests/dataset/test_object_store.py",
+    r"ray start": "daemons that every user of a machine shares: test_a_ray_cluster, tests/test_readme_commands.py",
     r"vidspec models (?!use )[\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption (broken|joined).ts": "a damaged file: tests/video/test_damage.py",
@@ -182,6 +184,57 @@ def test_a_web_handler_names_the_error(folder):
         (body,) = names["application"]({"QUERY_STRING": f"clip={clip}"}, lambda status, _: statuses.append(status[:3]))
         assert json.loads(body).keys() == ({"caption"} if clip == "one.mp4" else {"error"})
     assert statuses == ["200", "404", "422", "404"]
+
+
+@pytest.fixture
+def shards(folder, faked):
+    pytest.importorskip("pyarrow")
+    Path("shards").mkdir()
+    for number in range(2):
+        Path(f"shards/{number:05d}.tar").write_bytes(tar_of({f"{number}{n}/good.mp4": CLIP for n in range(2)}))
+
+
+def test_the_job_array(shards, monkeypatch):
+    """The script as it stands on the page, each task by bash with the variables that SLURM sets; then all again."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", PAGES["shards"], re.DOTALL)
+    Path("captions.sbatch").write_text(script)
+    outputs = []
+    for task in [1, 2, 3, 1, 2, 3]:
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "1")
+        ran = subprocess.run(["bash", "captions.sbatch"], capture_output=True, text=True, timeout=300, check=False)
+        assert ran.returncode == 0, ran.stderr
+        outputs.append(ran.stderr)
+    assert sorted(os.listdir("captions.slurm")) == ["00000.parquet", "00001.parquet"]
+    ends = [json.loads(line) for text in outputs for line in text.splitlines() if line.startswith('{"event": "end"')]
+    assert sum(one["captioned"] for one in ends) == 4, "each clip by one task, once"
+
+
+def test_a_ray_cluster(shards, monkeypatch):
+    """The command of the page at the address of a cluster, which another process runs."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    (line,) = [
+        line for line in sections()["shards", "Use several machines"] if "--address FIRST" in line and "caption" in line
+    ]
+    code = (
+        "import ray; ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
+        "print(ray.get_runtime_context().gcs_address, flush=True); input()"
+    )
+    words = {"s3://bucket/videos/{00000..09999}.tar": "shards/{00000..00001}.tar", "s3://bucket/captions": "captions"}
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as cluster:
+        try:
+            address = cluster.stdout.readline().strip()
+            for old, new in {**words, "FIRST:6379": address}.items():
+                line = line.replace(old, new)
+            ran = subprocess.run(
+                ["bash", "-c", f"{line} --device cpu"], capture_output=True, text=True, timeout=300, check=False
+            )
+        finally:
+            cluster.communicate("\n")
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(os.listdir("captions")) == ["00000.parquet", "00001.parquet"]
 
 
 def test_what_is_not_run_says_where_it_is():

@@ -88,7 +88,7 @@ def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list
         elif part == "sizes":
             from research.gpu import sizes as passes
 
-            passes.measure(_grid(sizes, smoke), device, results)
+            passes.measure(_grid(sizes, device, smoke), device, results)
         else:
             from research.gpu import folder
             from research.gpu.frames import decoded
@@ -96,7 +96,8 @@ def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list
             small = folder.Folder(
                 ("embedded",), ("float32",), ("ar", "vanilla-sd", "pearl-video"), (1, 2), overrides=SMOKE
             )
-            holds = folder.measure(small if smoke else folder.Folder(), decoded(clips), str(device), results)
+            full = folder.Folder(dtypes=(str(_half(device)).removeprefix("torch."), "float32"))
+            holds = folder.measure(small if smoke else full, decoded(clips), str(device), results)
     return holds and not results.failed
 
 
@@ -116,7 +117,14 @@ def _machine(device: torch.device) -> dict[str, object]:
     return found
 
 
-def _grid(names: list[str], smoke: bool) -> Grid:
+def _half(device: torch.device) -> torch.dtype:
+    """Return the dtype of ``--dtype auto``."""
+    from vidspec.models.placement import resolve_placement
+
+    return resolve_placement(str(device)).dtype
+
+
+def _grid(names: list[str], device: torch.device, smoke: bool) -> Grid:
     """Return the grid of sizes to measure."""
     import torch
 
@@ -124,7 +132,7 @@ def _grid(names: list[str], smoke: bool) -> Grid:
     from research.sizes import MODELS, SIZES, Size, Tower
 
     if not smoke:
-        return Grid(names, tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
+        return Grid(names, dtype=_half(device), tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
     SIZES["smoke"] = Size(layers=1, hidden=32, heads=2, kv_heads=1, inner=32, vocabulary=300)
     tower = Tower(2, 64, 96, 3, 2 * 3 * 14**2, 8**2, 8**2, 1, 4, 4 * 64, 128)
     return Grid(["smoke"], (1, 2), (20,), torch.float32, tower, repeats=(0, 1, 1))

@@ -28,6 +28,7 @@ from vidspec.bench import bandwidth
 from vidspec.bench.memory import PeakMemory
 from vidspec.bench.tables import table
 from vidspec.bench.turns import time_call
+from vidspec.engine.block_kernels import triton_absence
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
@@ -203,11 +204,7 @@ def _ways(model: Language) -> Iterator[Way]:
     graphs = decoder.graphs
     if graphs is not None:
         yield "graphs"
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        pass
-    else:
+    if graphs is not None or (model.device.type == "cpu" and triton_absence() is None):
         decoder.graphs = ReplayedPasses(decoder, capture=False)
         yield "kernel"
     decoder.graphs = None

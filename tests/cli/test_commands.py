@@ -240,6 +240,15 @@ def test_doctor_says_which_other_device_is_chosen(vidspec, monkeypatch):
     assert json.loads(vidspec("doctor", "--format", "json").out)["placement"] == "target cpu, draft cpu: as named"
 
 
+@pytest.mark.parametrize(("devices", "named"), [(["cuda:0 RTX 4090 24 GiB"], True), (["cpu 8 threads"], False)])
+def test_doctor_names_triton_where_a_gpu_lacks_it(vidspec, monkeypatch, devices, named):
+    monkeypatch.setattr("vidspec.cli.doctor._devices", lambda: devices)
+    absence = "triton is not installed: pip install triton-windows"
+    monkeypatch.setattr("vidspec.engine.block_kernels.triton_absence", lambda: absence)
+    missing = "triton, without which GPUs decode kernel by kernel; pip install triton-windows"
+    assert (missing in vidspec("doctor").out) == named
+
+
 def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
     from vidspec.cli import doctor
 

@@ -2,20 +2,24 @@
 
 import json
 import socket
+import ssl
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.dataset.shards import tar_of
+from tests.dataset.shards import CLIP, tar_of
 from vidspec.dataset import stores
 from vidspec.dataset.access import Access, GuardedClient, PrivateAddressError, check_allowed_url
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.job import Job
+from vidspec.dataset.replicas import replica_outcomes
 from vidspec.dataset.stores import copy
 from vidspec.errors import UsageError, VideoError
 
@@ -82,6 +86,11 @@ class Server(BaseHTTPRequestHandler):
         self.head(206 if "Range" in self.headers else 200, Content_Length=len(content))
         if self.command == "GET":
             self.wfile.write(content)
+
+    def clip(self):
+        self.head(Content_Length=len(CLIP))
+        if self.command == "GET":
+            self.wfile.write(CLIP)
 
     def whole(self):
         self.head(Content_Length=len(TAR))
@@ -211,6 +220,46 @@ def test_a_redirect_to_a_private_address(server):
         assert fetched(f"{url}/away.mp4", named=(elsewhere,)) == TAR
 
 
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for this machine, signed by itself, and its key in one file."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name, now = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1)).sign(
+        key, hashes.SHA256()
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file = tmp_path / "certificate.pem"
+    file.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return file
+
+
+def test_a_redirect_from_https_to_http(certificate, server, monkeypatch):
+    """Where the connection was encrypted, it stays so, unless the user named the other server."""
+    import aiohttp
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", aiohttp.connector._SSL_CONTEXT_UNVERIFIED)
+    plain, elsewhere = server
+    with serving() as (secure, url):
+        secure.socket = context.wrap_socket(secure.socket, server_side=True)
+        url = url.replace("http://", "https://")
+        assert fetched(f"{url}/good.mp4") == TAR
+        secure.elsewhere = f"{elsewhere}/good.mp4"
+        error = failure(f"{url}/away.mp4")
+        assert error.kind == "refused" and f"leads to {elsewhere}, without encryption" in error.message
+        assert error.hint.startswith(f"--allow-urls {elsewhere}, if") and not plain.seen
+        assert fetched(f"{url}/away.mp4", named=(elsewhere,)) == TAR
+        secure.elsewhere = f"{url}/good.mp4"
+        assert fetched(f"{url}/away.mp4") == TAR, "to https"
+
+
 def test_addresses():
     guard = GuardedClient(("http://127.0.0.1:8000", "https://*"))
     for host, port in (("93.184.216.34", 80), ("2606:2800:220:1::1", 443), ("127.0.0.1", 8000)):
@@ -302,6 +351,25 @@ def test_urls_that_are_allowed():
     for text in ("https", "https://", "file://x", "ssh://h", "https://a/b", "simplecache::https://h", "github://*"):
         with pytest.raises(UsageError, match=f"^--allow-urls {text.replace('*', '.')}: must be SCHEME://HOST"):
             check_allowed_url(text)
+
+
+@pytest.mark.full
+def test_replicas_fetch_what_the_run_may(server, monkeypatch):
+    """The limits of the run travel to other processes with its settings."""
+    from tests.dataset.test_pool import CONFIG, FACTORY, GROUPS, ROOT
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    one, url = server
+    with serving() as (other, elsewhere):
+        rows_of("v.parquet", [f"{url}/clip.mp4", f"{elsewhere}/clip.mp4"])
+        limits = FetchLimits(access=Access(urls=(url, "http://*")))
+        jobs = [
+            replace(job, number=number) for number, job in enumerate(shard_members(Job("v.parquet"), limits=limits), 1)
+        ]
+        found = list(replica_outcomes(FACTORY, jobs, replace(CONFIG, fetch=limits), GROUPS))
+        errors = {outcome.job.path: outcome.caption.error for outcome in found}
+        assert errors[f"{url}/clip.mp4"] is None and "/clip.mp4" in one.seen
+        assert errors[f"{elsewhere}/clip.mp4"]["kind"] == "refused" and not other.seen
 
 
 def test_rows_of_urls_are_refused_or_bounded_one_by_one(server, tmp_path):

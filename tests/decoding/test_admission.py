@@ -150,9 +150,16 @@ def test_a_draft_in_another_process_counts_on_the_device_of_the_target(device, s
 def test_layers_count_on_their_devices():
     meta, cpu = torch.device("meta"), torch.device("cpu")
     slab = Slab(2, 8, torch.float32, [meta, cpu, cpu])
-    model = SimpleNamespace(device=meta, decoder=SimpleNamespace(slab=slab, state_bytes=100))
+    model = SimpleNamespace(device=meta, decoder=SimpleNamespace(slab=slab, state_bytes=100, graphs=None))
     layer = 2 * 2 * 8 * 4 * 10
     assert needed_bytes([MemoryClaim(model, 10)]) == {meta: layer + 100, cpu: 2 * layer}
+
+
+def test_passes_to_capture_count_once_for_each_model():
+    slab, meta = Slab(2, 8, torch.float32, [torch.device("meta")]), torch.device("meta")
+    graphs = SimpleNamespace(bytes_to_capture=1000)
+    model = SimpleNamespace(device=meta, decoder=SimpleNamespace(slab=slab, state_bytes=0, graphs=graphs))
+    assert needed_bytes([MemoryClaim(model, 0), MemoryClaim(model, 0)]) == {meta: 1000}
 
 
 def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from vidspec.engine import choices, graphs, penalties, sampling, slab
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace
@@ -43,6 +45,7 @@ ROUNDS = 3
 #: Calls of Python in a round of 16 clips.
 CALLS = 1210
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
+PENALTIES = Penalties(1.2, 0.3)
 
 
 class Waits(TorchFunctionMode):
@@ -79,10 +82,10 @@ class Launches(TorchDispatchMode):
         self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
         monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
         for module in (choices, graphs, penalties, sampling, slab):
-            monkeypatch.setattr(module, "to_device", self.to_device)
+            monkeypatch.setattr(module, "to_device", partial(self.copy, f"copies of {module.__name__}"))
 
-    def to_device(self, host, device, out=None):
-        self.found["to_device"] += 1
+    def copy(self, name, host, device, out=None):
+        self.found[name] += 1
         return to_device(host, device, out)
 
     def replay(self, step):
@@ -122,16 +125,18 @@ def drafter_of(kind, engine, span, sampling):
     return TreeDrafter(engine, span, TREE) if kind == "tree" else AdaptiveDrafter(engine, span)
 
 
-def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2)):
+def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2), penalties=None):
     """Sequences that have requested their first passes."""
     target, draft = map(replaying, models)
     sequences = []
     for clip in range(clips):
         one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
         one.rng = torch.Generator().manual_seed(clip)
-        one.target = Target(target, read(target, clip), sampling, one.rng)
+        history = penalties and PenaltyHistory(penalties, [clip, 1, 2, 3])
+        one.target = Target(target, read(target, clip), sampling, one.rng, history=history)
         one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
+        one.drafter.history = history
         one.key, one.steps = clip, sequential(one)
         one.text = text and text()
         sequences.append(one)
@@ -150,11 +155,11 @@ def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2)):
     return launches.found.total() / ROUNDS, launches.found
 
 
-def counted(kind, clips, sampling=GREEDY):
+def counted(kind, clips, sampling=GREEDY, penalties=None):
     """Waits, passes and the most rounds of a clip, once all clips have requested their first passes."""
     waits, passes = Waits(), []
     loop = Loop(on_pass=passes.append, synchronise=waits.synchronise)
-    sequences = begun(loop, kind, clips, sampling)
+    sequences = begun(loop, kind, clips, sampling, penalties=penalties)
     waits.synchronised = 0
     with waits:
         while len(loop):
@@ -172,15 +177,23 @@ def test_a_pass_is_waited_for_once(kind, clips, sampling):
     assert waits.synchronised == 0
 
 
-def test_a_round_of_greedy_chains_has_two_waits():
-    waits, _, rounds = counted("chain", 1)
+@pytest.mark.parametrize("clips", [1, pytest.param(16, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "sampling, penalties",
+    [(GREEDY, None), (DRAWN, None), (GREEDY, PENALTIES), (DRAWN, PENALTIES)],
+    ids=["greedy", "drawn", "penalised", "both"],
+)
+def test_a_round_of_chains_has_two_waits(sampling, penalties, clips):
+    """One for the draft and one for the target, at any number of clips."""
+    waits, _, rounds = counted("chain", clips, sampling, penalties)
     assert waits.reads.total() <= 2 * rounds
 
 
-def test_waits_do_not_grow_with_clips():
-    for clips in (2, 16):
-        waits, _, rounds = counted("chain", clips)
-        assert waits.reads.total() <= 2 * rounds
+@pytest.mark.parametrize("clips", [1, pytest.param(16, marks=pytest.mark.full)])
+def test_a_round_of_trees_has_two_waits(clips):
+    """All levels of a tree whose shape is known are one."""
+    waits, _, rounds = counted("tree", clips)
+    assert waits.reads.total() <= 2 * rounds
 
 
 class Calls:
@@ -222,7 +235,7 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     assert calls.found.total() / rounds <= CALLS
 
 
-@pytest.mark.parametrize("kind", ["chain"])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
     each, found = launched(monkeypatch, kind, 16)
     assert each < 40, found
@@ -231,4 +244,4 @@ def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
 def test_a_path_of_a_tree_is_kept_by_one_gather_of_all_layers_and_clips(monkeypatch):
     """Once for the target and once for the draft, when their next passes begin."""
     accepted = launched(monkeypatch, "tree", 16, models=(1, 1))[1]
-    assert 0 < accepted["index_select"] <= 2 * ROUNDS
+    assert 0 < accepted[f"copies of {slab.__name__}"] <= 2 * ROUNDS

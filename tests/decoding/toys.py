@@ -119,7 +119,8 @@ class ToyEngine:
         self._opened[id(span)] = self.tables[min(len(self._opened), len(self.tables) - 1)]
         return span
 
-    greedy, check = Engine.greedy, Engine.check
+    greedy, chain, trees, check = Engine.greedy, Engine.chain, Engine.trees, Engine.check
+    _replay_chains = Engine._replay_chains
     chunk, alone, preparing = CHUNK, Engine.alone, 0.0
 
     def start(self) -> PrefillResult:

@@ -9,7 +9,7 @@ from tests.engine import test_graphs
 from tests.pruning.target.families import case
 from tests.tiers import full_but
 from vidspec.engine import block_kernels
-from vidspec.engine.block_kernels import BlockKernels, load_block_kernels, runs_triton
+from vidspec.engine.block_kernels import BlockKernels, load_block_kernels, runs_triton, triton_problem
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 
@@ -95,7 +95,7 @@ def test_a_models_pass_by_these_kernels(family):
 @pytest.mark.skipif(DEVICE == "cuda", reason="the kernel is interpreted")
 def test_devices_without_triton(monkeypatch):
     """A trial decides: some builds of torch lack it, and some machines a compiler."""
-    runs_triton.cache_clear()
+    triton_problem.cache_clear()
     assert not runs_triton(torch.device("cpu")) and load_block_kernels(torch.device("meta")) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(block_kernels.torch, "zeros", lambda *_, **__: torch.ones(1, 32))
@@ -104,4 +104,4 @@ def test_devices_without_triton(monkeypatch):
     assert not runs_triton(torch.device("cuda", 4)) and load_block_kernels(torch.device("cuda", 4)) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert not runs_triton(torch.device("cuda", 5))
-    runs_triton.cache_clear()
+    triton_problem.cache_clear()

@@ -10,7 +10,7 @@ import transformers
 
 from tests.checkpoints import checkpoint, qwen
 from tests.engine.passing import forward
-from tests.pruning.target.families import FAMILIES, case
+from tests.pruning.target.families import FAMILIES, case, stock_logits
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import unsupported_reason
@@ -110,6 +110,23 @@ def test_axes_of_rotary_frequencies_follow_the_sections(sections, interleaved, f
     """Those of Qwen2.5-VL and Qwen3-VL; no version of the library needs to say them."""
     axes = mrope_axes(64, sections, interleaved=interleaved)
     assert "".join(map(str, axes.tolist())) == first
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_qwen_is_fused_whatever_helper_its_rotary_module_has(family):
+    """The axes follow the config: frequencies and their scaling are all that every version's module has."""
+    model, prefix = qwen.adapter(qwen.QwenKind(family)), case(family)[1]
+    with torch.inference_mode():
+        expected = stock_logits(model, prefix, IDS[:3])
+    bare, rotary = torch.nn.Module(), model.language.rotary_emb
+    bare.inv_freq, bare.attention_scaling, bare.rope_type = rotary.inv_freq, rotary.attention_scaling, "default"
+    model.language.rotary_emb = bare
+    model.prepare(packed=False)
+    assert model.decoder.name == "fused" and model.decoder.axes == 3
+    engine = Engine(model)
+    read = engine.prefill(prefix, 9)
+    found = torch.cat([read.logits[None], forward(engine, read, IDS[:3]).logits])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def test_sections_that_leave_frequencies_over_run_the_stock_blocks(monkeypatch):

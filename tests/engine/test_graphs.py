@@ -20,10 +20,14 @@ from tests.engine.passing import poison, unreplayed
 from tests.engine.test_fused import SIZE, engine_of
 from tests.pruning.target.families import case
 from vidspec.engine.attention import split_count
+from vidspec.engine.block_kernels import triton_problem
 from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
-from vidspec.engine.rows import Rows
+from vidspec.engine.penalties import Penalties, PenaltyHistory
+from vidspec.engine.requests import Chain
+from vidspec.engine.rows import ChainRule, Rows
+from vidspec.engine.sampling import Sampling
 from vidspec.errors import DeviceError
 from vidspec.pruning.target.span import PrunedSpan
 
@@ -174,11 +178,52 @@ def test_a_decoder_is_freed_without_the_collector(engine):
 def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, reason):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("vidspec.engine.graphs.triton_problem", lambda device: None)
     decoder = engine.model.decoder
     monkeypatch.setattr(decoder, "windows", windows)
     monkeypatch.setattr(decoder, "width", 64)
     found = eager_reason(decoder)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(("platform", "package"), [("win32", "triton-windows"), ("linux", "triton")])
+def test_a_gpu_without_triton_is_told_how_to_get_it(engine, monkeypatch, platform, package):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr(engine.model.decoder, "width", 64)
+    assert eager_reason(engine.model.decoder) == f"triton is not installed: pip install {package}"
+
+
+def test_a_gpu_without_a_compiler_is_told_what_triton_needs(engine, monkeypatch):
+    def no_compiler(rows):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
+    monkeypatch.setattr("vidspec.engine.kernel_elementwise.silu_product", no_compiler)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("vidspec.engine.graphs.triton_problem", triton_problem.__wrapped__)
+    monkeypatch.setattr(engine.model.decoder, "width", 64)
+    reason = eager_reason(engine.model.decoder)
+    assert reason.startswith("triton runs no kernel (RuntimeError: Failed to find C compiler.): install a C compiler")
+
+
+def test_memory_that_captures_keep_is_known_before(engine, monkeypatch):
+    """Logits and last states of each captured pass; nothing more once passes and chains are captured."""
+    graphs, decoder = engine.model.decoder.graphs, engine.model.decoder
+    assert graphs.bytes_to_capture == 0  # nothing is captured on a CPU
+    monkeypatch.setattr(graphs, "_can_capture", True)
+    before = graphs.bytes_to_capture
+    kept = []
+    for count in (8, 16, 32, 64, 128, 256, 512):
+        step = GraphStep(decoder, count, engine.model.vocabulary, standin.attention)
+        with torch.inference_mode():
+            step()
+        kept.append(step.logits.untyped_storage().nbytes() + step.hidden.nbytes)
+    assert sum(kept) < before < 3 * sum(kept) + 512 * decoder.pass_width * 4
+    graphs._steps |= {(8, False): None, (1, True): None}
+    assert graphs.bytes_to_capture == 0
+    graphs.clear()
 
 
 @pytest.fixture
@@ -416,3 +461,48 @@ def test_a_token_and_a_window_are_one_pass_to_the_device(engine):
     assert set(engine.model.decoder.graphs.captured) == {8}
     assert torch.equal(window.logits.argmax(-1), torch.stack(rows).argmax(-1))
     torch.testing.assert_close(window.logits, torch.stack(rows), **CLOSE)
+
+
+RULES = {
+    "drawn": (None, Sampling(0.8, 0.9)),
+    "penalised": (Penalties(1.3, 0.5), None),
+    "both": (Penalties(1.3, 0.5), Sampling(0.8, 0.9, 20)),
+    "runs": (Penalties(no_repeat_ngram=2), None),
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_one(engine, kind):
+    """Of several clips with windows of different lengths; runs of tokens need the host."""
+    penalties, sampling = RULES[kind]
+    gammas, chains = (3, 5), [[], []]
+    for way in chains:
+        for prompt, gamma in zip(prompts(engine), gammas, strict=False):
+            history = penalties and PenaltyHistory(penalties, TOKENS)
+            way.append(
+                Chain(engine, engine.prefill(prompt, ROOM).span, TOKENS[:2], gamma, history=history, path=[60],
+                      sampling=sampling, uniforms=[0.3, 0.9, 0.1, 0.7, 0.5][:gamma])
+            )  # fmt: skip
+    mine, theirs = chains
+    found = engine.chain([(one.span, one.token_ids, one.gamma) for one in mine], [one.rule for one in mine])
+    for one in theirs:
+        one.run()
+    if kind == "runs":
+        assert found is None and all(
+            one.span.length < other.span.length for one, other in zip(mine, theirs, strict=True)
+        )
+        return
+    assert [tokens for tokens, _ in found] == [one.answer for one in theirs]
+    assert [one.span.length for one in mine] == [one.span.length for one in theirs]
+    for (_, probs), one in zip(found, theirs, strict=True):
+        assert (probs is None) == (sampling is None)
+        if probs is not None:
+            torch.testing.assert_close(probs, torch.cat(one.probs), rtol=1e-3, atol=1e-5)
+
+
+def test_a_chain_of_a_flat_distribution_is_drawn_pass_by_pass(engine, monkeypatch):
+    monkeypatch.setattr(Sampling.distribution_of_prefix, "__defaults__", (1,))
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    length = span.length
+    assert engine.chain([(span, TOKENS[:2], 3)], [ChainRule(None, (), Sampling(2.0, 0.99), [0.1] * 3)]) is None
+    assert span.length == length

@@ -3,7 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidspec.engine.sampling import Sampling, draw_token
+from vidspec.engine.choices import read_back_tokens
+from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, draw_token
 
 LOGITS = st.lists(st.floats(-12, 12, width=32), min_size=1, max_size=12)
 
@@ -144,3 +146,35 @@ def test_cuts_are_those_of_transformers(settings):
 def test_no_cut_leaves_all_tokens():
     logits = torch.randn(2, 9)
     assert torch.equal(Sampling(0.7, 1.0, 0, 0.0).distribution(logits), (logits / 0.7).softmax(-1))
+
+
+def by_sort(sampling, probs):
+    """Top-k, then top-p, of all probabilities in order; of equal ones those with lower ids first."""
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k:
+        ordered[:, sampling.top_k :] = 0
+        ordered /= ordered.sum(-1, keepdim=True)
+    if sampling.top_p < 1:
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= sampling.top_p, 0.0)
+    cut = torch.zeros_like(probs).scatter_(-1, index, ordered)
+    return cut / cut.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 50, "top_p": 0.8}, {"top_k": 900}])
+@pytest.mark.parametrize("scale", [0.01, 1, 5], ids=["flat", "usual", "sharp"])
+def test_cuts_are_those_of_a_whole_sort_to_the_bit(scale, settings):
+    """Also with many ties, as half precision has them, and where the first probabilities do not hold the mass."""
+    logits = torch.randn(3, 2500, generator=torch.Generator().manual_seed(5)) * scale
+    for rows in (logits, logits.bfloat16().float(), logits.round()):
+        probs, sampling = rows.softmax(-1), Sampling(1.0, **settings)
+        assert torch.equal(sampling.nucleus(probs), by_sort(sampling, probs))
+
+
+def test_a_flat_distribution_is_drawn_from_exactly():
+    """A second read-back, only where a prefix does not reach top-p."""
+    sampling, flat = Sampling(1.0, 0.95), torch.zeros(1, 3 * PREFIX)
+    assert not sampling.distribution_of_prefix(flat)[1].all()
+    batch = [Rows(None, [0], draw=DrawRule(sampling, (0.9,)))]
+    (found,) = read_back_tokens(batch, [PassResult(flat, flat)])
+    assert torch.equal(found.probs, sampling.distribution(flat)) and (found.probs > 0).sum() > PREFIX
+    assert found.chosen == [int(0.9 * (found.probs > 0).sum())]

@@ -86,7 +86,7 @@ def test_a_replayed_pass_gives_them_and_runs_no_block_beside_the_graph(monkeypat
         cuda.done.clear()
         got = engine.run(batch)
         assert [done for done in cuda.done if not done.startswith(("ran", "captured"))] == ["replayed 16"]
-        assert len(cuda.done) == 1 + 2 * len([8, 16, 32, 64, 128, 256])
+        assert len(cuda.done) == 1 + 2 * len([8, 16, 32, 64, 128, 256, 512])
         again = [one.tapped.clone() for one in got[:3]]
         engine.run([Rows(span, [18, 19]) for span in spans])  # which writes to the same tensors
         assert cuda.done[-1] == "replayed 8" and got[3].tapped is None

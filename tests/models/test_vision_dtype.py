@@ -1,4 +1,4 @@
-"""A bfloat16 model's vision tower in float32, where a CPU is faster so and memory allows it."""
+"""A vision tower in float32: of bfloat16 models on CPUs that are faster so, of float16 ones on GPUs before 8.0."""
 
 import json
 
@@ -76,6 +76,22 @@ def test_captions_are_written_from_it(machine, tmp_path):
     with Captioner.from_profile("self-specvlm", overrides=overrides) as captioner:
         assert captioner.target.model.vision_dtype is torch.float32
         assert captioner.caption(shipped()[0]).token_ids
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "split", "tower"),
+    [
+        ((7, 5), torch.float16, None, torch.float32),
+        ((8, 0), torch.float16, None, None),
+        ((7, 5), torch.float32, None, None),
+        ((7, 5), torch.float16, "auto", None),
+    ],
+)
+def test_a_gpu_without_bfloat16_runs_the_tower_in_float32(monkeypatch, capability, dtype, split, tower):
+    """Numbers in the last projection of Qwen2.5-VL's tower exceed float16."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    where = Placement(torch.device("cuda:0"), dtype, device_map=split)
+    assert where.settled == (tower is None) and placement.fit_placement(where, 1, 1).vision is tower
 
 
 def test_split_models_stay_as_they_are(machine):

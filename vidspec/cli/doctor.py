@@ -99,6 +99,7 @@ def inspect() -> MachineReport:
             found.missing.append(MissingPackage(name, REMEDIES.get(name, f"pip install {name}"), needed))
     if _import_package("torch", found) is not None:
         found.devices = _devices()
+        found.missing += _missing_triton(found.devices)
         found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
         found.language_models = _language_models()
     found.decoders = [name for name in ("decord", "av") if _import_package(name, found) is not None]
@@ -149,6 +150,16 @@ def _devices() -> list[str]:
     if torch.backends.mps.is_available():
         devices.append("mps")
     return [*devices, f"cpu {torch.get_num_threads()} threads"]
+
+
+def _missing_triton(devices: list[str]) -> list[MissingPackage]:
+    """Return Triton if there is an NVIDIA GPU without it; torch brings it on Linux."""
+    from vidspec.engine.block_kernels import triton_absence
+
+    if not any(device.startswith("cuda") for device in devices) or (absence := triton_absence()) is None:
+        return []
+    _, _, remedy = absence.partition(": ")
+    return [MissingPackage("triton, without which GPUs decode kernel by kernel", remedy, False)]
 
 
 def _placement(gpus: int) -> str:

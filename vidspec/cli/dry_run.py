@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import left_out
@@ -63,8 +63,7 @@ def run_dry(
     errors = [one.error for one in todo.values() if one.error]
     for line in errors:
         print_error(line)
-    profile = settings.profile
-    _print_models(profile, _destinations_text(destinations))
+    _print_models(settings, _destinations_text(destinations))
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
@@ -81,7 +80,7 @@ def run_dry(
     counts += [f"{count} {what}" for what, count in rest.items() if count]
     counts += [f"left out: {others}"] if (others := left_out(found)) else []
     print_note(f"{len(entries)} clips: {', '.join(counts)}")
-    by_length = settings.config.segment is not None or profile["video"]["fps"] is not None
+    by_length = settings.config.segment is not None or settings.profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)
     earlier = earlier_costs(records, {settings.of(entry) for entry in entries})
     guess = estimate_run(left, earlier, by_length=by_length)
@@ -109,7 +108,7 @@ def run_dry_shards(
     out = StdoutLines()
     for shard, part in parts.items():
         out.write(f"{'caption' if part is None else 'failed' if part.failed else 'done'}\t\t\t{one_line(shard.path)}")
-    _print_models(settings.profile, f"a {output.form.suffix} file for each shard in {output.folder}")
+    _print_models(settings, f"a {output.form.suffix} file for each shard in {output.folder}")
     for path in [Path(output.name(one.path)) for one in shards if request.overwrite and not is_url(output.folder)]:
         if path.is_file():
             print_note(f"{path}: replaced, kept as {backup_of(path)}")
@@ -124,10 +123,10 @@ def run_dry_shards(
     return int(bool(found.unreadable))
 
 
-def _print_models(profile: Mapping[str, Any], places: str) -> None:
-    models = profile["models"]
+def _print_models(settings: SettingsDigest, places: str) -> None:
+    models = settings.profile["models"]
     named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
-    print_note(f"dry run: nothing is loaded or written; {named}, profile {profile['name']}; {places}")
+    print_note(f"dry run: nothing is loaded or written; {named}, profile {settings.name}; {places}")
 
 
 def _state(left: PlannedClip | None, entry: Job, journal: Output, settings: str) -> str:

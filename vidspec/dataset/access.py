@@ -15,9 +15,17 @@ from urllib.parse import unquote, urlsplit
 from vidspec.errors import UsageError, VideoError
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientSession, TraceRequestRedirectParams
 
-__all__ = ["SCHEMES", "Access", "GuardedClient", "PrivateAddressError", "check_allowed_url", "is_url"]
+__all__ = [
+    "SCHEMES",
+    "Access",
+    "GuardedClient",
+    "InsecureRedirectError",
+    "PrivateAddressError",
+    "check_allowed_url",
+    "is_url",
+]
 
 #: URL schemes that data may name; others run programs, read local files or log in somewhere.
 SCHEMES = ("abfs", "az", "gcs", "gs", "hf", "http", "https", "memory", "s3", "s3a")
@@ -137,11 +145,20 @@ class PrivateAddressError(OSError):
         self.address = address
 
 
+class InsecureRedirectError(OSError):
+    """A refused redirect from https to http, which others on the way could read and change."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__("a redirect leads from https to http")
+        self.host = host
+
+
 @dataclass(frozen=True)
 class GuardedClient:
     """Factory of HTTP sessions that connect only to public addresses and to hosts the user named.
 
-    Every connection is checked by its address, also after a redirect.
+    Every connection is checked by its address, also after a redirect. A redirect from https to http is refused, unless
+    the user named its host with http.
 
     Attributes:
         named: ``SCHEME://HOST`` of hosts that may have any address.
@@ -158,7 +175,22 @@ class GuardedClient:
         except TypeError:  # before 3.12
             raise UsageError("URLs need aiohttp 3.12 or later", hint="pip install --upgrade aiohttp") from None
         bounds = aiohttp.ClientTimeout(total=None)  # fetching is bounded per clip
-        return aiohttp.ClientSession(**{"connector": connector, "timeout": bounds, **options})
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(self._check_redirect)
+        own = {"connector": connector, "timeout": bounds, "trace_configs": [trace]}
+        return aiohttp.ClientSession(**{**own, **options})
+
+    async def _check_redirect(
+        self, session: ClientSession, context: object, redirect: TraceRequestRedirectParams
+    ) -> None:
+        from yarl import URL
+
+        headers = redirect.response.headers
+        target = redirect.response.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+        if redirect.response.url.scheme == "https" and target.scheme == "http":
+            host = target.authority.rpartition("@")[2].lower()
+            if not {f"http://{host}", "http://*"} & {*self.named}:
+                raise InsecureRedirectError(host)
 
     def _make_socket(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, (host, port, *_) = address

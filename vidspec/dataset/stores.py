@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from vidspec.dataset.access import Access, GuardedClient, PrivateAddressError, is_url
+from vidspec.dataset.access import Access, GuardedClient, InsecureRedirectError, PrivateAddressError, is_url
 from vidspec.dataset.allowance import Allowance, FetchLimits
 from vidspec.errors import OutputError, UsageError, VideoError, VidspecError
 from vidspec.files import write_whole
@@ -300,6 +300,10 @@ def _explain_error(name: str, error: Exception) -> tuple[VidspecError, bool]:
         if isinstance(one, PrivateAddressError):
             message = f"{name}: leads to {one.address}, which is no public address"
             hint = f"--allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
+            return VideoError(message, kind="refused", hint=hint), True
+        if isinstance(one, InsecureRedirectError):
+            message = f"{name}: its server leads to http://{one.host}, without encryption"
+            hint = f"--allow-urls http://{one.host}, if it may be read so"
             return VideoError(message, kind="refused", hint=hint), True
     if isinstance(error, ImportError):
         return _missing_package(name, error), True

@@ -82,12 +82,15 @@ def has_room(claims: Sequence[MemoryClaim]) -> bool:
 
 
 def needed_bytes(claims: Sequence[MemoryClaim]) -> Counter[torch.device]:
-    """Return the bytes of clips on each device, beyond the slabs' unused entries."""
+    """Return the bytes of clips on each device, beyond the slabs' unused entries and passes captured before."""
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
         needed[device] += claim.prompt + claim.other_slab + claim.model.decoder.state_bytes
         towers[device] = max(towers[device], claim.tower)
+    for model in {id(claim.model.decoder): claim.model for claim in claims}.values():
+        if (graphs := model.decoder.graphs) is not None:
+            needed[model.device] += graphs.bytes_to_capture
     for slab, entries in _entries_by_slab(claims).items():
         for device, share in slab.shares.items():
             needed[device] += int(share * slab.growth_bytes(entries))

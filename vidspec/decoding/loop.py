@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, Steps
+from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, StaticTree, Steps
+from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
@@ -171,11 +172,14 @@ class Loop:
             key = requests[0][0].key
             self._clients[key] = self._clients.pop(key)
             return self._run_pass(requests[:1])
-        # Penalties on a token need the tokens before it on the host: such chains run pass by pass.
-        chains = [
-            (client, request) for client, request in requests if isinstance(request, Chain) and request.history is None
-        ]
-        return self._draft_chains(chains) if len(chains) == len(requests) else self._run_pass(requests)
+        chains = [(client, request) for client, request in requests if isinstance(request, Chain)]
+        trees = [(client, request) for client, request in requests if isinstance(request, StaticTree)]
+        drafted = None
+        if len(chains) == len(requests):
+            drafted = self._draft_chains(chains)
+        elif len(trees) == len(requests):
+            drafted = self._draft_trees(trees)
+        return self._run_pass(requests) if drafted is None else drafted
 
     def _run_pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """Run one pass; return the clips whose requests it completes, with the answers or errors."""
@@ -224,27 +228,61 @@ class Loop:
         self.on_pass(PassRecord(parts[0][1].lane, len(parts), count, prompts, seconds, grows=grows))
         return answered
 
-    def _draft_chains(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]]:
-        """Draft the chains of all clips in one call."""
+    def _draft_chains(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]] | None:
+        """Draft the chains of all clips in one call; return None if the host has to see each pass."""
         chains = [chain for _, chain in requests]
-        engine = chains[0].engine
+        engine, rules = chains[0].engine, [chain.rule for chain in chains]
+        batch = [(chain.span, chain.token_ids, chain.gamma) for chain in chains]
         begun, prepared = self.now(), engine.preparing
+        drafted: list[tuple[list[int], Any]] | None
         try:
             states = [chain.states for chain in chains] if chains[0].states else None
-            drafted = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains], states)
+            if states is not None and any(rules):
+                return None
+            if not any(rules):
+                drafted = [(tokens, None) for tokens in engine.greedy(batch, states)]
+            elif (drafted := engine.chain(batch, [rule or ChainRule() for rule in rules])) is None:
+                return None
         except Exception as error:
             if len(requests) == 1:
                 return [(requests[0][0], error)]
             drafted = None
         if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
-            return [answer for request in requests for answer in self._draft_chains([request])]
+            return [answer for request in requests for answer in self._answer_requests([request])]
         seconds = self.now() - begun - (engine.preparing - prepared)
         gammas = [chain.gamma for chain in chains]
         steps, share = max(gammas), sum(gammas) / max(gammas)
-        for chain in chains:
+        for chain, (_, probs) in zip(chains, drafted, strict=True):
             chain.seconds += seconds
+            chain.probs += () if probs is None else (probs,)
         self.on_pass(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
-        return [(client, [*chain.answer, *tokens]) for (client, chain), tokens in zip(requests, drafted, strict=True)]
+        return [
+            (client, [*chain.answer, *tokens]) for (client, chain), (tokens, _) in zip(requests, drafted, strict=True)
+        ]
+
+    def _draft_trees(self, requests: list[tuple[LoopClient, StaticTree]]) -> list[tuple[LoopClient, object]] | None:
+        """Grow the trees of all clips in one call; return None if the host has to see each pass."""
+        trees = [tree for _, tree in requests]
+        engine = trees[0].engine
+        begun, prepared = self.now(), engine.preparing
+        try:
+            if (drafted := engine.trees(trees)) is None:
+                return None
+        except Exception as error:
+            if len(requests) == 1:
+                return [(requests[0][0], error)]
+            drafted = None
+        if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
+            return [answer for request in requests for answer in self._answer_requests([request])]
+        seconds = self.now() - begun - (engine.preparing - prepared)
+        levels = [len(tree.levels) for tree in trees]
+        steps = max(levels)
+        rows = sum(len(tree.token_ids) + sum(map(len, tree.levels[1:])) for tree in trees)
+        for tree in trees:
+            tree.seconds += seconds
+        record = PassRecord(trees[0].lane, sum(levels) / steps, rows / steps, 0, seconds / steps, steps, grows=True)
+        self.on_pass(record)
+        return [(client, tokens) for (client, _), tokens in zip(requests, drafted, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
         """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""

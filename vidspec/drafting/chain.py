@@ -12,7 +12,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import MOST
 from vidspec.engine.requests import Chain, Forward, Steps
 from vidspec.engine.rows import HeadState, PassResult, Rows
-from vidspec.engine.sampling import DrawRule, Sampling
+from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
@@ -140,18 +140,16 @@ class ChainDrafter(ChainWindows):
             tokens = yield from greedy_chain(self.engine, self.span, self._unread, gamma, self.history)
         elif gamma:
             uniforms = torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist()
-
-            def rows(drafted: list[int]) -> Sequence[Rows]:
-                processor = self.history.changes_for_paths([drafted]) if self.history is not None else None
-                draw = DrawRule(self.sampling, (uniforms[len(drafted)],))
-                return [Rows(self.span, drafted[-1:] or self._unread, draw=draw, processor=processor)]
-
-            def choose(passed: Sequence[PassResult]) -> int:
-                assert passed[0].probs is not None
-                probs.append(passed[0].probs)
-                return passed[0].chosen[-1]
-
-            tokens = yield from chain_by_passes(self.engine, gamma, rows, choose)
+            chain = Chain(
+                self.engine,
+                self.span,
+                self._unread,
+                gamma,
+                history=self.history,
+                sampling=self.sampling,
+                uniforms=uniforms,
+            )
+            tokens, probs = (yield chain), chain.probs
         self.forwards += gamma
         self._window = tuple(tokens)
         return Draft.chain(tokens, torch.cat(probs) if probs else None)

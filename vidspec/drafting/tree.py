@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.static_tree import TreePath
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Forward, Steps
+from vidspec.engine.requests import Forward, StaticTree, Steps
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan
 
@@ -47,23 +48,18 @@ class TreeDrafter(Drafter):
 
     def propose(self, gamma: int) -> Steps[Draft]:
         nodes = [node for node in self._nodes if len(node) <= gamma]
+        self._entry, self._draft = {}, Draft((), ())
+        if not nodes:
+            return self._draft
         number = {node: index for index, node in enumerate(nodes)}
         parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
-        children: dict[int, list[int]] = {}
-        for index, parent in enumerate(parents):
-            children.setdefault(parent, []).append(index)
-        tokens = [0] * len(nodes)
-        self._entry = {}
-        read: list[int] = []  # nodes in the cache, in its order
-        frontier = [-1] if nodes else []
-        while frontier:
-            offered = [children[node] for node in frontier]
-            widest = max(nodes[child][-1] for every in offered for child in every) + 1
-            best = yield from self._forward(frontier, read, tokens, parents, widest)
-            for (ids, _), every in zip(best, offered, strict=True):
-                for child in every:
-                    tokens[child] = ids[nodes[child][-1]]
-            frontier = [child for every in offered for child in every if child in children]
+        ranks = [node[-1] for node in nodes]
+        tree = StaticTree(self.engine, self.span, self._unread, parents, ranks, history=self.history)
+        base = self.span.length + len(self._unread)
+        tokens = yield tree
+        self.forwards += len(tree.levels)
+        self._base = base
+        self._entry = {node: entry for entry, node in enumerate(chain.from_iterable(tree.levels[1:]))}
         self._draft = Draft(tuple(tokens), parents)
         return self._draft
 

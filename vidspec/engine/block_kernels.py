@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-__all__ = ["CAPABILITY", "BlockKernels", "load_block_kernels", "runs_triton"]
+__all__ = ["CAPABILITY", "BlockKernels", "load_block_kernels", "runs_triton", "triton_absence", "triton_problem"]
 
 #: Lowest compute capability of our kernels.
 CAPABILITY = (8, 0)
@@ -31,18 +33,30 @@ def load_block_kernels(device: torch.device) -> BlockKernels | None:
     return BlockKernels(add_norm, rotate, silu_product)
 
 
-@cache
 def runs_triton(device: torch.device) -> bool:
-    """Return True if Triton's kernels run on a device: an NVIDIA GPU from 8.0 on, by a trial of one kernel.
-
-    Triton is not in all builds of torch, and needs a C compiler.
-    """
+    """Return True if Triton's kernels run on a device: an NVIDIA GPU from 8.0 on, by a trial of one kernel."""
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
+    return triton_problem(device) is None
+
+
+def triton_absence() -> str | None:
+    """Return the remedy if Triton is not installed; on Windows, where torch brings none, it is another package."""
+    if importlib.util.find_spec("triton") is not None:
+        return None
+    return f"triton is not installed: pip install {'triton-windows' if sys.platform == 'win32' else 'triton'}"
+
+
+@cache
+def triton_problem(device: torch.device) -> str | None:
+    """Return why Triton runs no kernel on a GPU, with the remedy; None if a trial succeeds."""
+    if (absence := triton_absence()) is not None:
+        return absence
     try:
         from vidspec.engine.kernel_elementwise import silu_product
 
         silu_product(torch.zeros(1, 32, dtype=torch.float16, device=device))
-    except Exception:  # whatever Triton, its compiler or its driver raise
-        return False
-    return True
+    except Exception as error:  # whatever Triton, its compiler or its driver raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"triton runs no kernel ({reason}): install a C compiler (gcc) and Python's headers (python3-dev)"
+    return None

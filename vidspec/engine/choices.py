@@ -11,7 +11,7 @@ import torch
 from vidspec.engine.device import to_device
 from vidspec.engine.history import change_rows
 from vidspec.engine.rows import PassResult, Rows
-from vidspec.engine.sampling import DrawRule, Sampling, choose_tokens, on_device
+from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, choose_tokens, on_device
 
 __all__ = ["read_back_tokens"]
 
@@ -51,13 +51,19 @@ def read_back_tokens(
             for rows, result, part in zip(batch, passed, parts, strict=True)
         ]
     likeliest = logits.argmax(-1) if ids is None else ids[logits.argmax(-1)]
-    drawn, probs_of = _draw_tokens(batch, counts, logits, likeliest)
+    drawn, probs_of, exact = _draw_tokens(batch, counts, logits, likeliest)
     # Token ids are exact in float32 up to 2^24.
     columns = [row_sums[None], likeliest[None], drawn[None]]
     if width := min(max(rows.top for rows in batch), logits.shape[1]):
         index = logits.topk(width).indices
         columns += [(index if ids is None else ids[index]).t(), logits.float().softmax(-1).gather(1, index).t()]
+    columns += [] if exact is None else [exact.expand(1, len(logits))]
     sums, *numbers = torch.cat([column.float() for column in columns]).tolist()
+    if exact is not None and not all(
+        numbers.pop()
+    ):  # a second wait, for a distribution so flat that top-p keeps many tokens
+        drawn, probs_of, _ = _draw_tokens(batch, counts, logits, likeliest, logits.shape[1])
+        numbers[1] = drawn.tolist()
     tokens = [list(map(int, column)) for column in numbers[: 2 + width]]
     best = list(zip(zip(*tokens[2:], strict=True), zip(*numbers[2 + width :], strict=True), strict=True))
     finite = math.isfinite(sum(sums))
@@ -73,9 +79,16 @@ def read_back_tokens(
 
 
 def _draw_tokens(
-    batch: Sequence[Rows], counts: Sequence[int], logits: torch.Tensor, likeliest: torch.Tensor
-) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """Return the token each row chooses, and the distributions of sequences that draw, keyed by their first row."""
+    batch: Sequence[Rows],
+    counts: Sequence[int],
+    logits: torch.Tensor,
+    likeliest: torch.Tensor,
+    prefix: int = PREFIX,
+) -> tuple[torch.Tensor, dict[int, torch.Tensor], torch.Tensor | None]:
+    """Return the token each row chooses, the distributions of sequences that draw by their first row, and a flag.
+
+    The flag is True if these distributions are exact, see :meth:`Sampling.nucleus_of_prefix`; None if all must be.
+    """
     kinds: dict[Sampling, list[tuple[int, int, Rows, DrawRule]]] = {}
     start = 0
     for rows, count in zip(batch, counts, strict=True):
@@ -84,10 +97,13 @@ def _draw_tokens(
         start += count
     distributions: dict[int, torch.Tensor] = {}
     chosen = likeliest.clone() if kinds else likeliest
+    exact: torch.Tensor | None = None
     for sampling, drawing in kinds.items():
         places = [place for _, end, _, draw in drawing for place in range(end - len(draw.uniforms), end)]
         index = to_device(torch.tensor(places), logits.device)
-        probs = sampling.distribution(logits if len(places) == len(logits) else logits[index])
+        probs, flags = sampling.distribution_of_prefix(logits if len(places) == len(logits) else logits[index], prefix)
+        if flags is not None:
+            exact = flags.all() if exact is None else exact & flags.all()
         uniforms, drafted_rows, tokens, drafted = list[float](), list[int](), list[int](), list[torch.Tensor]()
         for begin, _, rows, draw in drawing:
             first, count = len(uniforms), len(draw.uniforms)
@@ -100,5 +116,5 @@ def _draw_tokens(
         device = logits.device
         rows_of = to_device(torch.tensor(drafted_rows), device), to_device(torch.tensor(tokens), device)
         all_drafted = torch.cat([part.to(logits.device) for part in drafted]) if drafted else None
-        chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, probs), *rows_of, all_drafted))
-    return chosen, distributions
+        chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, device), *rows_of, all_drafted))
+    return chosen, distributions, exact

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, Generic
 
@@ -10,17 +11,20 @@ import torch
 from typing_extensions import TypeVar
 
 from vidspec.engine.attention import PassAttention
+from vidspec.engine.chain_choices import make_choices
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
 from vidspec.engine.prefilling import Prefilling
-from vidspec.engine.rows import HeadState, PassResult, PrefillResult, Prompt, Rows
+from vidspec.engine.rows import ChainRule, HeadState, PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
 
 if TYPE_CHECKING:
+    from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import ReplayedPasses
+    from vidspec.engine.requests import StaticTree
 
 __all__ = ["CHUNK", "Engine", "prefill_chunk"]
 
@@ -165,26 +169,15 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for them.
         """
-        graphs = self.model.decoder.graphs
-        lengths = [span.length for span, _, _ in batch]
         tapped = () if states is None else (self.model.decoder.depth,)
         first = [
             Rows(span, token_ids, tapped=tapped, head_states=given)
             for (span, token_ids, _), given in zip(batch, states or repeat(()), strict=False)
         ]
         gammas = [gamma for _, _, gamma in batch]
-        if graphs is not None and graphs.is_replayable(first):
-            prepared = graphs.preparing
-            try:
-                drafted = graphs.greedy(first, gammas, self.model.vocabulary)
-                self.preparing += graphs.preparing - prepared
-                return drafted
-            except Exception as error:
-                for (span, _, _), length in zip(batch, lengths, strict=True):
-                    span.rollback(length)
-                if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)):
-                    raise
-                self._give_up_replaying(error)
+        if (drafted := self._replay_chains(first, gammas)) is not None:
+            return drafted
+        lengths = [span.length for span, _, _ in batch]
         tokens: list[list[int]] = [[] for _ in batch]
         try:
             for step in range(max(gammas)):
@@ -199,6 +192,68 @@ class Engine(Generic[M]):
                 span.rollback(length)
             raise
         return tokens
+
+    @torch.inference_mode()
+    def chain(
+        self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], rules: Sequence[ChainRule]
+    ) -> list[tuple[list[int], torch.Tensor | None]] | None:
+        """Continue sequences as :meth:`greedy`, by penalties or by drawing, without a wait between passes.
+
+        Returns:
+            The tokens of each and the distributions (gamma, V) they were drawn from, None if they were not drawn. None
+            if the host has to see each pass; the sequences are unchanged then.
+        """
+        graphs = self.model.decoder.graphs
+        first = [Rows(span, token_ids) for span, token_ids, _ in batch]
+        if graphs is None or not graphs.is_replayable(first):
+            return None
+        choices = make_choices(rules, self.model.vocabulary, self.model.device)
+        if choices is None or (drafted := self._replay_chains(first, [gamma for *_, gamma in batch], choices)) is None:
+            return None
+        return [(tokens, choices.probs(at)) for at, tokens in enumerate(drafted)]
+
+    @torch.inference_mode()
+    def trees(self, trees: Sequence[StaticTree]) -> list[list[int]] | None:
+        """Return the tokens of all nodes of trees, without a wait between passes.
+
+        None, with the sequences unchanged, if the host has to see each pass.
+        """
+        graphs = self.model.decoder.graphs
+        if graphs is None or any(tree.done or tree.history is not None for tree in trees):
+            return None
+        for level in range(max(len(tree.levels) for tree in trees)):
+            if not graphs.is_replayable([tree.level_rows(level) for tree in trees if level < len(tree.levels)]):
+                return None
+        return self._replay(graphs, [tree.span for tree in trees], partial(graphs.trees, trees, self.model.vocabulary))
+
+    def _replay_chains(
+        self, first: Sequence[Rows], gammas: Sequence[int], choices: ChainChoices | None = None
+    ) -> list[list[int]] | None:
+        """Return the tokens of chains by replayed passes; None, with the sequences unchanged, if there are none."""
+        graphs = self.model.decoder.graphs
+        if graphs is None or not graphs.is_replayable(first):
+            return None
+        replay = partial(graphs.chain, first, gammas, self.model.vocabulary, choices)
+        return self._replay(graphs, [rows.span for rows in first], replay)
+
+    def _replay(
+        self, graphs: ReplayedPasses, spans: Sequence[KVSpan], replay: Callable[[], list[list[int]] | None]
+    ) -> list[list[int]] | None:
+        """Return the result of replayed passes; None, with the sequences unchanged, if there is none."""
+        lengths, prepared = [span.length for span in spans], graphs.preparing
+        drafted = None
+        try:
+            drafted = replay()
+            self.preparing += graphs.preparing - prepared
+        except Exception as error:
+            if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)):
+                raise
+            self._give_up_replaying(error)
+        finally:
+            if drafted is None:
+                for span, length in zip(spans, lengths, strict=True):
+                    span.rollback(min(length, span.length))
+        return drafted
 
     def check(self, passed: Sequence[PassResult]) -> None:
         """Reject logits that are not finite.

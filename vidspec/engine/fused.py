@@ -51,11 +51,11 @@ def unsupported_reason(language: StockModel, head: StockModel) -> str | None:
         return f"its rotary sections {list(sections)} do not divide {width // 2} frequencies among three axes"
     linears = [head, *(layer for block in language.layers for part in _linears(block) for layer in part)]
     if any(type(layer) is not nn.Linear or "forward" in vars(layer) for layer in linears):
-        return "its linear layers are quantised, adapted or moved"
+        return "its linear layers are quantised, adapted or moved (models.weights: int8 or int4 are fused)"
     if len({layer.weight.device for layer in linears}) > 1:
-        return "it is split over devices"
+        return "it is split over devices (models.weights: int4 may let it fit on one)"
     if len({weight.dtype for weight in (language.embed_tokens.weight, *(layer.weight for layer in linears))}) > 1:
-        return "its weights are of several dtypes"
+        return "its weights are of several dtypes (name one with --dtype)"
     return None
 
 
@@ -189,6 +189,11 @@ class FusedDecoder:
     @property
     def numbers(self) -> int:
         return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)
+
+    @property
+    def pass_width(self) -> int:
+        """Numbers of a row while a block computes, at most."""
+        return 3 * self._mlp_width + 6 * int(self.embedding.shape[1])
 
     @property
     def _matrices(self) -> list[Matrix]:

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
+from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
 from vidspec.engine.device import replay_refusal, to_device
 from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, table_columns
 from vidspec.engine.rows import PassResult, Rows
@@ -24,7 +24,10 @@ from vidspec.errors import DeviceError
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
+    from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.decoder import ReplayableDecoder
+    from vidspec.engine.fused import FusedDecoder
+    from vidspec.engine.requests import StaticTree
 
 __all__ = [
     "FEWEST",
@@ -37,8 +40,6 @@ __all__ = [
 
 #: Most rows of a pass: 16 trees of 26 rows are one.
 ROWS = 512
-#: Lowest compute capability for captured passes; older GPUs lack bfloat16, and room for the kernels' tiles.
-CAPABILITY = (8, 0)
 #: Fewest rows of an unchained pass: a token and a window of up to 7 run the same kernels, so they round alike.
 FEWEST = 8
 
@@ -53,12 +54,13 @@ def eager_reason(decoder: ReplayableDecoder) -> str | None:
     """Return why a GPU would run passes of a decoder kernel by kernel; None if they can be replayed."""
     if (reason := eager_reason_by_shape(decoder.windows, decoder.width)) is not None:
         return reason
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    capability = torch.cuda.get_device_capability(decoder.device)
+    device = decoder.device
+    if (absence := triton_absence()) is not None:
+        return absence
+    capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
-    return replay_refusal(decoder.device)
+    return replay_refusal(device) if torch.version.hip is not None else triton_problem(device)
 
 
 def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
@@ -100,6 +102,20 @@ class ReplayedPasses:
         """Numbers of rows with a captured pass."""
         return {count for count, _ in self._steps}
 
+    @property
+    def bytes_to_capture(self) -> int:
+        """Bytes that passes and chains not captured yet keep, and the working memory of one, which all share."""
+        kinds = {chained for _, chained in self._steps}
+        if not self._can_capture or len(kinds) == 2:
+            return 0
+        if self.decoder.state_inputs is not None:
+            return 0  # one block: little beside its target's
+        decoder = cast("FusedDecoder", self.decoder)
+        kept = sum(sum(_counts(chained)) for chained in (False, True) if chained not in kinds)
+        row = decoder.head.shape[0] + decoder.embedding.shape[1] * (1 + len(self._tapped))
+        working = 0 if kinds else ROWS * decoder.pass_width
+        return (kept * row + working) * decoder.embedding.itemsize
+
     def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Return True for few token rows without observers, in sequences with the same entries in all layers."""
         return sum(map(len, batch)) <= ROWS and all(map(_is_replayable, batch))
@@ -138,13 +154,19 @@ class ReplayedPasses:
         entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
         return list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
 
-    def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
+    def chain(
+        self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, choices: ChainChoices | None = None
+    ) -> list[list[int]] | None:
         """Continue sequences as ``Engine.greedy``: one pass per new token; the host waits for the last only.
 
         Args:
             batch: the first rows of each sequence; :meth:`is_replayable` must be true.
             gammas: number of tokens to add to each.
             vocabulary: number of logits to keep.
+            choices: choose the tokens; None for the likeliest ones.
+
+        Returns:
+            The new tokens; None if the choices were not exact.
         """
         for rows, gamma in zip(batch, gammas, strict=True):
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
@@ -153,7 +175,11 @@ class ReplayedPasses:
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
             first_step, sizes = self._run_pass(batch, vocabulary)
             ends = to_device(torch.tensor([end - 1 for end in accumulate(sizes)]), self.device)
-            new_tokens[0].copy_(first_step.tokens[ends])
+            if choices is None:
+                new_tokens[0].copy_(first_step.tokens[ends])
+            else:
+                every = torch.arange(len(batch), device=self.device)
+                new_tokens[0].copy_(choices.choose(first_step.logits[ends], 0, range(len(batch)), every))
             states = None if first_step.states is None else first_step.entering[self.decoder.depth][ends]
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
@@ -168,20 +194,65 @@ class ReplayedPasses:
                     step.states[: len(unfinished)].copy_(states if len(unfinished) == len(batch) else states[places])
                 for index in range(done, until):
                     replay()
-                    new_tokens[index].index_copy_(0, places, step.tokens[: len(unfinished)])
+                    tokens = step.tokens[: len(unfinished)]
+                    if choices is not None:
+                        tokens = choices.choose(step.logits[: len(unfinished)], index, unfinished, places)
+                        step.table[0, : len(unfinished)].copy_(tokens)
+                    new_tokens[index].index_copy_(0, places, tokens)
                 if states is not None and step.states is not None and until < max(gammas):
                     states.index_copy_(0, places, step.states[: len(unfinished)])
                 for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
-            tokens = zip(*new_tokens.tolist(), strict=True)
-        return [list(row[:gamma]) for row, gamma in zip(tokens, gammas, strict=True)]
+            flags = [] if choices is None else [choices.exact.long().expand(1, len(batch))]
+            steps = (torch.cat([*flags, new_tokens]) if flags else new_tokens).tolist()
+        if choices is not None and not all(steps.pop(0)):
+            return None
+        return [[step[at] for step in steps[:gamma]] for at, gamma in enumerate(gammas)]
+
+    def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
+        """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
+        grown: list[torch.Tensor] = []
+        order: list[tuple[int, int]] = []  # tree and node of each token
+        tokens: torch.Tensor | None = None
+        with self._on_device():
+            for level in range(max(len(tree.levels) for tree in trees)):
+                growing = [(at, tree) for at, tree in enumerate(trees) if level < len(tree.levels)]
+                batch = [tree.level_rows(level) for _, tree in growing]
+                width = max(rows.top for rows in batch)
+                step, sizes = self._run_pass(batch, vocabulary, tokens)
+                picks, following = list[int](), list[int]()
+                for (at, tree), end in zip(growing, accumulate(sizes), strict=True):
+                    nodes = tree.levels[level]
+                    for row, node in enumerate(nodes, end - len(nodes)):
+                        for child in tree.children[node]:
+                            if child in tree.children:
+                                following.append(len(picks))
+                            picks.append(row * width + tree.ranks[child])
+                            order.append((at, child))
+                places = to_device(torch.tensor([*picks, *following]), self.device)
+                best = step.logits[: sum(sizes)].topk(width).indices
+                grown.append(best.view(-1).index_select(0, places[: len(picks)]))
+                tokens = grown[-1].index_select(0, places[len(picks) :])
+            numbers = torch.cat(grown).tolist()
+        answers = [[0] * len(tree.parents) for tree in trees]
+        for (at, child), token in zip(order, numbers, strict=True):
+            answers[at][child] = token
+        return answers
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _run_pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[GraphStep, list[int]]:
-        """Run the pass, which grows its sequences; return it with the number of rows of each."""
+    def _run_pass(
+        self, batch: Sequence[Rows], vocabulary: int, tokens: torch.Tensor | None = None
+    ) -> tuple[GraphStep, list[int]]:
+        """Run the pass, which grows its sequences; return it with the number of rows of each.
+
+        Args:
+            batch: the rows of each sequence.
+            vocabulary: number of logits to keep.
+            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+        """
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
@@ -189,6 +260,8 @@ class ReplayedPasses:
         self._write_table(step, batch)
         if step.inputs is not None and step.states is not None:
             step.inputs.gather(batch, out=step.states[: sum(sizes)])
+        if tokens is not None:
+            step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size
@@ -219,8 +292,7 @@ class ReplayedPasses:
         """Make a pass, and if passes are captured all others of its kind, so that no later pass has to wait."""
         counts = [count]
         if self._can_capture:
-            fewest = 1 if chained else FEWEST
-            counts += [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
+            counts += _counts(chained)
         for wanted in counts:
             try:
                 if (wanted, chained) not in self._steps:
@@ -257,6 +329,12 @@ class ReplayedPasses:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return step, graph.replay
+
+
+def _counts(chained: bool) -> list[int]:
+    """Return the numbers of rows for which passes are captured."""
+    fewest = 1 if chained else FEWEST
+    return [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
 
 
 def _padded_rows(count: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from vidspec.deprecation import old_names
-from vidspec.engine.rows import HeadState, PassResult, Rows
+from vidspec.engine.rows import ChainRule, HeadState, PassResult, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
     from vidspec.engine.history import TextHistory
     from vidspec.engine.rows import Prompt
+    from vidspec.engine.sampling import Sampling
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
     from vidspec.events.wake import WakeEvent
@@ -33,6 +34,7 @@ __all__ = [
     "ModelLane",
     "PrefillPrompt",
     "Receive",
+    "StaticTree",
     "Steps",
     "run_to_completion",
 ]
@@ -101,7 +103,7 @@ class Forward(_BaseRequest):
 
 
 class Chain(Forward):
-    """Greedy continuation of tokens, one pass for each new token; the answer is the ``gamma`` new token ids.
+    """Continuation of tokens, one pass for each new token; the answer is the ``gamma`` new token ids.
 
     ``token_ids`` and ``gamma`` are the remaining work, as passes may be run one by one.
 
@@ -111,10 +113,15 @@ class Chain(Forward):
         token_ids: tokens to read, at least one.
         gamma: tokens to add, at least one.
         lane: worker of the request.
-        history: penalties on the new tokens; with it each pass is read back before the next.
+        history: penalties and grammar of the new tokens.
         path: tokens between its text and the first new one.
+        sampling: how the new tokens are drawn; None for the likeliest ones.
+        uniforms: one number in [0, 1) for each drawn token.
         states: for a head, the state that it reads with each token.
         ids: for a head, the token id of each logit, on the host; for ``history``.
+
+    Attributes:
+        probs: with the answer, the distributions (1, V) or (gamma, V) of drawn tokens, to concatenate.
     """
 
     def __init__(
@@ -127,6 +134,8 @@ class Chain(Forward):
         *,
         history: TextHistory | None = None,
         path: Sequence[int] = (),
+        sampling: Sampling | None = None,
+        uniforms: Sequence[float] = (),
         states: Sequence[HeadState] = (),
         ids: torch.Tensor | None = None,
     ) -> None:
@@ -134,20 +143,109 @@ class Chain(Forward):
         self.states, self.ids = states, ids
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
         self.history, self.path = history, path
+        self.sampling, self.uniforms = sampling, uniforms
+        self.probs: list[torch.Tensor] = []
         self.answer = []
 
+    @property
+    def rule(self) -> ChainRule | None:
+        """Rule of the remaining tokens; None if they are the likeliest ones."""
+        if self.history is None and self.sampling is None:
+            return None
+        done = len(self.answer)
+        return ChainRule(self.history, [*self.path, *self.answer], self.sampling, self.uniforms[done:])
+
     def parts(self, limit: int) -> Sequence[Rows]:
-        processor, tapped = None, (self.engine.model.decoder.depth,) if self.states else ()
+        processor, draw, tapped = None, None, (self.engine.model.decoder.depth,) if self.states else ()
         if self.history is not None:
             processor = self.history.changes_for_paths([[*self.path, *self.answer]], self.ids)
-        return [Rows(self.span, self.token_ids, tapped=tapped, processor=processor, head_states=self.states)]
+        if self.sampling is not None:
+            from vidspec.engine.sampling import DrawRule
+
+            draw = DrawRule(self.sampling, (self.uniforms[len(self.answer)],))
+        states = self.states
+        return [Rows(self.span, self.token_ids, tapped=tapped, draw=draw, processor=processor, head_states=states)]
 
     def add_result(self, passed: Sequence[PassResult]) -> bool:
         self.engine.check(passed)
         token = passed[0].chosen[-1]
         self.answer.append(token)
+        if passed[0].probs is not None:
+            self.probs.append(passed[0].probs)
         self.token_ids, self.gamma, self.states = [token], self.gamma - 1, passed[0].own_states[-1:]
         return self.gamma == 0
+
+
+class StaticTree(Forward):
+    """Greedy tree of a known shape, one pass for each level of nodes with children; the answer is all nodes' tokens.
+
+    Args:
+        engine: the model's engine.
+        span: the sequence; it grows by the tokens to read and by the nodes with children, level by level.
+        token_ids: tokens to read before the tree, at least one.
+        parents: of each node, -1 for the first ones; parents come first.
+        ranks: of each node, 0 for the likeliest token after its parent.
+        history: penalties and grammar of the new tokens.
+
+    Attributes:
+        levels: nodes that each pass reads; -1 stands for the tokens before the tree.
+        children: by node, in the order of nodes.
+    """
+
+    grows = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        span: KVSpan,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        ranks: Sequence[int],
+        *,
+        history: TextHistory | None = None,
+    ) -> None:
+        self.engine, self.rows, self.lane = engine, (), "draft"
+        self.span, self.token_ids, self.parents, self.ranks, self.history = span, token_ids, parents, ranks, history
+        self.children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            self.children.setdefault(parent, []).append(node)
+        self.levels: list[list[int]] = [[-1]]
+        while following := [node for node in self.grown(len(self.levels) - 1) if node in self.children]:
+            self.levels.append(following)
+        self.done = 0  # levels
+        self.answer = [0] * len(parents)
+
+    def grown(self, level: int) -> list[int]:
+        """Return the nodes that the pass over a level adds."""
+        return [child for node in self.levels[level] for child in self.children[node]]
+
+    def level_rows(self, level: int) -> Rows:
+        """Return the rows of the pass over a level."""
+        nodes, top = self.levels[level], 1 + max(self.ranks[child] for child in self.grown(level))
+        changes = None
+        if self.history is not None:
+            changes = self.history.changes_for_paths([self._path(node) for node in nodes])
+        if level == 0:
+            return Rows(self.span, self.token_ids, top=top, processor=changes)
+        read = [node for before in self.levels[1 : level + 1] for node in before]
+        entry = {-1: -1, **{node: index for index, node in enumerate(read)}}
+        above = [entry[self.parents[node]] for node in read]
+        return Rows(self.span, [self.answer[node] for node in nodes], above, top=top, processor=changes)
+
+    def _path(self, node: int) -> list[int]:
+        return [] if node < 0 else [*self._path(self.parents[node]), self.answer[node]]
+
+    def parts(self, limit: int) -> Sequence[Rows]:
+        return [self.level_rows(self.done)]
+
+    def add_result(self, passed: Sequence[PassResult]) -> bool:
+        self.engine.check(passed)
+        nodes = self.levels[self.done]
+        for node, (tokens, _) in zip(nodes, passed[0].top[-len(nodes) :], strict=True):
+            for child in self.children[node]:
+                self.answer[child] = tokens[self.ranks[child]]
+        self.done += 1
+        return self.done == len(self.levels)
 
 
 class PrefillPrompt(Forward):
@@ -224,7 +322,7 @@ class Receive(_BaseRequest):
         self.answer = messages
 
 
-#: Any request of a decoding; ``Chain`` and ``PrefillPrompt`` are kinds of ``Forward``.
+#: Any request of a decoding; ``Chain``, ``StaticTree`` and ``PrefillPrompt`` are kinds of ``Forward``.
 EngineRequest: TypeAlias = Forward | Encode | Receive
 
 #: A part of a decoding: yields requests, is sent their answers, and returns a T.

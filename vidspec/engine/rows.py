@@ -12,12 +12,12 @@ from vidspec.deprecation import old_names
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.engine.history import RowChanges
-    from vidspec.engine.sampling import DrawRule
+    from vidspec.engine.history import RowChanges, TextHistory
+    from vidspec.engine.sampling import DrawRule, Sampling
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["HeadState", "PassResult", "PrefillResult", "Prompt", "PromptVisualTokens", "Rows"]
+__all__ = ["ChainRule", "HeadState", "PassResult", "PrefillResult", "Prompt", "PromptVisualTokens", "Rows"]
 
 
 class PromptVisualTokens(Protocol):
@@ -136,6 +136,23 @@ class Rows:
             if parent >= 0:
                 sees[node] |= sees[parent]
         return sees[len(parents) - len(self.token_ids) :]
+
+
+@dataclass(frozen=True)
+class ChainRule:
+    """Rule by which the tokens of one chain are chosen.
+
+    Attributes:
+        history: penalties on them; None for none.
+        path: tokens between its text and the chain.
+        sampling: how they are drawn; None for the likeliest ones.
+        uniforms: one number in [0, 1) for each token that is drawn.
+    """
+
+    history: TextHistory | None = None
+    path: Sequence[int] = ()
+    sampling: Sampling | None = None
+    uniforms: Sequence[float] = ()
 
 
 class PassResult(NamedTuple):

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from vidspec.engine.device import to_device
 
-__all__ = ["DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "on_device"]
+__all__ = ["PREFIX", "DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "invert_cdf", "on_device"]
+
+#: Probabilities of a row that top-p sorts at first.
+PREFIX = 512
 
 
 @dataclass(frozen=True)
@@ -39,23 +43,52 @@ class Sampling:
         """Cut and renormalise probabilities (n, V), in the order of transformers.
 
         Keep the ``top_k`` highest, of these the smallest set that reaches ``top_p``, and of these the tokens with at
-        least ``min_p`` times the highest probability.
+        least ``min_p`` times the highest probability. Of equal ones those with lower ids are kept.
         """
+        cut, exact = self.nucleus_of_prefix(probs)
+        return cut if exact is None or bool(exact.all()) else self.nucleus_of_prefix(probs, probs.shape[1])[0]
+
+    def distribution_of_prefix(
+        self, logits: torch.Tensor, prefix: int = PREFIX
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return :meth:`distribution`, not greedy, with the flags of :meth:`nucleus_of_prefix`."""
+        return self.nucleus_of_prefix((logits.float() / self.temperature).softmax(-1), prefix)
+
+    def nucleus_of_prefix(self, probs: torch.Tensor, prefix: int = PREFIX) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return :meth:`nucleus` without sorting all probabilities, and no wait for a device.
+
+        Args:
+            probs: (n, V).
+            prefix: number of highest probabilities that are sorted, at least.
+
+        Returns:
+            The result, and for each row True if it is exact, because these reach ``top_p``; None if all are.
+        """
+        exact = None
         if self.top_k or self.top_p < 1:
-            ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+            width = min(max(prefix, self.top_k), probs.shape[1])
+            highest = probs.topk(width).values
+            ranks = highest
             if self.top_k:
-                kept = torch.arange(ordered.shape[-1], device=ordered.device) < self.top_k
-                ordered = ordered * kept
-                ordered = ordered / ordered.sum(-1, keepdim=True)
-            if self.top_p < 1:
-                before = ordered.cumsum(-1) - ordered
-                ordered = ordered.masked_fill(before >= self.top_p, 0.0)
-            probs = torch.zeros_like(probs).scatter_(-1, index, ordered)
+                ranks = highest * (torch.arange(width, device=probs.device) < self.top_k)
+                total = functional.pad(ranks, (0, probs.shape[1] - width)).sum(-1, keepdim=True)
+                ranks, probs, highest = ranks / total, probs / total, highest / total
+            sums = ranks.cumsum(-1)
+            kept = sums - ranks < self.top_p if self.top_p < 1 else ranks >= 0
+            if self.top_k:
+                kept &= torch.arange(width, device=probs.device) < self.top_k
+            elif width < probs.shape[1]:
+                exact = sums[:, -1] >= self.top_p
+            count = kept.sum(-1, keepdim=True)
+            lowest = highest.gather(-1, count - 1)
+            tied = probs == lowest
+            few = tied.cumsum(-1) <= count - (highest > lowest).sum(-1, keepdim=True)
+            probs = probs.masked_fill((probs < lowest) | (tied & ~few), 0.0)
             probs = probs / probs.sum(-1, keepdim=True)
         if self.min_p > 0:
             probs = probs.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), 0.0)
             probs = probs / probs.sum(-1, keepdim=True)
-        return probs
+        return probs, exact
 
 
 @dataclass(frozen=True)
@@ -101,13 +134,15 @@ class UniformNumbers:
 
 def draw_token(probs: torch.Tensor, rng: torch.Generator) -> int:
     """Draw one index from probabilities (V,); ``rng`` is a CPU generator so that seeds mean the same on all devices."""
-    return int(_invert_cdf(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
+    return int(
+        invert_cdf(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs.device))
+    )
 
 
-def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
-    """Return uniform numbers on the device of probabilities, in the dtype of sums over a vocabulary."""
-    dtype = torch.float32 if probs.device.type == "mps" else torch.float64
-    return to_device(torch.tensor(uniforms, dtype=dtype), probs.device)
+def on_device(uniforms: Sequence[float] | Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+    """Return uniform numbers on a device, in the dtype of sums over a vocabulary."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return to_device(torch.tensor(uniforms, dtype=dtype), device)
 
 
 def choose_tokens(
@@ -126,19 +161,19 @@ def choose_tokens(
         tokens: (m,) these tokens.
         drafted: (m, V) their q; None if there are none.
     """
-    chosen = _invert_cdf(probs, uniforms)
     if drafted is None:
-        return chosen
+        return invert_cdf(probs, uniforms)
     p, q, u = probs[rows], drafted.to(probs), uniforms[rows]
     ratio = (p.gather(1, tokens[:, None]) / q.gather(1, tokens[:, None]))[:, 0].to(u).clamp_(max=1.0)
     left = (p - q).clamp_(min=0)
     # Rounding can empty a residual that should be tiny; p itself is then the same distribution.
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
     rescaled = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
-    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, _invert_cdf(left, rescaled)))
+    chosen = invert_cdf(probs.index_copy(0, rows, left), uniforms.index_copy(0, rows, rescaled))
+    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, chosen[rows]))
 
 
-def _invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Sample (n,) by inverting the cumulated probabilities (n, V), which need not sum to 1.
 
     Summed in float64, in which a device's order of summation has no effect.

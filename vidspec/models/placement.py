@@ -53,8 +53,8 @@ class Placement:
     def settled(self) -> bool:
         """True if :func:`fit_placement` changes nothing."""
         split = self.device_map or self.quantization
-        half = (self.device.type, self.dtype) == ("cpu", torch.bfloat16) and not split
-        return not (self.fitted or half)
+        half = (self.device.type, self.dtype) == ("cpu", torch.bfloat16) or _overflows(self)
+        return not (self.fitted or (half and not split))
 
     @property
     def keeps_codes(self) -> bool:
@@ -131,13 +131,16 @@ def fit_placement(where: Placement, numbers: int, seeing: int = 0) -> Placement:
     """Return ``where`` with the dtypes that fit a model; explicit dtypes stay.
 
     The vision tower of a bfloat16 model is float32 on an x86 CPU without AMX, where it is faster, if the model then
-    takes at most three quarters of the memory.
+    takes at most three quarters of the memory; and that of a float16 model on a GPU without bfloat16, since numbers in
+    Qwen2.5-VL's last projection exceed float16.
 
     Args:
         where: device and dtype.
         numbers: parameter count, without weights kept as codes.
         seeing: parameter count of vision and audio towers.
     """
+    if not where.settled and _overflows(where):
+        return replace(where, vision=torch.float32)
     free = memory.available_memory()
     if where.fitted:
         fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -145,6 +148,12 @@ def fit_placement(where: Placement, numbers: int, seeing: int = 0) -> Placement:
     if not where.settled and (free is None or 8 * (numbers + seeing) <= 3 * free) and has_slow_half_precision():
         return replace(where, vision=torch.float32)
     return where
+
+
+def _overflows(where: Placement) -> bool:
+    """Return True for float16 on an NVIDIA GPU that has no bfloat16."""
+    half = (where.device.type, where.dtype) == ("cuda", torch.float16)
+    return half and torch.cuda.get_device_capability(where.device) < (8, 0)
 
 
 def has_slow_half_precision() -> bool:

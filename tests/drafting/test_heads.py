@@ -11,13 +11,15 @@ from tests.checkpoints import eagle3 as heads
 from tests.checkpoints import mtp as mtp_layers
 from tests.checkpoints.mtp import FAMILY as HYBRID
 from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, QwenKind, adapter
+from tests.engine import standin
 from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.drafters.hybrid import HybridDrafter
-from vidspec.drafting.head import HeadChain
+from vidspec.drafting.head_windows import HeadChain
 from vidspec.engine.forward import Engine
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Prefilled
@@ -132,11 +134,11 @@ def watched(monkeypatch, change=lambda chain, tokens: tokens):
     def proposes(self, gamma):
         draft = yield from propose(self, gamma)
         rounds.append((list(emitted), draft.tokens))
-        self._window = tuple(change(list(emitted), draft.tokens))
-        return type(draft)(self._window, draft.parents)
+        self._draft = type(draft)(tuple(change(list(emitted), draft.tokens)), draft.parents)
+        return self._draft
 
     def commits(self, path, token):
-        emitted.extend([*(self._window[node] for node in path), token])
+        emitted.extend([*(self._draft.tokens[node] for node in path), token])
         commit(self, path, token)
 
     monkeypatch.setattr(HeadChain, "begin", begins)
@@ -188,8 +190,25 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     for batch in (1, 4):
         assert pair.texts(pair.captioner(), batch) == plain
     assert pair.texts(pair.captioner(**{"draft.gamma": "auto"}), 4) == plain
+    for topology in ("tree", "adaptive") if family != HYBRID else ():
+        for batch in (1, 16):
+            assert pair.texts(pair.captioner(**{"draft.topology": topology}), batch) == plain
     hybrid = {"draft.kind": "hybrid", "draft.options.of": pair.profile, "draft.options.settings": {"visual": "none"}}
     assert pair.texts(pair.captioner(**hybrid), 4) == plain
+
+
+@pytest.mark.parametrize("family", [QWEN25, HYBRID])
+def test_replayed_passes_draft_the_same(pairs, monkeypatch, family):
+    """As a GPU replays them, with what stands for its attention kernel."""
+    pair, decoder = pairs(family), pairs(family).head.decoder
+    found = []
+    for graphs in (None, ReplayedPasses(decoder, standin.attention)):
+        monkeypatch.setattr(decoder, "graphs", graphs)
+        with monkeypatch.context() as inner:
+            rounds = watched(inner, right_for_a_while(list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)))
+            found.append((pair.captioner().caption("", clip=clip(0)).token_ids, rounds))
+        assert decoder.graphs is graphs
+    assert found[0] == found[1] and decoder.graphs.captured
 
 
 @pytest.mark.full
@@ -279,7 +298,6 @@ def in_turns(self, gamma):
     ("settings", "message"),
     [
         ({"models.draft": None}, "models.draft: is needed with draft.kind eagle3; nearest valid choice: name the head"),
-        ({"draft.topology": "tree"}, "draft.topology: an eagle3 drafts a chain"),
         ({"schedule.kind": "parallel"}, "eagle3 needs more of the target than token ids"),
         ({"draft.options.visual": "some"}, r"draft.options.visual: .*'all' or 'none'"),
         ({"draft.options.visual": "none", "prune.method": "uniform", "prune.alpha": 0.5}, "eagle3 chooses itself"),

@@ -134,7 +134,7 @@ def test_what_fails_does_not_end_the_rest(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "triton", None)
     run = sizes.Engine.greedy
 
-    def greedy(engine, batch):
+    def greedy(engine, batch, states=None):
         if len(batch) == 2:
             raise RuntimeError("no kernel image\nfor this device")
         return run(engine, batch)

@@ -236,8 +236,11 @@ class Loop:
         begun, prepared = self.now(), engine.preparing
         drafted: list[tuple[list[int], Any]] | None
         try:
+            states = [chain.states for chain in chains] if chains[0].states else None
+            if states is not None and any(rules):
+                return None
             if not any(rules):
-                drafted = [(tokens, None) for tokens in engine.greedy(batch)]
+                drafted = [(tokens, None) for tokens in engine.greedy(batch, states)]
             elif (drafted := engine.chain(batch, [rule or ChainRule() for rule in rules])) is None:
                 return None
         except Exception as error:

@@ -13,7 +13,6 @@ from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import GrowingTree, TreeBudget
 from vidspec.draft_length.window import DraftWindow
 from vidspec.drafting.base import Draft
-from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps
@@ -34,6 +33,9 @@ class AdaptiveDrafter(TreeDrafter):
 
     def __init__(self, engine: Engine, span: KVSpan) -> None:
         super().__init__(engine, span, ())
+        self._start()
+
+    def _start(self) -> None:
         self.set_pace(pace := WindowController(), pace.window())  # default, replaced by the loop's
         self._growth: GrowingTree | None = None
         self._tokens: list[int] = []  # all nodes of the tree
@@ -55,11 +57,7 @@ class AdaptiveDrafter(TreeDrafter):
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
             yield from self._grow(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
-            tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
-            self.forwards += length
-            self._base = self.span.length - (length - 1)
-            self._entry = {node: node for node in range(length - 1)}
-            self._draft = Draft.chain(tokens)
+            self._draft = yield from self._propose_chain(length)
         else:
             self.declined += gamma > 0
         return self._draft

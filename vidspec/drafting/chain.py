@@ -9,8 +9,9 @@ import torch
 
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
+from vidspec.engine.graph_step import MOST
 from vidspec.engine.requests import Chain, Forward, Steps
-from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.rows import HeadState, PassResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
 
@@ -27,6 +28,8 @@ def greedy_chain(
     gamma: int,
     history: TextHistory | None = None,
     path: Sequence[int] = (),
+    states: Sequence[HeadState] = (),
+    ids: torch.Tensor | None = None,
 ) -> Steps[list[int]]:
     """Continue a sequence by ``gamma`` tokens, at least one, in as many passes.
 
@@ -40,15 +43,23 @@ def greedy_chain(
         gamma: tokens to add.
         history: penalties on them.
         path: tokens of the text that are not in ``history``.
+        states, ids: of a head, see :class:`~vidspec.engine.requests.Chain`; it reads a verified window again.
     """
-    if len(unread) <= 2:
-        return (yield Chain(engine, span, unread, gamma, history=history, path=path))  # type: ignore[no-any-return]
-    processor = history.changes_for_paths([path]) if history is not None else None
-    (passed,) = yield Forward(engine, [Rows(span, unread, processor=processor)], "draft")
+    if len(unread) <= (MOST if states else 2):
+        whole = Chain(engine, span, unread, gamma, history=history, path=path, states=states, ids=ids)
+        return (yield whole)  # type: ignore[no-any-return]
+    processor = history.changes_for_paths([path], ids) if history is not None else None
+    tapped = (engine.model.decoder.depth,) if states else ()
+    rows = Rows(span, unread, tapped=tapped, processor=processor, head_states=states)
+    (passed,) = yield Forward(engine, [rows], "draft")
     first = passed.chosen[-1]
     if gamma == 1:
         return [first]
-    return [first, *(yield Chain(engine, span, [first], gamma - 1, history=history, path=[*path, first]))]
+    after, states = [*path, first], passed.own_states[-1:]
+    return [
+        first,
+        *(yield Chain(engine, span, [first], gamma - 1, history=history, path=after, states=states, ids=ids)),
+    ]
 
 
 def chain_by_passes(

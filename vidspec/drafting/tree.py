@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.drafting.base import Draft, Drafter
+from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.static_tree import TreePath
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, StaticTree, Steps
-from vidspec.engine.rows import Rows
+from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Best", "TreeDrafter"]
 
@@ -27,6 +31,8 @@ class TreeDrafter(Drafter):
         span: the prompt it has read.
         nodes: see :func:`parse_tree`.
     """
+
+    _ids: torch.Tensor | None = None  # the token id of each logit, if it is not its index
 
     def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[TreePath]) -> None:
         self.engine, self.span = engine, span
@@ -65,19 +71,30 @@ class TreeDrafter(Drafter):
         processor = None
         if self.history is not None:
             paths = (*Draft(tuple(tokens), tuple(parents)).paths, ())  # -1 is the last
-            processor = self.history.changes_for_paths([paths[node] for node in frontier])
+            processor = self.history.changes_for_paths([paths[node] for node in frontier], self._ids)
         if frontier == [-1]:
             rows = Rows(self.span, self._unread, top=width, processor=processor)
-            (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
+            passed = yield from self._run(rows, frontier, parents)
             self._base = self.span.length
-            return passed.top[-1:]  # type: ignore[no-any-return]
+            return passed.top[-1:]
         for node in frontier:
             self._entry[node] = len(read)
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
         rows = Rows(self.span, [tokens[node] for node in frontier], above, top=width, processor=processor)
+        return (yield from self._run(rows, frontier, parents)).top
+
+    def _run(self, rows: Rows, frontier: Sequence[int], parents: Sequence[int]) -> Steps[PassResult]:
+        """Run the rows that end with these nodes."""
         (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
-        return passed.top  # type: ignore[no-any-return]
+        return passed  # type: ignore[no-any-return]
+
+    def _propose_chain(self, length: int) -> Steps[Draft]:
+        tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
+        self.forwards += length
+        self._base = self.span.length - (length - 1)
+        self._entry = {node: node for node in range(length - 1)}
+        return Draft.chain(tokens)
 
     def commit(self, path: Sequence[int], token: int) -> None:
         if self.span.is_follower():  # the target's own entries, which hold all but the last token now

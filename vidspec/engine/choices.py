@@ -17,7 +17,9 @@ __all__ = ["read_back_tokens"]
 
 
 @torch.inference_mode()
-def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
+def read_back_tokens(
+    batch: Sequence[Rows], passed: Sequence[PassResult], ids: torch.Tensor | None = None
+) -> list[PassResult]:
     """Return the results with the tokens their rows choose and whether their logits are finite.
 
     One argmax, one draw and one top-k for all sequences, then one copy to the host, the only one that waits for the
@@ -26,6 +28,7 @@ def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> lis
     Args:
         batch: the rows of each sequence.
         passed: the result of each, with ``logits`` and ``hidden`` on one device.
+        ids: (V,) the token id of each logit, if it is not its index; such a model draws no tokens.
     """
     counts = [result.logits.shape[0] for result in passed]
     nonempty = [result.logits for result, count in zip(passed, counts, strict=True) if count]
@@ -47,13 +50,13 @@ def read_back_tokens(batch: Sequence[Rows], passed: Sequence[PassResult]) -> lis
             result if rows.processor is None else result._replace(logits=part)
             for rows, result, part in zip(batch, passed, parts, strict=True)
         ]
-    likeliest = logits.argmax(-1)
+    likeliest = logits.argmax(-1) if ids is None else ids[logits.argmax(-1)]
     drawn, probs_of, exact = _draw_tokens(batch, counts, logits, likeliest)
     # Token ids are exact in float32 up to 2^24.
     columns = [row_sums[None], likeliest[None], drawn[None]]
     if width := min(max(rows.top for rows in batch), logits.shape[1]):
         index = logits.topk(width).indices
-        columns += [index.t(), logits.float().softmax(-1).gather(1, index).t()]
+        columns += [(index if ids is None else ids[index]).t(), logits.float().softmax(-1).gather(1, index).t()]
     columns += [] if exact is None else [exact.expand(1, len(logits))]
     sums, *numbers = torch.cat([column.float() for column in columns]).tolist()
     if exact is not None and not all(

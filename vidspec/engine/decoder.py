@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockConfig
@@ -17,6 +18,7 @@ __all__ = [
     "AttendFunction",
     "Decoder",
     "LanguageModel",
+    "ReplayableDecoder",
     "sliding_windows",
     "with_own_slab",
 ]
@@ -44,6 +46,7 @@ class Decoder(Protocol):
         numbers: weights in the blocks' linear layers, experts left out.
         graphs: replayed passes of few tokens on a GPU; None if it cannot replay them.
         eager: reason why a GPU does not replay passes; None if it does.
+        state_inputs: of a head, whose rows are tokens joined with states; None of a language model.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Decoder(Protocol):
     state_bytes: int
     graphs: ReplayedPasses | None
     eager: str | None
+    state_inputs: StateInputs | None
 
     @property
     def slab(self) -> Slab: ...
@@ -92,6 +96,20 @@ class Decoder(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits (R, heads of the vocabulary) of states after the final norm."""
         ...
+
+
+class ReplayableDecoder(Decoder, Protocol):
+    """A decoder whose passes of few tokens a GPU may replay.
+
+    Attributes:
+        device: of its weights.
+        width: of an attention head.
+    """
+
+    width: int
+
+    @property
+    def device(self) -> torch.device: ...
 
 
 D = TypeVar("D", bound=Decoder)

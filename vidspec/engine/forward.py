@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
@@ -14,7 +15,7 @@ from vidspec.engine.chain_choices import make_choices
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
 from vidspec.engine.prefilling import Prefilling
-from vidspec.engine.rows import ChainRule, PassResult, PrefillResult, Prompt, Rows
+from vidspec.engine.rows import ChainRule, HeadState, PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
@@ -89,14 +90,15 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for its rows.
         """
-        graphs = self.model.decoder.graphs
+        graphs, inputs = self.model.decoder.graphs, self.model.decoder.state_inputs
+        ids = None if inputs is None else inputs.ids
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
             prepared = graphs.preparing
-            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others))
+            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others), ids)
             self.preparing += graphs.preparing - prepared
             return results
-        return read_back_tokens(batch, self._run_eager(batch))
+        return read_back_tokens(batch, self._run_eager(batch), ids)
 
     def _run_replayed(
         self, graphs: ReplayedPasses, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
@@ -154,28 +156,37 @@ class Engine(Generic[M]):
         return passed if not tapped else self._add_tapped(batch, passed, {**entering, decoder.depth: rows})
 
     @torch.inference_mode()
-    def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]]) -> list[list[int]]:
+    def greedy(
+        self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], states: Sequence[Sequence[HeadState]] | None = None
+    ) -> list[list[int]]:
         """Read tokens of sequences and continue each greedily, one pass of the unfinished ones per new token.
 
         Args:
             batch: sequences, each once; tokens to read, at least one; and the number to add, at least one. The
                 sequences grow by all tokens but the last.
+            states: for a head, the states that it reads with the tokens of each sequence; its own follow.
 
         Raises:
             IndexError: a sequence has no room for them.
         """
-        if (drafted := self._replay_chains(batch)) is not None:
+        tapped = () if states is None else (self.model.decoder.depth,)
+        first = [
+            Rows(span, token_ids, tapped=tapped, head_states=given)
+            for (span, token_ids, _), given in zip(batch, states or repeat(()), strict=False)
+        ]
+        gammas = [gamma for _, _, gamma in batch]
+        if (drafted := self._replay_chains(first, gammas)) is not None:
             return drafted
-        first, gammas = [Rows(span, token_ids) for span, token_ids, _ in batch], [gamma for _, _, gamma in batch]
         lengths = [span.length for span, _, _ in batch]
         tokens: list[list[int]] = [[] for _ in batch]
         try:
             for step in range(max(gammas)):
                 unfinished = [i for i, gamma in enumerate(gammas) if step < gamma]
-                passed = self.run([Rows(batch[i][0], tokens[i][-1:]) if step else first[i] for i in unfinished])
+                passed = self.run([first[i] for i in unfinished])
                 self.check(passed)
                 for i, result in zip(unfinished, passed, strict=True):
                     tokens[i].append(result.chosen[-1])
+                    first[i] = Rows(batch[i][0], tokens[i][-1:], tapped=tapped, head_states=result.own_states[-1:])
         except Exception:  # so that a retry begins at the same state
             for (span, _, _), length in zip(batch, lengths, strict=True):
                 span.rollback(length)
@@ -193,10 +204,11 @@ class Engine(Generic[M]):
             if the host has to see each pass; the sequences are unchanged then.
         """
         graphs = self.model.decoder.graphs
-        if graphs is None or not graphs.is_replayable([Rows(span, token_ids) for span, token_ids, _ in batch]):
+        first = [Rows(span, token_ids) for span, token_ids, _ in batch]
+        if graphs is None or not graphs.is_replayable(first):
             return None
         choices = make_choices(rules, self.model.vocabulary, self.model.device)
-        if choices is None or (drafted := self._replay_chains(batch, choices)) is None:
+        if choices is None or (drafted := self._replay_chains(first, [gamma for *_, gamma in batch], choices)) is None:
             return None
         return [(tokens, choices.probs(at)) for at, tokens in enumerate(drafted)]
 
@@ -215,16 +227,14 @@ class Engine(Generic[M]):
         return self._replay(graphs, [tree.span for tree in trees], partial(graphs.trees, trees, self.model.vocabulary))
 
     def _replay_chains(
-        self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], choices: ChainChoices | None = None
+        self, first: Sequence[Rows], gammas: Sequence[int], choices: ChainChoices | None = None
     ) -> list[list[int]] | None:
         """Return the tokens of chains by replayed passes; None, with the sequences unchanged, if there are none."""
         graphs = self.model.decoder.graphs
-        first = [Rows(span, token_ids) for span, token_ids, _ in batch]
         if graphs is None or not graphs.is_replayable(first):
             return None
-        gammas = [gamma for _, _, gamma in batch]
         replay = partial(graphs.chain, first, gammas, self.model.vocabulary, choices)
-        return self._replay(graphs, [span for span, _, _ in batch], replay)
+        return self._replay(graphs, [rows.span for rows in first], replay)
 
     def _replay(
         self, graphs: ReplayedPasses, spans: Sequence[KVSpan], replay: Callable[[], list[list[int]] | None]
@@ -295,6 +305,8 @@ class Engine(Generic[M]):
         device, decoder = self.model.device, self.model.decoder
         ids = [token for rows in batch for token in rows.token_ids]
         texts = decoder.embed(to_device(torch.tensor(ids), device)) if ids else None
+        if texts is not None and decoder.state_inputs is not None:
+            texts = torch.cat([texts, decoder.state_inputs.gather(batch)], dim=1)
         if texts is not None and len(texts) == sum(map(len, batch)):
             return texts
         parts, start = [], 0

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from vidspec.engine.block_kernels import load_block_kernels
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import eager_reason, make_graphs
+from vidspec.engine.head_states import StateInputs
 from vidspec.engine.layouts import WeightFormat, build_matrix
 from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
 from vidspec.engine.quantised import quantise_weight
@@ -142,6 +143,7 @@ class FusedDecoder:
     state_bytes = 0
     why = "the family's blocks are fused"
     unquantisable_reason: str | None = None
+    state_inputs: StateInputs | None = None
 
     def __init__(
         self,
@@ -169,8 +171,12 @@ class FusedDecoder:
         self._positions = RotaryPositions(language.rotary_emb, rope, weight, interleaved=interleaved)
         self.axes = self._positions.axes
         self._kernels = load_block_kernels(weight.device)
-        self.eager = eager_reason(self) if self.embedding.device.type == "cuda" else None
+        self.eager = eager_reason(self) if self.device.type == "cuda" else None
         self.graphs = make_graphs(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
 
     @property
     def packed_bytes(self) -> int:

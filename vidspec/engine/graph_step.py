@@ -15,7 +15,7 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab
 
 if TYPE_CHECKING:
-    from vidspec.engine.fused import FusedDecoder
+    from vidspec.engine.decoder import ReplayableDecoder
 
 __all__ = ["MOST", "GraphStep", "ReplayedAttention", "table_columns"]
 
@@ -44,7 +44,8 @@ class GraphStep:
             sequence in its first replayed pass. The fields that a next token advances come first.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
         entering: (count, hidden) input of each ``tapped`` block in the last pass, by block.
-        tokens: (count,) argmax of each row.
+        states: (count, width) of a head, the state that it reads with each row's token; a chained pass replaces it.
+        tokens: (count,) argmax of each row, as ids of the target.
         moves: (count,) for a chained pass: 1 for rows that advance by a token, 0 for idle ones.
     """
 
@@ -54,7 +55,7 @@ class GraphStep:
 
     def __init__(
         self,
-        decoder: FusedDecoder,
+        decoder: ReplayableDecoder,
         count: int,
         vocabulary: int,
         attend: ReplayedAttention,
@@ -69,9 +70,13 @@ class GraphStep:
             int | None, torch.Tensor
         ] = {}  # the fields of the table that attention takes, by sliding window
         self.idle = _idle_table(decoder.slab, decoder.axes, count)
-        self.table = self.idle.to(decoder.embedding.device, copy=True)
-        self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
-        self._row_index = torch.arange(count, device=decoder.embedding.device)
+        self.table = self.idle.to(decoder.device, copy=True)
+        self.moves = torch.zeros(count, dtype=torch.long, device=decoder.device)
+        self._row_index = torch.arange(count, device=decoder.device)
+        self.inputs = inputs = decoder.state_inputs
+        self.states: torch.Tensor | None = None
+        if inputs is not None:
+            self.states = torch.zeros(count, inputs.width, dtype=decoder.slab.dtype, device=decoder.device)
         layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
         self._layers = [(layer, layer[0], layer[1]) for layer in layers]
 
@@ -84,6 +89,8 @@ class GraphStep:
         """Run the pass; a chained one then advances its rows."""
         decoder, table = self.decoder, self.table
         rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
+        if self.states is not None:
+            rows = torch.cat([rows, self.states], 1)
         self._fields_by_window = {size: self._attention_fields(size) for size in set(decoder.windows or (None,))}
         for index in range(decoder.depth):
             if index in self.tapped:
@@ -94,7 +101,11 @@ class GraphStep:
         self.hidden = decoder.norm(rows)
         self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
         self.tokens = self.logits.argmax(-1)
+        if self.inputs is not None:
+            self.tokens = self.inputs.ids[self.tokens]
         if self.chained:
+            if self.states is not None:
+                self.states.copy_(rows)
             table[0].copy_(self.tokens)
             table[1 : self._slot + 3].add_(self.moves)
 

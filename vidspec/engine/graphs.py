@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
     from vidspec.engine.chain_choices import ChainChoices
+    from vidspec.engine.decoder import ReplayableDecoder
     from vidspec.engine.fused import FusedDecoder
     from vidspec.engine.requests import StaticTree
 
@@ -43,17 +44,17 @@ ROWS = 512
 FEWEST = 8
 
 
-def make_graphs(decoder: FusedDecoder) -> ReplayedPasses | None:
+def make_graphs(decoder: ReplayableDecoder) -> ReplayedPasses | None:
     """Return the replayed passes of a decoder; None if there are none, see :func:`eager_reason`."""
-    on_gpu = decoder.embedding.device.type == "cuda"
+    on_gpu = decoder.device.type == "cuda"
     return ReplayedPasses(decoder) if on_gpu and eager_reason(decoder) is None else None
 
 
-def eager_reason(decoder: FusedDecoder) -> str | None:
+def eager_reason(decoder: ReplayableDecoder) -> str | None:
     """Return why a GPU would run passes of a decoder kernel by kernel; None if they can be replayed."""
     if (reason := eager_reason_by_shape(decoder.windows, decoder.width)) is not None:
         return reason
-    device = decoder.embedding.device
+    device = decoder.device
     if (absence := triton_absence()) is not None:
         return absence
     capability = torch.cuda.get_device_capability(device)
@@ -81,11 +82,13 @@ class ReplayedPasses:
         preparing: seconds spent on compiling and capturing passes.
     """
 
-    def __init__(self, decoder: FusedDecoder, attend: ReplayedAttention | None = None, *, capture: bool = True) -> None:
-        self.decoder: FusedDecoder = weakref.proxy(decoder)  # the decoder owns these passes
+    def __init__(
+        self, decoder: ReplayableDecoder, attend: ReplayedAttention | None = None, *, capture: bool = True
+    ) -> None:
+        self.decoder: ReplayableDecoder = weakref.proxy(decoder)  # the decoder owns these passes
         self._attend = attend
         self.preparing = 0.0
-        self.device = decoder.embedding.device
+        self.device = decoder.device
         self._can_capture = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[GraphStep, Callable[[], None]]] = {}
         self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
@@ -105,7 +108,9 @@ class ReplayedPasses:
         kinds = {chained for _, chained in self._steps}
         if not self._can_capture or len(kinds) == 2:
             return 0
-        decoder = self.decoder
+        if self.decoder.state_inputs is not None:
+            return 0  # one block: little beside its target's
+        decoder = cast("FusedDecoder", self.decoder)
         kept = sum(sum(_counts(chained)) for chained in (False, True) if chained not in kinds)
         row = decoder.head.shape[0] + decoder.embedding.shape[1] * (1 + len(self._tapped))
         working = 0 if kinds else ROWS * decoder.pass_width
@@ -169,12 +174,13 @@ class ReplayedPasses:
         with self._on_device():
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
             first_step, sizes = self._run_pass(batch, vocabulary)
-            ends = to_device(torch.tensor(list(accumulate(sizes))) - 1, self.device)
+            ends = to_device(torch.tensor([end - 1 for end in accumulate(sizes)]), self.device)
             if choices is None:
                 new_tokens[0].copy_(first_step.tokens[ends])
             else:
                 every = torch.arange(len(batch), device=self.device)
                 new_tokens[0].copy_(choices.choose(first_step.logits[ends], 0, range(len(batch)), every))
+            states = None if first_step.states is None else first_step.entering[self.decoder.depth][ends]
             done = 1
             while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
                 until = min([gammas[at] for at in unfinished])
@@ -182,7 +188,10 @@ class ReplayedPasses:
                 places = to_device(torch.tensor(unfinished), self.device)
                 self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
                 step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
-                to_device(torch.arange(step.count) < len(unfinished), step.moves.device, out=step.moves)
+                step.moves.zero_()
+                step.moves[: len(unfinished)].fill_(1)
+                if states is not None and step.states is not None:
+                    step.states[: len(unfinished)].copy_(states if len(unfinished) == len(batch) else states[places])
                 for index in range(done, until):
                     replay()
                     tokens = step.tokens[: len(unfinished)]
@@ -190,6 +199,8 @@ class ReplayedPasses:
                         tokens = choices.choose(step.logits[: len(unfinished)], index, unfinished, places)
                         step.table[0, : len(unfinished)].copy_(tokens)
                     new_tokens[index].index_copy_(0, places, tokens)
+                if states is not None and step.states is not None and until < max(gammas):
+                    states.index_copy_(0, places, step.states[: len(unfinished)])
                 for at in unfinished:
                     batch[at].span.length += until - done
                 done = until
@@ -247,6 +258,8 @@ class ReplayedPasses:
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
         self.decoder.slab.move_entries()
         self._write_table(step, batch)
+        if step.inputs is not None and step.states is not None:
+            step.inputs.gather(batch, out=step.states[: sum(sizes)])
         if tokens is not None:
             step.table[0, : len(tokens)].copy_(tokens)
         replay()

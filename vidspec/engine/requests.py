@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from vidspec.deprecation import old_names
-from vidspec.engine.rows import ChainRule, PassResult, Rows
+from vidspec.engine.rows import ChainRule, HeadState, PassResult, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +117,8 @@ class Chain(Forward):
         path: tokens between its text and the first new one.
         sampling: how the new tokens are drawn; None for the likeliest ones.
         uniforms: one number in [0, 1) for each drawn token.
+        states: for a head, the state that it reads with each token.
+        ids: for a head, the token id of each logit, on the host; for ``history``.
 
     Attributes:
         probs: with the answer, the distributions (1, V) or (gamma, V) of drawn tokens, to concatenate.
@@ -134,8 +136,11 @@ class Chain(Forward):
         path: Sequence[int] = (),
         sampling: Sampling | None = None,
         uniforms: Sequence[float] = (),
+        states: Sequence[HeadState] = (),
+        ids: torch.Tensor | None = None,
     ) -> None:
         self.engine, self.rows, self.lane = engine, (), lane
+        self.states, self.ids = states, ids
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
         self.history, self.path = history, path
         self.sampling, self.uniforms = sampling, uniforms
@@ -151,13 +156,15 @@ class Chain(Forward):
         return ChainRule(self.history, [*self.path, *self.answer], self.sampling, self.uniforms[done:])
 
     def parts(self, limit: int) -> Sequence[Rows]:
-        processor = self.history.changes_for_paths([[*self.path, *self.answer]]) if self.history is not None else None
-        draw = None
+        processor, draw, tapped = None, None, (self.engine.model.decoder.depth,) if self.states else ()
+        if self.history is not None:
+            processor = self.history.changes_for_paths([[*self.path, *self.answer]], self.ids)
         if self.sampling is not None:
             from vidspec.engine.sampling import DrawRule
 
             draw = DrawRule(self.sampling, (self.uniforms[len(self.answer)],))
-        return [Rows(self.span, self.token_ids, draw=draw, processor=processor)]
+        states = self.states
+        return [Rows(self.span, self.token_ids, tapped=tapped, draw=draw, processor=processor, head_states=states)]
 
     def add_result(self, passed: Sequence[PassResult]) -> bool:
         self.engine.check(passed)
@@ -165,7 +172,7 @@ class Chain(Forward):
         self.answer.append(token)
         if passed[0].probs is not None:
             self.probs.append(passed[0].probs)
-        self.token_ids, self.gamma = [token], self.gamma - 1
+        self.token_ids, self.gamma, self.states = [token], self.gamma - 1, passed[0].own_states[-1:]
         return self.gamma == 0
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["ChainRule", "PassResult", "PrefillResult", "Prompt", "PromptVisualTokens", "Rows"]
+__all__ = ["ChainRule", "HeadState", "PassResult", "PrefillResult", "Prompt", "PromptVisualTokens", "Rows"]
 
 
 class PromptVisualTokens(Protocol):
@@ -51,6 +51,20 @@ class Prompt(Protocol):
     def length(self) -> int: ...
 
 
+class HeadState(NamedTuple):
+    """The state that a head reads with a token: that of the token before it.
+
+    Attributes:
+        states: (n, width) of one pass.
+        row: index of the state.
+        own: True for states of the head itself; those of its target are projected first.
+    """
+
+    states: torch.Tensor
+    row: int
+    own: bool = False
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows that one sequence adds to a pass: a stretch of its prompt, or tokens after its entries.
@@ -69,6 +83,7 @@ class Rows:
         draw: rule for drawing the last tokens; None for the likeliest ones.
         top: number of likeliest tokens of each row to return with their probabilities.
         processor: changes of the logits before any token is chosen; None for none.
+        head_states: for a head, the state that it reads with each token.
     """
 
     span: KVSpan
@@ -82,6 +97,7 @@ class Rows:
     draw: DrawRule | None = None
     top: int = 0
     processor: RowChanges | None = None
+    head_states: Sequence[HeadState] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]
@@ -164,6 +180,12 @@ class PassResult(NamedTuple):
     chosen: Sequence[int] = ()
     top: Sequence[tuple[Sequence[int], Sequence[float]]] = ()
     probs: torch.Tensor | None = None
+
+    @property
+    def own_states(self) -> list[HeadState]:
+        """The states after each row, which a head reads with tokens that follow; empty without tapped blocks."""
+        tapped = self.tapped
+        return [] if tapped is None else [HeadState(tapped, row, own=True) for row in range(len(tapped))]
 
     def row(self, at: int) -> PassResult:
         """Return one row's logits, states and tokens."""

@@ -13,6 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.head_states import StateInputs
 from vidspec.engine.layouts import quantised_copy, quantised_linears, unquantisable_reason
 from vidspec.engine.quantised import Precision
 from vidspec.engine.recurrent import linear_attention, max_state_bytes
@@ -74,6 +75,7 @@ class StockDecoder:
     prunable = True
     graphs: ReplayedPasses | None = None
     eager: str | None = "its blocks are not fused"
+    state_inputs: StateInputs | None = None
 
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget

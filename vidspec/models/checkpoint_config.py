@@ -22,6 +22,7 @@ __all__ = [
     "is_head",
     "load_error",
     "read_config",
+    "refuse_assistant",
     "weight_source",
 ]
 
@@ -65,6 +66,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
             hint=f"--profile eagle3 --draft {name}",
             kind="family",
         )
+    refuse_assistant(name, source)
     try:
         config = _config(source)
     except VidspecError:
@@ -88,6 +90,20 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     if family not in families.names() and not (text_only and text):
         raise unsupported_error(name, family, blind=text_only)
     return config
+
+
+def refuse_assistant(name: str, source: str) -> None:
+    """Refuse the assistants of Gemma 4, which read the keys and values of their target.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if claimed_config(source).get("model_type") in ("gemma4_assistant", "gemma4_unified_assistant"):
+        raise ModelError(
+            f"{name}: is an assistant of Gemma 4, which drafts from the keys and values of its target: not supported",
+            hint="a smaller Gemma 4 drafts: --profile specvlm --draft google/gemma-4-E2B-it",
+            kind="family",
+        )
 
 
 def check_kernels(name: str, source: str) -> None:

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.engine.decoder import AttendFunction, sliding_windows
+from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
-from vidspec.models.checkpoint_config import check_kernels, load_error, weight_source
+from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
 from vidspec.models.checkpoint_tensors import read_tensors
-from vidspec.models.head import Head, HeadDecoder
+from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -72,7 +73,7 @@ class Eagle3Decoder(HeadDecoder):
         self._tensors, self._budget = tensors, budget
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self.width = int(config.head_dim)
+        self.width, self.device = int(config.head_dim), self._weight.device
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
         #: True if the residual of the attention is the normed state.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
@@ -149,8 +150,8 @@ class Eagle3Head(Head):
     ) -> None:
         self.name, self.target, self.device = name, target, device
         self.blocks = _tap_blocks(name, config, target.layers)
-        self._embedding = tensors.pop("embed_tokens.weight", None)
-        _check_layout(name, config, tensors, self._embedding, target, len(self.blocks))
+        embedding = tensors.pop("embed_tokens.weight", None)
+        _check_layout(name, config, tensors, embedding, target, len(self.blocks))
         ids = torch.arange(len(tensors["lm_head.weight"]))
         if "d2t" in tensors:
             ids = ids + tensors.pop("d2t").long()
@@ -161,15 +162,12 @@ class Eagle3Head(Head):
         self.tokens = ids[known]
         self.vocabulary = len(self.tokens)
         placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
-        if self._embedding is not None:
-            self._embedding = self._embedding.to(device, target.dtype)
-        self.decoder = Eagle3Decoder(config, placed)
-
-    @torch.inference_mode()
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        if self._embedding is None:
-            return super().embed(ids)
-        return F.embedding(ids.to(self.device), self._embedding)
+        self.decoder = decoder = Eagle3Decoder(config, placed)
+        embed, eager = target_embedding(target, device), other_device_reason(target, device)
+        if embedding is not None:
+            embed, eager = partial(F.embedding, weight=embedding.to(device, target.dtype)), None
+        inputs = StateInputs(decoder.hidden, lambda states: decoder.joined(states.to(device)), self.tokens.to(device))
+        decoder.bind(embed, inputs, eager)
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:
@@ -191,6 +189,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
     source = weight_source(name, "an EAGLE-3 head")
     try:
         check_kernels(name, source)
+        refuse_assistant(name, source)
         config = head_config(json.loads(weight_file(source, "config.json").read_text(encoding="utf-8")))
         weights = {_canonical_key(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from vidspec.engine.decoder import Decoder
+from vidspec.engine.decoder import AttendFunction
 from vidspec.engine.device import to_device
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
+from vidspec.engine.head_states import StateInputs
+from vidspec.engine.rotary import RotaryTables
+from vidspec.engine.slab import Slab
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["Head", "HeadDecoder", "HeadRows"]
+__all__ = ["Head", "HeadDecoder", "HeadRows", "other_device_reason", "target_embedding"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,12 @@ class HeadRows:
     Attributes:
         embeds: (1, n, 2 * hidden), an embedding and a state per row.
         positions: (axes, 1, n).
+        next_position: of the pair after them.
     """
 
     embeds: torch.Tensor
     positions: torch.Tensor
+    next_position: int = 0
 
     @property
     def visual(self) -> _NoVisualRows:
@@ -44,13 +49,12 @@ class HeadRows:
     def length(self) -> int:
         return int(self.embeds.shape[1])
 
-    @property
-    def next_position(self) -> int:
-        return self.length  # unused: rows of a head carry their positions
 
+class HeadDecoder(ABC):
+    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`): one block, no packed weights.
 
-class HeadDecoder:
-    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`): one block, no packed weights."""
+    A row is the embedding of a token joined with a state. In a prompt both are given; rows of tokens need :meth:`bind`.
+    """
 
     name = "head"
     why = "one block of its own"
@@ -60,10 +64,58 @@ class HeadDecoder:
     cached: tuple[int, ...] | None = None
     packed_bytes = only_bytes = state_bytes = numbers = 0
     graphs: ReplayedPasses | None = None
-    eager: str | None = "the rows of a head are no token ids"
+    eager: str | None = None
+    state_inputs: StateInputs | None = None
+    device: torch.device
+    axes: int
+    scaling: float
+    width: int
+    windows: tuple[int | None, ...] | None
+    _embed: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    @abstractmethod
+    def slab(self) -> Slab: ...
+
+    @abstractmethod
+    def rotation(self, positions: torch.Tensor) -> RotaryTables: ...
+
+    @abstractmethod
+    def block(
+        self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction
+    ) -> torch.Tensor: ...
+
+    @abstractmethod
+    def norm(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def bind(self, embed: Callable[[torch.Tensor], torch.Tensor], inputs: StateInputs, eager: str | None) -> None:
+        """Set what rows of tokens are made of; on a GPU their passes are replayed.
+
+        Args:
+            embed: maps the target's ids (n,) to embeddings (n, hidden) on the head's device.
+            inputs: of its states.
+            eager: reason why a GPU cannot replay its passes; None if it may.
+        """
+        self._embed, self.state_inputs = embed, inputs
+        self.eager = eager
+        if eager is None and self.device.type == "cuda":
+            self.eager, self.graphs = eager_reason(self), make_graphs(self)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        raise TypeError("the rows of a head are embeddings and states, not ids")
+        return self._embed(ids)
+
+
+def target_embedding(target: VideoLanguageModel, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that maps ids (n,) to the target's embeddings (n, hidden), both on ``device``."""
+    return lambda ids: target.embed(ids.to(target.device)).to(device)
+
+
+def other_device_reason(target: VideoLanguageModel, device: torch.device) -> str | None:
+    """Return why passes of a head that uses the target's weights cannot be replayed; None if they can."""
+    return None if target.device == device else "the target's embeddings are on another device"
 
 
 class Head(ABC):
@@ -82,7 +134,7 @@ class Head(ABC):
     name: str
     target: VideoLanguageModel
     device: torch.device
-    decoder: Decoder
+    decoder: HeadDecoder
     vocabulary: int
     tokens: torch.Tensor
     blocks: tuple[int, ...]
@@ -99,7 +151,7 @@ class Head(ABC):
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings (n, hidden) of the target's ids (n,)."""
-        return self.target.embed(to_device(ids, self.target.device)).to(self.device)
+        return self.decoder.embed(to_device(ids, self.device))
 
     @torch.inference_mode()
     def embed_prompt(self, token_ids: torch.Tensor, visual: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -114,7 +166,10 @@ class Head(ABC):
         return embeds
 
     @torch.inference_mode()
-    def fed(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> HeadRows:
+    def fed(
+        self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, next_position: int = 0
+    ) -> HeadRows:
         """Build input rows from embeddings and states, both (n, hidden), at positions (axes, n)."""
         rows = torch.cat([embeddings, states], dim=1)[None]
-        return HeadRows(rows, to_device(positions, self.device).expand(self.decoder.axes, -1)[:, None])
+        places = to_device(positions, self.device).expand(self.decoder.axes, -1)[:, None]
+        return HeadRows(rows, places, next_position)

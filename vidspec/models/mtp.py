@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from vidspec.engine.decoder import AttendFunction, Decoder
+from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
@@ -24,7 +25,7 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.checkpoint_config import load_error
 from vidspec.models.checkpoint_tensors import read_tensors
-from vidspec.models.head import Head, HeadDecoder
+from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.video_language_model import VideoLanguageModel
 
@@ -68,12 +69,13 @@ class MtpDecoder(HeadDecoder):
     def __init__(self, layer: MtpLayer, target: Decoder, budget: int | None = None) -> None:
         self.layer, self._target, self._budget = layer, target, budget
         self.scaling, self.axes = target.scaling, target.axes
+        self.device, self.hidden = layer.fc.weight.device, int(layer.config.hidden_size)
+        self.width = int(cast(StockModel, layer.layers[0]).self_attn.head_dim)
 
     @cached_property
     def slab(self) -> Slab:
-        weight, attention = self.layer.fc.weight, cast(StockModel, self.layer.layers[0]).self_attn
         heads = int(self.layer.config.num_key_value_heads)
-        return Slab(heads, int(attention.head_dim), weight.dtype, [weight.device], self._budget)
+        return Slab(heads, self.width, self.layer.fc.weight.dtype, [self.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
         return self._target.rotation(positions)
@@ -114,6 +116,11 @@ class MtpHead(Head):
         self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
         self.blocks = (target.layers,)
         self.decoder = MtpDecoder(layer, target.decoder)
+        norm = target.decoder.norm
+        inputs = StateInputs(self.decoder.hidden, norm, self.tokens.to(self.device))
+        mixture = hasattr(cast(StockModel, layer.layers[0]).mlp, "experts")
+        eager = "its rows choose among experts" if mixture else other_device_reason(target, self.device)
+        self.decoder.bind(target_embedding(target, self.device), inputs, eager)
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:

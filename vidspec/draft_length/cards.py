@@ -32,7 +32,8 @@ class Card(NamedTuple):
         return 0.95 * self.memory
 
 
-#: Those whose passes are replayed (compute capability 8.0 and above), by a short name; of several sizes or forms the one with SXM or the most memory, unless named.
+#: Those whose passes are replayed (compute capability 8.0 and above), by a short name; of several sizes or forms the
+#: one with SXM or the most memory, unless named.
 CARDS = {
     "l4": Card("L4", 0.300e12, 121e12, 24e9),
     "a10": Card("A10", 0.600e12, 125e12, 24e9),

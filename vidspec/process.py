@@ -309,12 +309,15 @@ class _ForkedProcess:
 
 @contextmanager
 def _silent_tokenizers() -> Iterator[None]:
-    """Silence the warning that ``tokenizers`` prints in a fork, unless the user set the variable."""
+    """Silence the warning that ``tokenizers`` prints in a fork, unless the user set the variable.
+
+    ``os.environ`` does not change: other threads may be iterating over it.
+    """
     if "TOKENIZERS_PARALLELISM" in os.environ:
         yield
         return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.putenv("TOKENIZERS_PARALLELISM", "false")
     try:
         yield
     finally:
-        os.environ.pop("TOKENIZERS_PARALLELISM", None)
+        os.unsetenv("TOKENIZERS_PARALLELISM")

@@ -27,7 +27,7 @@ from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
 from vidspec.engine.requests import Encode, Forward, PrefillPrompt
-from vidspec.engine.rows import Rows
+from vidspec.engine.rows import PassResult, Rows
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models.placement import Placement
@@ -171,7 +171,7 @@ class TimedEngine:
     def _read(self, span, token_ids):
         span.tokens += token_ids
         token = Token(span.text, tuple(span.tokens))
-        return SimpleNamespace(logits=[token], chosen=[token.argmax()], finite=True)
+        return PassResult([token], [token], chosen=[token.argmax()])
 
 
 class TargetSide:

@@ -180,7 +180,10 @@ def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
     model = load_model(str(checkpoint("fp8")), CPU)
     model.language.layers[0].mlp.up_proj.bfloat16()
     model.prepare()
-    assert (model.decoder.name, model.decoder.why) == ("stock", "its weights are of several dtypes")
+    assert (model.decoder.name, model.decoder.why) == (
+        "stock",
+        "its weights are of several dtypes (name one with --dtype)",
+    )
 
 
 @pytest.mark.parametrize(

@@ -310,9 +310,9 @@ SECTIONS = {
         "profiles, the previous version, decoding alone, memory, rows per pass and the use of the cores: {links}."
     ),
     "Other machines": (
-        "Decoding, then end to end, of the Qwen2.5-VL pair. The gain depends on how much of a pass goes into reading "
-        "weights: where plain decoding is near its bandwidth limit, a draft pass costs almost nothing; where caches "
-        "hold the weights, c = T_q / T_p decides. `make evidence ARGS='--quick --keep NAME'` adds a column."
+        "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
+        "gains: the last row is the share of the bandwidth limit that it reaches. `make evidence ARGS='--quick --keep NAME'` "
+        "adds a column."
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them in the runs above. `vanilla-sd-auto` is the "

@@ -311,8 +311,8 @@ SECTIONS = {
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
-        "gains: the last row is the share of the bandwidth limit that it reaches. `make evidence ARGS='--quick --keep NAME'` "
-        "adds a column."
+        "gains: the last row is the share of the bandwidth limit that it reaches. "
+        "`make evidence ARGS='--quick --keep NAME'` adds a column."
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them in the runs above. `vanilla-sd-auto` is the "

@@ -126,7 +126,8 @@ def quick(places: Mapping[str, str], clips: Sequence[str], out: Path, keep: str 
         results = json.loads(here.read_text(encoding="utf-8"))
         if keep is not None:
             (out / "machines").mkdir(exist_ok=True)
-            (out / "machines" / f"{keep}.json").write_text(here.read_text(encoding="utf-8"), encoding="utf-8")
+            known = here.read_text(encoding="utf-8").replace(f"{places['work']}{os.sep}", "")
+            (out / "machines" / f"{keep}.json").write_text(known, encoding="utf-8")
     return pages.beside(results, pages.read_results(out)["profiles-embedded-qwen"])
 
 

@@ -140,11 +140,11 @@ def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, m
         ]
         rows = [row("ar", 100), row("vanilla-sd-auto", 130)]
         here = {**published, "rows": rows, "machine": "one core", "date": "later"}
-        here["reason"] = "failed on /work/clips/a.mp4"
+        here["reason"] = "failed on /srv/runs/clips/a.mp4"
         (out / f"{part.name}.json").write_text(json.dumps(here))
 
     monkeypatch.setattr(evidence, "measure", measured_here)
-    text = evidence.quick({"work": "/work"}, ["a.mp4"], tmp_path, "other", smoke=False)
+    text = evidence.quick({"work": "/srv/runs"}, ["a.mp4"], tmp_path, "other", smoke=False)
     assert '"reason": "failed on clips/a.mp4"' in (tmp_path / "machines" / "other.json").read_text()
     assert "| `vanilla-sd-auto` | 1.30x | 2.00x | 1.30x | 2.00x | 130 | 200 |" in text
     assert "| `hybrid` | - | 1.80x | - |" in text and "Here: one core, commit c0ffee, later, 16 clips" in text

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, StaticTree, Steps
 from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Loop", "LoopClient", "PassRecord"]
 
@@ -234,7 +237,7 @@ class Loop:
         engine, rules = chains[0].engine, [chain.rule for chain in chains]
         batch = [(chain.span, chain.token_ids, chain.gamma) for chain in chains]
         begun, prepared = self.now(), engine.preparing
-        drafted: list[tuple[list[int], Any]] | None
+        drafted: list[tuple[list[int], torch.Tensor | None]] | None
         try:
             states = [chain.states for chain in chains] if chains[0].states else None
             if states is not None and any(rules):

@@ -38,7 +38,7 @@ from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
-from vidspec.models.quantised import method_description, quantization_config
+from vidspec.models.quantization_config import method_description, quantization_config
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]

@@ -79,7 +79,7 @@ def test_heads_only_if_they_are_here(on, monkeypatch):
         {"models.target": "Qwen/Qwen3.5-9B"},
     ],
 )
-def test_choices_of_the_user_and_unknown_targets_stay(on, more):
+def test_choices_of_the_user_and_unknown_models_stay(on, more):
     on(CARDS["h100"])
     assert auto.default_draft(KEYS | more) is None
 

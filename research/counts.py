@@ -31,8 +31,9 @@ from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.matrix import Precision
 from vidspec.engine.rows import Rows
+from vidspec.models.head import HeadDecoder
 
-__all__ = ["Counts", "counted", "counted_eager", "shared", "table"]
+__all__ = ["Counts", "counted", "counted_eager", "counted_head", "shared", "table"]
 
 _META = torch.device("meta")
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "linear", "matmul", "few_row_product")
@@ -176,6 +177,18 @@ def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
         found.kernels.clear()
         with _Counting(counting), _Unread(counting):
             engine_of(model).run([Rows(span, [0] * rows) for span in spans])
+    return found
+
+
+@torch.inference_mode()
+def counted_head(decoder: HeadDecoder, vocabulary: int) -> Counts:
+    """Count a replayed pass of a chain that a head drafts, one row."""
+    found = Counts(replayed=True)
+    decoder.slab.open(8)
+    _, replay = ReplayedPasses(decoder, _attention(found)).step(1, vocabulary, chained=True)
+    found.kernels.clear()
+    with _Counting(found):
+        replay()
     return found
 
 

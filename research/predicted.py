@@ -25,7 +25,7 @@ from vidspec.draft_length.prediction import (
     predict,
     predict_rounded,
 )
-from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_model
+from vidspec.draft_length.target_drafts import HEAD_LAUNCHES, cost_of_known, draft_candidates, known_model
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs
 from vidspec.models.memory_estimate import PROMPT
 
@@ -174,7 +174,7 @@ def _notes(cards: Sequence[Card]) -> list[str]:
         "([engine](../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
         "Gamma is the best window; where none gains there is no draft, and the gain is 1.",
-        "A head's pass is taken to be captured, with 30 kernels.",
+        f"A head's pass is replayed, with {HEAD_LAUNCHES} kernels, as counted.",
         f"Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of the card's memory, or no "
         "figure was found.",
         "*int4 target*: `models.weights: int4`, which gives other texts than bfloat16.",

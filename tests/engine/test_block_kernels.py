@@ -74,6 +74,8 @@ def test_rotation_in_place(dtype, width, by_axis):
 @pytest.mark.parametrize("width", [16, 80, 128])
 @pytest.mark.parametrize("normed", [False, True])
 def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, normed):
+    """To the bit in the interpreter; a compiler may contract the products of both kernels in another order."""
+    close = {"rtol": CLOSE[dtype] * (DEVICE == "cuda"), "atol": CLOSE[dtype] * (DEVICE == "cuda")}
     states, tables = rotation_of(width, dtype)
     weights = HeadNorms(numbers(width, dtype=dtype, seed=2), numbers(width, dtype=dtype, seed=3), 1e-6)
     norms, slots = weights if normed else None, torch.tensor([6, 0, 3], device=DEVICE)
@@ -83,8 +85,9 @@ def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, n
     entries = apart[:, HEADS:].view(3, 2, KV_HEADS, width)
     expected.index_copy_(2, slots, entries.permute(1, 2, 0, 3))
     rotate(states, HEADS, tables, norms, (found, slots))
-    assert torch.equal(found, expected) and (found[:, :, 1] == 7).all()
-    assert torch.equal(states[:, :HEADS], apart[:, :HEADS])
+    torch.testing.assert_close(found, expected, **close)
+    torch.testing.assert_close(states[:, :HEADS], apart[:, :HEADS], **close)
+    assert (found[:, :, 1] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from research.counts import counted, counted_eager, shared, table
+from research.counts import counted, counted_eager, counted_head, shared, table
 from research.random_decoder import Language, engine_of, language
 from research.sizes import SIZES, Size
-from tests.checkpoints import gemma4, qwen
+from tests.checkpoints import eagle3, gemma4, qwen
 from vidspec.draft_length.stock_costs import cost_of_stock
+from vidspec.draft_length.target_drafts import HEAD_LAUNCHES
 from vidspec.engine.decoders import decoder_of
+from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rows import Rows
 from vidspec.models.base import families
+from vidspec.models.eagle3 import Eagle3Decoder, head_config
 from vidspec.models.loading import empty_model
 
 pytestmark = pytest.mark.full
@@ -70,6 +75,15 @@ def test_a_pass_of_sixteen_clips_is_launched_once_and_read_once():
     found, alone = shared(SIZES["7B"], 16, 6, 25_000), shared(SIZES["7B"], 1, 6, 25_000)
     assert found.launches <= 300 and found.reads == 1
     assert found.launches <= alone.launches + 1  # one copy joins the clips' logits
+
+
+def test_a_heads_pass_launches_what_predictions_assume():
+    tensors = {key: one.to("meta", torch.bfloat16) for key, one in eagle3.tensors(qwen.QwenKind()).items()}
+    decoder = Eagle3Decoder(head_config(eagle3.config(qwen.QwenKind())), tensors)
+    embedding, ids = torch.empty(1000, eagle3.HIDDEN, dtype=torch.bfloat16, device="meta"), tensors["d2t"].long()
+    inputs = StateInputs(eagle3.HIDDEN, decoder.joined, ids)
+    decoder.bind(partial(torch.nn.functional.embedding, weight=embedding), inputs, "counted")
+    assert counted_head(decoder, len(ids)).launches == HEAD_LAUNCHES
 
 
 OWN_INPUTS, ONE_INPUT = gemma4.config(), gemma4.config(hidden_size_per_layer_input=0)

@@ -6,6 +6,7 @@ The model is built on torch's meta device, so the findings are those that loadin
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from vidspec.cli.predictions import CardPredictions
@@ -287,7 +288,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     eager = decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2))
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
     kept: WeightPrecision = "int4" if held.codes < 0.75 * parameters else "int8"
-    costed = None
+    costed: Callable[..., ModelCost | None] | None = None
     if reason is None and eager is None:
         costed = cost_of_model
     elif reason is not None and (settings is None or held.codes):

@@ -73,7 +73,8 @@ def models(
     Memory is weights and KV cache, without pruning and activations; ? means unknown. In a pipe each pair is one line,
     separated by tabs: target, draft, visual tokens, GiB, licences, cached, remarks, fits.
 
-    Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
+    Exit codes: 0; with NAME, 3 if it is not supported, memory (with --card, the card's) does not suffice, or its
+    --draft does not fit it.
     """
     from vidspec.models.known_pairs import MemoryWorkload
 

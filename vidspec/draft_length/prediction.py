@@ -62,8 +62,8 @@ _LEAST_SHARES: Mapping[WeightPrecision, Mapping[int, float]] = {
 }
 #: Most rows of these kernels; more dequantise the weights, which are written and read once in 16 bits.
 _KERNEL_ROWS = 256
-#: Longest predicted window.
-_LONGEST = 16
+#: Longest predicted window, and the least gain of a draft: smaller ones are within the errors of a prediction.
+_LONGEST, _LEAST_GAIN = 16, 1.02
 
 DraftKind = Literal["model", "int8", "int4", "eagle3"]
 
@@ -99,18 +99,18 @@ class ExpertCost(NamedTuple):
     """Experts of a model.
 
     Attributes:
-        count: experts of a block.
+        number: experts of a block.
         active: those that a row is multiplied with.
         read: parameters of one expert in all blocks together.
     """
 
-    count: int
+    number: int
     active: int
     read: int
 
     def distinct(self, rows: int) -> float:
         """Return the expected experts of a block that rows choose, each evenly: E (1 - (1 - k/E)^rows)."""
-        return self.count * (1 - (1 - self.active / self.count) ** rows)
+        return self.number * (1 - (1 - self.active / self.number) ** rows)
 
 
 class EagerLaunches(NamedTuple):
@@ -273,6 +273,8 @@ def predict(
         if draft.cost.eager is not None:  # the host waits for each token
             chain, once = chain + WAIT, 0
         gamma, rate = best_window(draft.assumed.beta, verify, chain, once, _LONGEST)
+        if clips * rate < _LEAST_GAIN * plain:
+            gamma, rate = 0, plain / clips
         size = None if held is None else held + draft.bytes
         found.append(SpeedPrediction(draft, gamma, clips * rate, clips * rate / plain, size, fits(size)))
     return found

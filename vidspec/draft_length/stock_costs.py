@@ -80,8 +80,8 @@ def cost_of_known_stock(model: KnownModel) -> ModelCost | None:
         return None
     recurrent, states = model.recurrent or (0, 0)
     experts = None if model.experts is None else ExpertCost(*model.experts)
-    read = {None: 2 * model.kv_per_token}
-    return _stock_cost(model.family, model.read, (model.layers, recurrent), read, experts, states)
+    entries: dict[int | None, int] = {None: 2 * model.kv_per_token}
+    return _stock_cost(model.family, model.read, (model.layers, recurrent), entries, experts, states)
 
 
 def read_weights(language: StockModel, head: StockModel) -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUSED_FAMILIES",
+    "HEAD_LAUNCHES",
     "cost_of_known",
     "cost_of_model",
     "draft_candidates",
@@ -43,8 +44,8 @@ FUSED_FAMILIES = frozenset(
         *("qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus"),
     )
 )
-#: Kernels of an EAGLE-3 head's pass, if it is captured; assumed.
-_HEAD_LAUNCHES = 30
+#: Kernels of an EAGLE-3 head's replayed pass (``research.counts.counted_head``).
+HEAD_LAUNCHES = 40
 
 
 def known_model(name: str) -> KnownModel | None:
@@ -125,7 +126,7 @@ def draft_candidates(
         if head.target == name:
             # Keys and values of one block, taken to be as wide as a block of the target.
             blocks = max(1, (target.launches - OTHER_LAUNCHES) // BLOCK_LAUNCHES)
-            cost = ModelCost(head.read, target.entry // blocks, _HEAD_LAUNCHES)
+            cost = ModelCost(head.read, target.entry // blocks, HEAD_LAUNCHES)
             size = round(head.read * WEIGHT_BYTES["bfloat16"])
             found.append(DraftCandidate(head.name, "eagle3", cost, ACCEPTANCE["eagle3"], size))
     return found

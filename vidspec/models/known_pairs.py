@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vidspec.errors import GenerationError
 from vidspec.models.frame_rules import FrameRule, MergedPatches, SquareFrames, TiledFrames, TokenGrid
@@ -166,10 +166,7 @@ def known_pairs() -> tuple[ModelPair, ...]:
     import yaml
 
     data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))
-    models = {
-        name: KnownModel(name, **{key: tuple(fact) if isinstance(fact, list) else fact for key, fact in facts.items()})
-        for name, facts in data["models"].items()
-    }
+    models = {name: _known_model(name, **facts) for name, facts in data["models"].items()}
     return tuple(
         ModelPair(
             models[row["target"]],
@@ -179,6 +176,11 @@ def known_pairs() -> tuple[ModelPair, ...]:
         )
         for row in data["pairs"]
     )
+
+
+def _known_model(name: str, **facts: Any) -> KnownModel:
+    """Return a model, its lists as tuples."""
+    return KnownModel(name, **{key: tuple(fact) if isinstance(fact, list) else fact for key, fact in facts.items()})
 
 
 @cache

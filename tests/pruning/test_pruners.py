@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
+from tests.tiers import examples
 from vidspec.config.plugins import names
 from vidspec.pruning.base import Signals, kept_count, pruners, top_scored, with_required
 
@@ -43,7 +44,7 @@ LAYOUTS = st.one_of(
 
 
 @pytest.mark.parametrize("name", METHODS)
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(LAYOUTS, ALPHA, st.integers(0, 5))
 def test_contract(name, visual, alpha, seed):
     given_ = signals(visual, seed, pruner(name).needs)

@@ -270,7 +270,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     """Inspect a checkpoint without drafts."""
     config = read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
-    text = family not in families.names()
+    text = family not in families
     kind = loading.adapter_class(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)

@@ -38,7 +38,7 @@ def gains(single: Sequence[Mapping[str, Any]], folder: Mapping[str, Any], batch:
     rows += [_predicted_clip(*one) for one in _SINGLE]
     rows += [_large_target()]
     rows += [_predicted_folder(*one) for one in _FOLDERS]
-    return table(("you have", "models", "command", "decoding", "end to end", "figure"), rows)
+    return table(("you have", "models", "decoding", "end to end", "figure"), rows)
 
 
 def _range(values: Sequence[float]) -> str:
@@ -50,7 +50,7 @@ def _measured_clip(single: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [next(row for row in one["rows"] if row["name"] == "vanilla-sd-auto") for one in single]
     ranges = (_range([row[key][0] for row in rows]) for key in ("decode", "end_to_end"))
     where = f"measured, {len(single)} machine{'s' * (len(single) > 1)}"
-    return ["two CPU cores, a clip", "built-in Qwen2.5-VL pair", "`vidspec caption clip.mp4`", *ranges, where]
+    return ["two CPU cores, a clip", "built-in Qwen2.5-VL pair", *ranges, where]
 
 
 def _measured_folder(folder: Mapping[str, Any], batch: int) -> list[str]:
@@ -58,7 +58,7 @@ def _measured_folder(folder: Mapping[str, Any], batch: int) -> list[str]:
     plain = rates["ar", 1]
     batched = f"plain decoding of {batch} at once {rates['ar', batch] / plain:.2f}x"
     gain = f"{rates['vanilla-sd-auto', batch] / plain:.2f}x; {batched}"
-    return ["two CPU cores, a folder", "the same", "`vidspec caption clips/`", "", gain, "measured"]
+    return ["two CPU cores, a folder", "the same", "", gain, "measured"]
 
 
 def _predicted_clip(user: str, cards: Sequence[str], models: str, target: str) -> list[str]:
@@ -67,7 +67,7 @@ def _predicted_clip(user: str, cards: Sequence[str], models: str, target: str) -
     best = [
         max(one.gain for one in each.drafts if one.fits and one.draft and one.draft.kind != "eagle3") for each in found
     ]
-    return [user, models, f"`vidspec caption clip.mp4 --target {target}`", _range(best), "", "predicted"]
+    return [user, models, _range(best), "", "predicted"]
 
 
 def _large_target() -> list[str]:
@@ -75,8 +75,7 @@ def _large_target() -> list[str]:
     name = "Qwen/Qwen2.5-VL-32B-Instruct"
     found = forecasts([CARDS["a100"], CARDS["h100"]], clips=(1,), target=name)
     rates = [one.rounded.tokens_per_s / one.plain.tokens_per_s for one in found if one.rounded is not None]
-    command = f"`vidspec caption clip.mp4 --target {name} --profile ar --set models.weights=int4`"
-    return ["80 GB, a clip", "Qwen2.5-VL 32B in four bits: other texts", command, _range(rates), "", "predicted"]
+    return ["80 GB, a clip", "Qwen2.5-VL 32B in four bits: other texts", _range(rates), "", "predicted"]
 
 
 def _predicted_folder(user: str, card: str, batch: int) -> list[str]:
@@ -85,5 +84,4 @@ def _predicted_folder(user: str, card: str, batch: int) -> list[str]:
     assert alone.plain_clips_per_s and many.plain_clips_per_s and many.pruned_clips_per_s
     plain = many.plain_clips_per_s / alone.plain_clips_per_s
     gain = f"{many.pruned_clips_per_s / alone.plain_clips_per_s:.1f}x; plain decoding of {batch} at once {plain:.1f}x"
-    command = f"`vidspec caption clips/ --target {_LLAVA} --profile sd-uniform-chain`"
-    return [user, "LLaVA-OneVision 7B, its 0.5B drafts", command, "", gain, "predicted"]
+    return [user, "LLaVA-OneVision 7B, its 0.5B drafts", "", gain, "predicted"]

@@ -301,10 +301,12 @@ targets have 9 million parameters. Nothing was run on a GPU. Definitions: [metri
 """
 SECTIONS = {
     "What you gain": (
-        "Over plain decoding of one clip at a time; the caption is the same but where it says so. Measured rows are "
-        "from the tables below. Predicted rows are arithmetic on data sheets with assumed acceptance "
-        "([how](predicted.md)): the range is that from 2,000 to 25,000 visual tokens, folders at 2,000; not yet run on "
-        "a GPU. `vidspec caption clip.mp4 --baseline` measures yours."
+        "Over plain decoding of one clip at a time, by `vidspec caption clip.mp4 --target MODEL`, or `clips/` for a "
+        "folder; the caption is the same. MODEL is `Qwen/Qwen2.5-VL-7B-Instruct` or "
+        "`llava-hf/llava-onevision-qwen2-7b-ov-hf`, of folders with `--profile sd-uniform-chain`; the 32B takes "
+        "`--profile ar --set models.weights=int4`. Measured rows are from the tables below. Predicted rows are "
+        "arithmetic on data sheets with assumed acceptance ([how](predicted.md)), from 2,000 to 25,000 visual tokens, "
+        "folders at 2,000; not yet run on a GPU. `--baseline` measures yours."
     ),
     "Profiles and peers": (
         "Single clips of 32 frames, two cores. *tau*: drafted tokens accepted per verification. *Of limit*: passes per "

@@ -174,7 +174,7 @@ def _notes(cards: Sequence[Card]) -> list[str]:
         "for each of the two waits of a round. Products with int8 and int4 weights are as fast as instructions allow "
         "([engine](../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
-        f"Gamma is the best window; without a gain there is none. A head's pass has {HEAD_LAUNCHES} kernels, as counted.",
+        f"Gamma is the best window; without a gain there is none. A head's pass has {HEAD_LAUNCHES} kernels.",
         f"Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of the card's memory. *int4 "
         "target*: `models.weights: int4`, which gives other texts than bfloat16.",
     ]

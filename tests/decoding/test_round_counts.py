@@ -26,7 +26,8 @@ from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine import choices, graphs, penalties, sampling, slab
+from vidspec.engine import choice_step, graphs, penalties, sampling, slab
+from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
@@ -46,6 +47,15 @@ ROUNDS = 3
 CALLS = 1210
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
 PENALTIES = Penalties(1.2, 0.3)
+LAUNCHED = [
+    ("chain", GREEDY, None),
+    ("chain", DRAWN, None),
+    ("chain", Sampling(0.8, 1.0, 20, 0.05), None),
+    ("chain", GREEDY, Penalties(repetition_penalty=1.2)),
+    ("chain", GREEDY, Penalties(presence_penalty=0.3)),
+    ("chain", DRAWN, PENALTIES),
+    ("tree", GREEDY, None),
+]
 
 
 class Waits(TorchFunctionMode):
@@ -79,18 +89,19 @@ class Launches(TorchDispatchMode):
 
     def __init__(self, monkeypatch):
         super().__init__()
-        self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
-        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
-        for module in (choices, graphs, penalties, sampling, slab):
+        self.found, self.replaying = Counter(), False
+        for kind in (GraphStep, ChoiceStep):
+            monkeypatch.setattr(kind, "__call__", lambda step, run=kind.__call__: self.replay(step, run))
+        for module in (choice_step, graphs, penalties, sampling, slab):
             monkeypatch.setattr(module, "to_device", partial(self.copy, f"copies of {module.__name__}"))
 
     def copy(self, name, host, device, out=None):
         self.found[name] += 1
         return to_device(host, device, out)
 
-    def replay(self, step):
+    def replay(self, step, run):
         self.replaying = True
-        self._pass(step)
+        run(step)
         self.replaying = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -144,13 +155,15 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
     return sequences
 
 
-def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2)):
+def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2), penalties=None):
     """Operations of a round outside of replayed passes, and what they are."""
     loop, launches = Loop(), Launches(monkeypatch)
-    sequences = begun(loop, kind, clips, sampling, models=models)
+    sequences = begun(loop, kind, clips, sampling, models=models, penalties=penalties)
+    for _ in range(2):  # the passes are made
+        list(loop.turn())
     launches.found.clear()
     with launches:
-        while max(len(one.rounds) for one in sequences) < 1 + ROUNDS:
+        while max(len(one.rounds) for one in sequences) < 2 + ROUNDS:
             list(loop.turn())
     return launches.found.total() / ROUNDS, launches.found
 
@@ -235,9 +248,10 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     assert calls.found.total() / rounds <= CALLS
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
-    each, found = launched(monkeypatch, kind, 16)
+@pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
+def test_few_launches_outside_of_replayed_passes(monkeypatch, kind, sampling, penalties):
+    """With the copies of their tables, and what the host computes."""
+    each, found = launched(monkeypatch, kind, 16, sampling, penalties=penalties)
     assert each < 40, found
 
 

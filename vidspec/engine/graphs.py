@@ -8,25 +8,25 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
+from vidspec.engine.choice_step import ChoiceStep, chain_kind, window_kind
+from vidspec.engine.choices import ChoiceKind, read_back_tokens
 from vidspec.engine.device import replay_refusal, to_device
 from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, table_columns
-from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.rows import ChainRule, PassResult, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import DeviceError
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-    from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.decoder import ReplayableDecoder
-    from vidspec.engine.fused import FusedDecoder
     from vidspec.engine.requests import StaticTree
 
 __all__ = [
@@ -40,6 +40,8 @@ __all__ = [
 
 #: Most rows of a pass: 16 trees of 26 rows are one.
 ROWS = 512
+#: Most rows of a pass whose draws and penalties are captured, which keep some 30 bytes a logit; most captured choices.
+CHOSEN, _MOST_CHOICES = 128, 32
 #: Fewest rows of an unchained pass: a token and a window of up to 7 run the same kernels, so they round alike.
 FEWEST = 8
 
@@ -91,6 +93,7 @@ class ReplayedPasses:
         self.device = decoder.device
         self._can_capture = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[GraphStep, Callable[[], None]]] = {}
+        self._choices: dict[tuple[int, bool, ChoiceKind], tuple[ChoiceStep, Callable[[], None]]] = {}
         self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
         #: Slab version, vocabulary and tapped blocks that the steps were made for.
         self._steps_key: tuple[int, int, frozenset[int]] | None = None
@@ -108,13 +111,12 @@ class ReplayedPasses:
         kinds = {chained for _, chained in self._steps}
         if not self._can_capture or len(kinds) == 2:
             return 0
-        if self.decoder.state_inputs is not None:
-            return 0  # one block: little beside its target's
-        decoder = cast("FusedDecoder", self.decoder)
         kept = sum(sum(_counts(chained)) for chained in (False, True) if chained not in kinds)
-        row = decoder.head.shape[0] + decoder.embedding.shape[1] * (1 + len(self._tapped))
+        decoder, inputs = self.decoder, self.decoder.state_inputs
+        states = len(self._tapped) if inputs is None else 2  # a head's input and output
+        row = decoder.logit_width + decoder.hidden * (1 + states)
         working = 0 if kinds else ROWS * decoder.pass_width
-        return (kept * row + working) * decoder.embedding.itemsize
+        return (kept * row + working) * decoder.slab.dtype.itemsize
 
     def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Return True for few token rows without observers, in sequences with the same entries in all layers."""
@@ -139,76 +141,114 @@ class ReplayedPasses:
     def clear(self) -> None:
         """Release the captured passes and the slab that they hold."""
         self._steps.clear()
+        self._choices.clear()
         self._steps_key = self._pool = None  # a pool ends with its last graph
 
-    def run(self, batch: Sequence[Rows], vocabulary: int) -> list[PassResult]:
-        """Run a batch for which :meth:`is_replayable` is true, as ``Engine.run``."""
+    def run(self, batch: Sequence[Rows], vocabulary: int, *, choose: bool = True) -> list[PassResult]:
+        """Run a batch for which :meth:`is_replayable` is true, as ``Engine.run``.
+
+        Args:
+            batch: the rows of each sequence.
+            vocabulary: number of logits to keep.
+            choose: True to choose the tokens and read them back.
+        """
         with self._on_device():
             step, sizes = self._run_pass(batch, vocabulary)
-            # The next pass writes to the same tensors.
-            logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
+            total = sum(sizes)
             states = {
-                tapped: torch.cat([step.entering[block][: sum(sizes)] for block in tapped], 1).split(sizes)
+                tapped: torch.cat([step.entering[block][:total] for block in tapped], 1).split(sizes)
                 for tapped in {rows.tapped for rows in batch if rows.tapped}
             }
-        entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
-        return list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
+            entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
+            # The next pass writes to the same tensors.
+            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
+            passed = list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
+            if not choose:
+                return passed
+            kind = window_kind(batch)
+            if kind is None or not _is_captured(kind, step.count):
+                return read_back_tokens(batch, passed, None if step.inputs is None else step.inputs.ids)
+            choice, replay = self._choice(step, kind)
+            choice.begin_windows(batch, sizes)
+            replay()
+            return choice.results(batch, passed)
 
     def chain(
-        self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, choices: ChainChoices | None = None
-    ) -> list[list[int]] | None:
-        """Continue sequences as ``Engine.greedy``: one pass per new token; the host waits for the last only.
+        self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, rules: Sequence[ChainRule] | None = None
+    ) -> list[tuple[list[int], torch.Tensor | None]] | None:
+        """Continue sequences as ``Engine.chain``: one pass per new token; the host waits for the last only.
 
         Args:
             batch: the first rows of each sequence; :meth:`is_replayable` must be true.
             gammas: number of tokens to add to each.
             vocabulary: number of logits to keep.
-            choices: choose the tokens; None for the likeliest ones.
+            rules: how the tokens are chosen; None for the likeliest ones.
 
         Returns:
-            The new tokens; None if the choices were not exact.
+            The new tokens and the distributions they were drawn from, None if they were not drawn; None if the host has
+            to choose.
         """
+        kind = None if rules is None else chain_kind(rules, gammas)
+        if rules is not None and kind is None:
+            return None
         for rows, gamma in zip(batch, gammas, strict=True):
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
                 rows.span.check_room(len(rows.token_ids) + gamma - 1)
+        order = sorted(range(len(batch)), key=lambda at: -gammas[at])  # those of one token are idle, and last
         with self._on_device():
-            new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
-            first_step, sizes = self._run_pass(batch, vocabulary)
-            ends = to_device(torch.tensor([end - 1 for end in accumulate(sizes)]), self.device)
-            if choices is None:
-                new_tokens[0].copy_(first_step.tokens[ends])
+            first, sizes = self._run_pass(batch, vocabulary)
+            step, replay = self.step(_padded_rows(len(batch)), vocabulary, chained=True)
+            longer = [at for at in order if gammas[at] > 1]
+            self._write_table(step, [Rows(batch[at].span, (0,)) for at in longer], [gammas[at] - 1 for at in longer])
+            ends = list(accumulate(sizes))
+            places = to_device(torch.tensor([ends[at] - 1 for at in order]), self.device)
+            if step.states is not None:
+                entering = first.entering[self.decoder.depth]
+                torch.index_select(entering, 0, places, out=step.states[: len(batch)])
+            if kind is None or rules is None:
+                numbers, probs = self._greedy_tokens(step, replay, first.tokens[places], max(gammas)), None
             else:
-                every = torch.arange(len(batch), device=self.device)
-                new_tokens[0].copy_(choices.choose(first_step.logits[ends], 0, range(len(batch)), every))
-            states = None if first_step.states is None else first_step.entering[self.decoder.depth][ends]
-            done = 1
-            while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
-                until = min([gammas[at] for at in unfinished])
-                step, replay = self.step(_padded_rows(len(unfinished)), vocabulary, chained=True)
-                places = to_device(torch.tensor(unfinished), self.device)
-                self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
-                step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
-                step.moves.zero_()
-                step.moves[: len(unfinished)].fill_(1)
-                if states is not None and step.states is not None:
-                    step.states[: len(unfinished)].copy_(states if len(unfinished) == len(batch) else states[places])
-                for index in range(done, until):
-                    replay()
-                    tokens = step.tokens[: len(unfinished)]
-                    if choices is not None:
-                        tokens = choices.choose(step.logits[: len(unfinished)], index, unfinished, places)
-                        step.table[0, : len(unfinished)].copy_(tokens)
-                    new_tokens[index].index_copy_(0, places, tokens)
-                if states is not None and step.states is not None and until < max(gammas):
-                    states.index_copy_(0, places, step.states[: len(unfinished)])
-                for at in unfinished:
-                    batch[at].span.length += until - done
-                done = until
-            flags = [] if choices is None else [choices.exact.long().expand(1, len(batch))]
-            steps = (torch.cat([*flags, new_tokens]) if flags else new_tokens).tolist()
-        if choices is not None and not all(steps.pop(0)):
-            return None
-        return [[step[at] for step in steps[:gamma]] for at, gamma in enumerate(gammas)]
+                torch.index_select(first.logits, 0, places, out=step.logits[: len(batch)])
+                ordered = [rules[at] for at in order]
+                numbers, probs = self._chosen_tokens(step, replay, kind, ordered, max(gammas))
+        drafted: list[tuple[list[int], torch.Tensor | None]] = [([], None)] * len(batch)
+        for place, at in enumerate(order):
+            tokens = [step_tokens[place] for step_tokens in numbers[: gammas[at]]]
+            if -1 in tokens:
+                return None
+            drawn = rules is not None and rules[at].sampling is not None and probs is not None
+            drafted[at] = tokens, probs[: gammas[at], place] if drawn and probs is not None else None
+            batch[at].span.length += gammas[at] - 1
+        return drafted
+
+    def _greedy_tokens(
+        self, step: GraphStep, replay: Callable[[], None], tokens: torch.Tensor, longest: int
+    ) -> list[list[int]]:
+        """Return the likeliest tokens of chains that begin with ``tokens``, by step."""
+        drafted = tokens.new_empty(longest, len(tokens))
+        drafted[0].copy_(tokens)
+        step.table[0, : len(tokens)].copy_(tokens)
+        for index in range(1, longest):
+            replay()
+            drafted[index].copy_(step.tokens[: len(tokens)])
+        return drafted.tolist()  # type: ignore[no-any-return]
+
+    def _chosen_tokens(
+        self, step: GraphStep, replay: Callable[[], None], kind: ChoiceKind, rules: Sequence[ChainRule], longest: int
+    ) -> tuple[list[list[int]], torch.Tensor | None]:
+        """Return the tokens of chains by step, the first by the logits in ``step``, and the distributions."""
+        choice, choose = self._choice(step, kind)
+        choice.begin_chains(rules, longest)
+        probs = None
+        if kind.cuts is not None:
+            probs = torch.empty(longest, len(rules), step.vocabulary, device=self.device)
+        for index in range(longest):
+            if index:
+                replay()
+            choose()
+            if probs is not None and choice.chosen.probs is not None:
+                probs[index].copy_(choice.chosen.probs[: len(rules)])
+        return choice.record[:longest].tolist(), probs
 
     def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
         """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
@@ -221,19 +261,21 @@ class ReplayedPasses:
                 batch = [tree.level_rows(level) for _, tree in growing]
                 width = max(rows.top for rows in batch)
                 step, sizes = self._run_pass(batch, vocabulary, tokens)
+                states = None if step.states is None else step.entering[self.decoder.depth]
                 picks, following = list[int](), list[int]()
                 for (at, tree), end in zip(growing, accumulate(sizes), strict=True):
-                    nodes = tree.levels[level]
-                    for row, node in enumerate(nodes, end - len(nodes)):
-                        for child in tree.children[node]:
-                            if child in tree.children:
-                                following.append(len(picks))
-                            picks.append(row * width + tree.ranks[child])
-                            order.append((at, child))
+                    first = end - len(tree.levels[level])
+                    for row, child in tree.grow(level, first, states):
+                        picks.append(row * width + tree.ranks[child])
+                        following += picks[-1:] if child in tree.children else ()
+                        order.append((at, child))
                 places = to_device(torch.tensor([*picks, *following]), self.device)
-                best = step.logits[: sum(sizes)].topk(width).indices
-                grown.append(best.view(-1).index_select(0, places[: len(picks)]))
-                tokens = grown[-1].index_select(0, places[len(picks) :])
+                best = step.logits[: sum(sizes)].topk(width).indices.view(-1)
+                chosen = best.index_select(0, places)
+                if step.inputs is not None:
+                    chosen = step.inputs.ids.index_select(0, chosen)
+                grown.append(chosen[: len(picks)])
+                tokens = chosen[len(picks) :]
             numbers = torch.cat(grown).tolist()
         answers = [[0] * len(tree.parents) for tree in trees]
         for (at, child), token in zip(order, numbers, strict=True):
@@ -267,10 +309,17 @@ class ReplayedPasses:
             rows.span.length += size
         return step, sizes
 
-    def _write_table(self, step: GraphStep, batch: Sequence[Rows]) -> None:
-        """Write the table of a pass, from memory that the host does not write to again."""
-        columns = table_columns(batch, self.decoder.axes)
-        table = torch.cat([torch.tensor(columns), step.idle[:, len(columns[0]) :]], 1)
+    def _write_table(self, step: GraphStep, batch: Sequence[Rows], left: Sequence[int] | None = None) -> None:
+        """Write the table of a pass, from memory that the host does not write to again.
+
+        Args:
+            step: the pass.
+            batch: the rows of each sequence.
+            left: for a chained pass, the number of tokens that each row reads.
+        """
+        columns: list[Sequence[int]] = [*table_columns(batch, self.decoder.axes), *([] if left is None else [left])]
+        rows = torch.tensor(columns, dtype=torch.long)
+        table = torch.cat([rows, step.idle[:, rows.shape[1] :]], 1)
         to_device(table, self.device, out=step.table)
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
@@ -314,8 +363,27 @@ class ReplayedPasses:
         step = GraphStep(
             self.decoder, count, vocabulary, self._attend, () if chained else self._tapped, chained=chained
         )
+        return step, self._capture(step)
+
+    def _choice(self, step: GraphStep, kind: ChoiceKind) -> tuple[ChoiceStep, Callable[[], None]]:
+        """Return the choice of a pass's tokens and the function that makes it."""
+        key = step.count, step.chained, kind
+        if key not in self._choices:
+            begun = time.perf_counter()
+            while len(self._choices) >= _MOST_CHOICES:
+                self._choices.pop(next(iter(self._choices)))
+            choice = ChoiceStep(step, kind)
+            self._choices[key] = choice, choice
+            if _is_captured(kind, step.count):
+                with suppress(torch.OutOfMemoryError):  # then kernel by kernel
+                    self._choices[key] = choice, self._capture(choice)
+            self.preparing += time.perf_counter() - begun
+        return self._choices[key]
+
+    def _capture(self, step: GraphStep | ChoiceStep) -> Callable[[], None]:
+        """Return the function that replays a fixed list of kernels; the list itself if nothing is captured."""
         if not self._can_capture:
-            return step, step
+            return step
         here = torch.cuda.current_stream()
         # One stream of this device for all captures: libraries keep a workspace per stream.
         self._stream = self._stream or torch.cuda.Stream()
@@ -328,13 +396,18 @@ class ReplayedPasses:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
-        return step, graph.replay
+        return graph.replay
 
 
 def _counts(chained: bool) -> list[int]:
     """Return the numbers of rows for which passes are captured."""
     fewest = 1 if chained else FEWEST
     return [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
+
+
+def _is_captured(kind: ChoiceKind, count: int) -> bool:
+    """Return True if the choices of a pass of ``count`` rows are captured."""
+    return count <= CHOSEN or (kind.cuts is None and not kind.penalised)
 
 
 def _padded_rows(count: int) -> int:

@@ -30,8 +30,6 @@ __all__ = ["STEPS", "ChoiceStep", "chain_kind", "window_kind"]
 
 #: Most tokens of a chain that are chosen on the device.
 STEPS = 64
-#: History of rows without penalties.
-_NO_PENALTIES = PenaltyHistory(Penalties(), ())
 
 
 class ChoiceStep:
@@ -68,6 +66,7 @@ class ChoiceStep:
         self.record = torch.zeros(STEPS if step.chained else 0, count, dtype=torch.long, device=device)
         self._bits = torch.arange(MOST, device=device)
         self._ids = None if step.inputs is None else step.inputs.ids
+        self._no_text = PenaltyHistory(Penalties(), ())
 
     def __call__(self) -> None:
         """Choose the tokens."""
@@ -165,7 +164,7 @@ class ChoiceStep:
 
     def _mark(self, histories: Sequence[TextHistory | None]) -> None:
         """Set the marks of texts, one for each of the first rows."""
-        texts = [history if isinstance(history, PenaltyHistory) else _NO_PENALTIES for history in histories]
+        texts = [history if isinstance(history, PenaltyHistory) else self._no_text for history in histories]
         mark_texts(texts, self.marks.shape[1], self.marks.device, out=self.marks[: len(texts)])
 
 

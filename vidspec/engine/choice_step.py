@@ -32,8 +32,6 @@ __all__ = ["STEPS", "ChoiceStep", "PlannedChoice", "chain_kind", "window_kind"]
 
 #: Most tokens of a chain that are chosen on the device.
 STEPS = 64
-#: History of rows without penalties.
-_NO_PENALTIES = PenaltyHistory(Penalties(), ())
 
 
 class PlannedChoice(NamedTuple):
@@ -84,6 +82,7 @@ class ChoiceStep:
         self.record = torch.zeros(STEPS if step.chained else 0, count, dtype=torch.long, device=device)
         self._bits = torch.arange(MOST, device=device)
         self._ids = None if step.inputs is None else step.inputs.ids
+        self._no_text = PenaltyHistory(Penalties(), ())
 
     def __call__(self) -> None:
         """Choose the tokens."""
@@ -164,7 +163,7 @@ class ChoiceStep:
     ) -> PlannedChoice:
         if not self.kind.penalised:
             return PlannedChoice(fields)
-        texts = [history if isinstance(history, PenaltyHistory) else _NO_PENALTIES for history in histories]
+        texts = [history if isinstance(history, PenaltyHistory) else self._no_text for history in histories]
         places = *text_places(texts, self.marks.shape[1], self.marks.device), paths
         return PlannedChoice(fields, texts, [table.add(part) for part in places])
 

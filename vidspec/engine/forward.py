@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
@@ -174,7 +173,7 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for them.
         """
-        first, gammas = self._chain_rows(batch, states), [gamma for _, _, gamma in batch]
+        first, gammas = _chain_rows(self.model, batch, states), [gamma for *_, gamma in batch]
         if (drafted := self._replay_chains(first, gammas)) is not None:
             return [tokens for tokens, _ in drafted]
         lengths = [span.length for span, _, _ in batch]
@@ -207,17 +206,7 @@ class Engine(Generic[M]):
             The tokens of each and the distributions (gamma, V) they were drawn from, None if they were not drawn. None
             if the host has to see each pass; the sequences are unchanged then.
         """
-        return self._replay_chains(self._chain_rows(batch, states), [gamma for *_, gamma in batch], rules)
-
-    def _chain_rows(
-        self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], states: Sequence[Sequence[HeadState]] | None
-    ) -> list[Rows]:
-        """Return the rows of the first pass of chains."""
-        tapped = () if states is None else (self.model.decoder.depth,)
-        return [
-            Rows(span, token_ids, tapped=tapped, head_states=given)
-            for (span, token_ids, _), given in zip(batch, states or repeat(()), strict=False)
-        ]
+        return self._replay_chains(_chain_rows(self.model, batch, states), [gamma for *_, gamma in batch], rules)
 
     @torch.inference_mode()
     def trees(self, trees: Sequence[StaticTree]) -> list[list[int]] | None:
@@ -368,6 +357,21 @@ class Engine(Generic[M]):
             states = [entering[block][start : start + len(part)].to(device) for block in part.tapped]
             results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
         return results
+
+
+def _chain_rows(
+    model: LanguageModel,
+    batch: Sequence[tuple[KVSpan, Sequence[int], int]],
+    states: Sequence[Sequence[HeadState]] | None,
+) -> list[Rows]:
+    """Return the rows of the first pass of chains."""
+    if states is None:
+        return [Rows(span, token_ids) for span, token_ids, _ in batch]
+    tapped = (model.decoder.depth,)
+    return [
+        Rows(span, token_ids, tapped=tapped, head_states=given)
+        for (span, token_ids, _), given in zip(batch, states, strict=True)
+    ]
 
 
 def _last_rows(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import SHARED, Loop, LoopClient
 from vidspec.decoding.schedules.autoregressive import autoregressive
@@ -70,7 +71,7 @@ def clip(seed, target, draft, kind, limits, sampling):
     return made(target, draft), alone
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seeds=st.lists(st.integers(0, 40), min_size=1, max_size=8, unique=True),
     tree=st.sampled_from([None, "0 1 00 01 000"]),

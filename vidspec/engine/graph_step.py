@@ -18,12 +18,63 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = ["MOST", "GraphStep", "ReplayedAttention", "TableRows", "chained_columns", "table_columns"]
+__all__ = ["MOST", "GraphStep", "ReplayedAttention", "StepAttention", "TableRows", "chained_columns", "table_columns"]
 
 #: Most rows of one sequence in a pass: the entries that only some of its rows see are the bits of one number.
 MOST = 64
 #: Signature of an attention kernel, see :func:`~vidspec.engine.kernel.split_attention`.
 ReplayedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+class StepAttention:
+    """Attention of a replayed pass over the slab; each row's entry is stored at its slot.
+
+    Args:
+        decoder: decoder of the pass.
+        table: of :class:`GraphStep`.
+        attend: attention of a layer.
+    """
+
+    def __init__(self, decoder: ReplayableDecoder, table: torch.Tensor, attend: ReplayedAttention) -> None:
+        self._windows, self._scaling, self._attend = decoder.windows, decoder.scaling, attend
+        self._table, self._slot = table, 2 + decoder.axes
+        self._row_index = torch.arange(table.shape[1], device=table.device)
+        layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
+        self._layers = [(layer, layer[0], layer[1]) for layer in layers]
+        self._fields_by_window: dict[int | None, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Prepare the fields of the table that attention takes, by sliding window."""
+        self._fields_by_window = {size: self._fields(size) for size in set(self._windows or (None,))}
+
+    def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+        """Store the rows' keys and values and attend, as :class:`~vidspec.engine.attention.PassAttention` does."""
+        cache, slots = self.stored(layer)
+        cache.index_copy_(2, slots, entries.permute(1, 2, 0, 3))
+        return self.attend(layer, query)
+
+    def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's cache, (2, kv_heads, capacity, d), and each row's slot in it, (R,)."""
+        return self._layers[layer][0], self._table[self._slot]
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Return the attention (R, heads * d) of rotated queries (R, heads, d) whose entries are stored."""
+        _, keys, values = self._layers[layer]
+        seen = self._fields_by_window[None if self._windows is None else self._windows[layer]]
+        return self._attend(query, keys, values, seen, self._scaling)
+
+    def _fields(self, size: int | None) -> torch.Tensor:
+        """Return (6, R) the fields of the table that attention takes.
+
+        In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
+        nodes of a tree are within the window of each other.
+        """
+        seen = self._table[self._slot + 1 : self._slot + 7]
+        if size is None:
+            return seen
+        out = (self._table[self._slot - 1] - (size - 1)).clamp_(min=0)
+        common, length, start, _, sees, split = seen
+        return torch.stack([common - out, length - out, start + out, self._row_index, sees, split.clamp(max=size)])
 
 
 class GraphStep:
@@ -66,24 +117,19 @@ class GraphStep:
         chained: bool = False,
     ) -> None:
         self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
-        self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
+        self.decoder, self.count, self.vocabulary = decoder, count, vocabulary
         self._slot = 2 + decoder.axes
-        self._fields_by_window: dict[
-            int | None, torch.Tensor
-        ] = {}  # the fields of the table that attention takes, by sliding window
         self.idle = _idle_table(decoder.slab, decoder.axes, count)[: None if chained else -1]
         self._idle = torch.from_numpy(self.idle).to(decoder.device, copy=True)
         self.table = self._idle.clone()
         if chained:
             self.logits = torch.zeros(count, vocabulary, dtype=decoder.slab.dtype, device=decoder.device)
-        self._row_index = torch.arange(count, device=decoder.device)
+        self._attention = StepAttention(decoder, self.table, attend)
         self.inputs = inputs = decoder.state_inputs
         self.marked = vocabulary if inputs is None else inputs.marked
         self.states: torch.Tensor | None = None
         if inputs is not None:
             self.states = torch.zeros(count, inputs.width, dtype=decoder.slab.dtype, device=decoder.device)
-        layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
-        self._layers = [(layer, layer[0], layer[1]) for layer in layers]
 
     def set_idle(self) -> None:
         """Make all rows idle."""
@@ -95,7 +141,7 @@ class GraphStep:
         rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
         if self.states is not None:
             rows = torch.cat([rows, self.states], 1)
-        self._fields_by_window = {size: self._attention_fields(size) for size in set(decoder.windows or (None,))}
+        self._attention.begin()
         for index in range(decoder.depth):
             if index in self.tapped:
                 self.entering[index] = rows  # keeps its memory from the later blocks
@@ -122,26 +168,6 @@ class GraphStep:
     def tokens_seen(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tokens of the rows, the first row of each one's sequence, and the rows from there that each sees, as bits."""
         return self.table[0], self.table[self._slot + 4], self.table[self._slot + 5]
-
-    def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        both, keys, values = self._layers[layer]
-        both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
-        windows = self.decoder.windows
-        seen = self._fields_by_window[None if windows is None else windows[layer]]
-        return self._attend(query, keys, values, seen, self.decoder.scaling)
-
-    def _attention_fields(self, size: int | None) -> torch.Tensor:
-        """Return (6, count) the fields of the table that attention takes.
-
-        In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
-        nodes of a tree are within the window of each other.
-        """
-        seen = self.table[self._slot + 1 : self._slot + 7]
-        if size is None:
-            return seen
-        out = (self.table[self._slot - 1] - (size - 1)).clamp_(min=0)
-        common, length, start, _, sees, split = seen
-        return torch.stack([common - out, length - out, start + out, self._row_index, sees, split.clamp(max=size)])
 
 
 #: The rows of one sequence: its span, its entries before the pass, tokens, and parents as in ``Rows``.

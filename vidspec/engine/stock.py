@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Self
 
@@ -96,6 +97,11 @@ class StockDecoder:
     def unquantisable_reason(self) -> str | None:
         """Reason why its weights cannot be quantised; None if they can."""
         return unquantisable_reason(self.language.layers)
+
+    @property
+    def attended(self) -> Sequence[int]:
+        """The slab's layer that each block with attention attends to, in order."""
+        return range(len(self.slab))
 
     @property
     def packed_bytes(self) -> int:

@@ -11,7 +11,7 @@ from vidspec.errors import ModelError, VidspecError
 from vidspec.models.base import StockConfig, families
 from vidspec.models.hub import download_hint, is_local, retries_offline
 from vidspec.models.processor_files import read_text
-from vidspec.models.quantised import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
+from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
 from vidspec.models.unsupported import KIN, unsupported_error
 from vidspec.models.weight_files import optional_file
 

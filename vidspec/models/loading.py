@@ -25,13 +25,8 @@ from vidspec.models.identity import is_related
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import read_processor, read_template
-from vidspec.models.quantised import (
-    KeptCodes,
-    dequantised_tensors,
-    quantization_config,
-    weight_sizes,
-    without_quantization,
-)
+from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_sizes
+from vidspec.models.quantization_config import quantization_config, without_quantization
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, stored_tensors
 

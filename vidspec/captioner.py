@@ -110,8 +110,6 @@ class Captioner:
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
             describe = DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
-        shown = draft if profile.shows_the_video and not profile.concurrent else None
-        self._vision = VisionAhead([model for model in (target, shown) if model is not None])
         self.slot = slot if profile.concurrent else None
         if profile.concurrent and slot is None:
             self.slot = start_draft_process(profile, target if draft is None else draft)
@@ -120,6 +118,7 @@ class Captioner:
         self._setup: DecodingSetup | None = DecodingSetup.of(
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
+        self._vision = VisionAhead(self.setup.vision_models)
         self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
         self._serving = Serving(synchroniser(*self.devices))
         _ = self.setup.self_draft  # copy weights now, not with the first clip

@@ -78,6 +78,7 @@ def begun(loop, kind, clips):
         else:
             drafter = HeadChain if kind == "chain" else HeadTree
             one.drafter = drafter(head, pairs, () if kind == "chain" else TREE, last)
+        one.emit_first()
         one.key, one.steps = clip, sequential(one)
         loop.begin(one)
         sequences.append(one)

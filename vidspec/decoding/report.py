@@ -41,7 +41,8 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         models: the record's entry on the models.
     """
     setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.frames
-    if read is None or sequence.text is None:
+    drafter, released = sequence.drafter, sequence.released
+    if read is None or released is None or sequence.text is None:
         raise AssertionError("a text begins with Prefilled")
     counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
     decode, caption = rounds[-1].elapsed, sequence.text.finish()
@@ -83,6 +84,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         timings={
             **sequence.trace.totals(),
             "time_to_first_token": read.elapsed,
+            **({} if drafter is None else {"draft_reading": released.elapsed - read.elapsed}),
             "decode": decode,
             "end_to_end": sequence.finished,
         },

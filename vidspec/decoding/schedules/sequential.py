@@ -24,13 +24,11 @@ def sequential(sequence: Sequence) -> Steps[None]:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
     observes = drafter.learns or bool(drafter.tapped)  # needs every pass
     rests = window.rest if window is not None and not observes else drafter.rest
-    begun = trace.now()
-    over = sequence.emit_first()
     drafter.begin(sequence.token_ids[0])
-    unread = 0  # emitted tokens that the drafter has not read
+    over, unread = False, 0  # emitted tokens that the drafter has not read
     while not over:
         if rests():
-            over = yield from plain_round(sequence, begun)
+            over = yield from plain_round(sequence)
             unread += 1
             drafter.declined += 1
             continue
@@ -62,7 +60,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 verdict.origins[:emitted],
                 drafted=len(draft.tokens),
                 accepted=min(len(verdict.path), emitted),
-                elapsed=trace.elapsed() - begun,
+                elapsed=trace.elapsed() - sequence.text_start,
                 draft_s=draft_s,
                 verify_s=verdict.seconds,
                 texts=texts,

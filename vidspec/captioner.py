@@ -311,8 +311,8 @@ class Captioner:
             options: per-call options, see :class:`CaptionOptions`.
 
         Yields:
-            ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; one
-            ``Round`` per verification; and ``Finished`` with the record. If the draft's process dies or hangs,
+            ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; the
+            first ``Round``; ``InputsReleased``; one ``Round`` per verification; and ``Finished`` with the record. If the draft's process dies or hangs,
             ``Restarted``, and the events from ``Prefilled`` on again with a new process, once.
 
         Raises:

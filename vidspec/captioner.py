@@ -311,9 +311,10 @@ class Captioner:
             options: per-call options, see :class:`CaptionOptions`.
 
         Yields:
-            ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; the
-            first ``Round``; ``InputsReleased``; one ``Round`` per verification; and ``Finished`` with the record. If the draft's process dies or hangs,
-            ``Restarted``, and the events from ``Prefilled`` on again with a new process, once.
+            ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; one
+            ``Round`` per verification, with ``InputsReleased`` after the first; and ``Finished`` with the record. If
+            the draft's process dies or hangs, ``Restarted``, and the events from ``Prefilled`` on again with a new
+            process, once.
 
         Raises:
             VideoError: the file gives no frames.

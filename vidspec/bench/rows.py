@@ -230,8 +230,8 @@ def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> floa
     """Return the decode speed-up of the speed model over plain decoding; None for methods it does not describe.
 
     T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``.
-    Sequential: (tau + 1) T_p(1) / (passes T_q + T_p(window)), the draft's reading spread over the windows. Parallel: the renewal formula with beta = M / (1 + M) of
-    the run length M and the mean window.
+    Sequential: (tau + 1) T_p(1) / (passes T_q + T_p(window) + the draft's reading over the number of windows).
+    Parallel: the renewal formula with beta = M / (1 + M) of the run length M and the mean window.
 
     Args:
         runs, plain: records of one method and of plain decoding, with their traces.

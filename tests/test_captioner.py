@@ -86,7 +86,12 @@ def test_events_come_in_order(events):
 def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monkeypatch):
     model, looked = captioner.draft.model, []
     encode = model.encode_steps
-    monkeypatch.setattr(model, "encode_steps", lambda *args, **options: looked.append(1) or encode(*args, **options))
+
+    def looking(*args, **options):
+        looked.append(1)
+        return (yield from encode(*args, **options))
+
+    monkeypatch.setattr(model, "encode_steps", looking)
     emitted = 0
     for event in captioner.stream(CLIP):
         emitted += isinstance(event, Round)

@@ -41,8 +41,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         models: the record's entry on the models.
     """
     setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.frames
-    drafter, released = sequence.drafter, sequence.released
-    if read is None or released is None or sequence.text is None:
+    if read is None or sequence.text is None:
         raise AssertionError("a text begins with Prefilled")
     counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
     decode, caption = rounds[-1].elapsed, sequence.text.finish()
@@ -84,7 +83,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         timings={
             **sequence.trace.totals(),
             "time_to_first_token": read.elapsed,
-            **({} if drafter is None else {"draft_reading": released.elapsed - read.elapsed}),
+            **_draft_reading(sequence),
             "decode": decode,
             "end_to_end": sequence.finished,
         },
@@ -100,6 +99,13 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         question=_question(sequence),
         trace=sequence.trace,
     )
+
+
+def _draft_reading(sequence: Sequence) -> dict[str, float]:
+    """Return the time after the first token in which the draft read, if it works in this process."""
+    if sequence.drafter is None or sequence.released is None:
+        return {}
+    return {"draft_reading": sequence.released.elapsed - sequence.text_start}
 
 
 def _question(sequence: Sequence) -> QuestionRecord | None:

@@ -120,7 +120,8 @@ class Captioner:
         )
         self._vision = VisionAhead(self.setup.vision_models)
         self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
-        self._serving = Serving(synchroniser(*self.devices))
+        overlaps = any(device.type != "cpu" for device in self.devices)
+        self._serving = Serving(synchroniser(*self.devices), overlaps=overlaps)
         _ = self.setup.self_draft  # copy weights now, not with the first clip
 
     @property

@@ -17,7 +17,7 @@ from tests.decoding.toys import (
     rounds_of,
     text_steps,
 )
-from tests.tiers import full_but
+from tests.tiers import examples, full_but
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.autoregressive import autoregressive
@@ -120,7 +120,7 @@ COSTS = {
 }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     seed=st.integers(0, 10**6),
     share=st.floats(0, 1),

@@ -52,7 +52,8 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
             assert target.prompt is not None
             sequence.emit(target.prompt.prefilled(setup.profile, trace.elapsed()))
         texts, rejected = sequence.add_text(settled.token_ids, settled.rejected)
-        sequence.emit(replace(settled, elapsed=trace.elapsed() - sequence.text_start, texts=texts, rejected=rejected))
+        settled = replace(settled, elapsed=trace.elapsed() - sequence.text_start, texts=texts, rejected=rejected)
+        sequence.emit_round(settled.token_ids, lambda: settled)
         if sequence.released is None:
             sequence.emit(InputsReleased(trace.elapsed()))
 

@@ -101,6 +101,16 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
     assert len(looked) == 1 and one.token_ids == record.token_ids[:1] and one.timings["decode"] == 0
 
 
+def test_models_that_preprocess_alike_share_pixels(captioner, record, monkeypatch):
+    models, done = (captioner.target.model, captioner.draft.model), []
+    for model in models:
+        preprocess = model.preprocess
+        monkeypatch.setattr(model, "preprocess", lambda clip, m=model, run=preprocess: done.append(m) or run(clip))
+    assert captioner.caption(CLIP).token_ids == record.token_ids and done == [models[0]]
+    monkeypatch.setattr(models[1], "_processor", {**models[1]._processor, "image_mean": [0.1, 0.1, 0.1]})
+    assert captioner.caption(CLIP).token_ids == record.token_ids and done == [models[0], *models]
+
+
 def test_opened(events):
     opened = events[0]
     assert opened.path == CLIP and opened.frames == len(opened.timestamps) == FRAMES

@@ -186,8 +186,9 @@ def test_memory_that_captures_of_a_head_keep_is_known_before(monkeypatch):
 @pytest.mark.parametrize("kind, penalties", [("chain", None), ("chain", PENALTIES), ("tree", None)], ids=str)
 def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, kind, penalties):
     """Drafting and verification: what is left are tables, the clips' states and the read-backs."""
-    each, found, _ = launched(monkeypatch, kind, "eagle3", penalties)
-    assert each < 40, found
+    each, launches, _ = launched(monkeypatch, kind, "eagle3", penalties)
+    assert launches.copies == {"vidspec.engine.host_table": 2 * ROUNDS}
+    assert each < 40, launches.found
 
 
 @pytest.mark.parametrize("penalties", [None, PENALTIES], ids=str)
@@ -204,12 +205,13 @@ def launched(monkeypatch, kind, head, penalties=None):
     for _ in range(2):  # the passes are made
         list(loop.turn())
     launches.found.clear()
+    launches.copies.clear()
     drafting = 0
     with launches:
         for _ in range(ROUNDS):
-            before = launches.found.total()
+            before = launches.found.total() + launches.copies.total()
             list(loop.turn())
-            drafting += launches.found.total() - before
+            drafting += launches.found.total() + launches.copies.total() - before
             list(loop.turn())
     assert {len(one.rounds) for one in sequences} == {2 + ROUNDS}
-    return launches.found.total() / ROUNDS, launches.found, drafting / ROUNDS
+    return (launches.found.total() + launches.copies.total()) / ROUNDS, launches, drafting / ROUNDS

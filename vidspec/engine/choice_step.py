@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from vidspec.engine.choices import (
@@ -19,10 +21,10 @@ from vidspec.engine.choices import (
     numbers_of,
     row_fields,
 )
-from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import MOST, GraphStep
 from vidspec.engine.history import RowChanges, TextHistory
-from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_texts
+from vidspec.engine.host_table import HostTable
+from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_texts, new_marks, set_marks
 from vidspec.engine.rows import ChainRule, PassResult, Rows
 from vidspec.engine.sampling import Sampling, SamplingCuts
 
@@ -30,6 +32,20 @@ __all__ = ["STEPS", "ChoiceStep", "chain_kind", "window_kind"]
 
 #: Most tokens of a chain that are chosen on the device.
 STEPS = 64
+
+
+class ChoicePlan(NamedTuple):
+    """Places of a choice's data in the host's table.
+
+    Attributes:
+        fields: of the rows.
+        histories: whose marks are needed.
+        marks: new tokens of their prompts and texts, and tokens between text and chain.
+    """
+
+    fields: int
+    histories: Sequence[PenaltyHistory] = ()
+    marks: tuple[int, ...] = ()
 
 
 class ChoiceStep:
@@ -104,8 +120,14 @@ class ChoiceStep:
             marks.scatter_(1, torch.where(seen, others, tokens[:, None]), IN_TEXT)
         return marks if self._ids is None else marks.index_select(1, self._ids)
 
-    def begin_chains(self, rules: Sequence[ChainRule], longest: int) -> None:
-        """Set the rules of chains, one for each of the first rows, before their first tokens; ``longest`` will come."""
+    def plan_chains(self, rules: Sequence[ChainRule], longest: int, table: HostTable) -> ChoicePlan:
+        """Add the host's data of chains to a table.
+
+        Args:
+            rules: of the first rows.
+            longest: tokens of the longest chain.
+            table: of the pass before.
+        """
         rows = list[list[float]]()
         for rule in rules:
             penalties = _penalties(rule.history)
@@ -114,30 +136,54 @@ class ChoiceStep:
             uniforms = *rule.uniforms, *[-1.0] * (longest - len(rule.uniforms))
             rows.append([-1.0, 0, *sampled, *strengths, 0, 0, *uniforms])
         spare = [*NEUTRAL, 0.0, *[-1.0] * longest]
-        self._write_fields([*zip(*rows, *[spare] * (self.count - len(rows)), strict=True)])
-        if self.kind.penalised:
-            self._mark([rule.history for rule in rules])
-            width = self.marks.shape[1]
-            paths = [at * width + token for at, rule in enumerate(rules) for token in rule.path if token < width]
-            if paths:
-                self.marks.view(-1).index_fill_(0, to_device(torch.tensor(paths), self.marks.device), IN_TEXT)
+        columns = [*zip(*rows, *[spare] * (self.count - len(rows)), strict=True)]
+        width = self.marks.shape[1]
+        paths = [at * width + token for at, rule in enumerate(rules) for token in rule.path if token < width]
+        return self._plan(columns, [rule.history for rule in rules], paths, table)
 
-    def begin_windows(self, batch: Sequence[Rows], sizes: Sequence[int]) -> None:
-        """Set the rules of a pass.
+    def plan_windows(self, batch: Sequence[Rows], sizes: Sequence[int], table: HostTable) -> ChoicePlan | None:
+        """Add the host's data of a pass to its table; None if there is none.
 
         Args:
             batch: the rows of each sequence.
             sizes: their numbers.
+            table: of the pass.
         """
         if self.kind.cuts is None and not self.kind.penalised:
-            return
+            return None
         columns = row_fields(batch, sizes)
         spare = self.count - len(columns[0])
-        self._write_fields([column + [none] * spare for column, none in zip(columns, NEUTRAL, strict=True)])
+        padded = [column + [none] * spare for column, none in zip(columns, NEUTRAL, strict=True)]
+        return self._plan(padded, [rows.processor and rows.processor.history for rows in batch], (), table)
+
+    def _plan(
+        self,
+        columns: Sequence[Sequence[float]],
+        histories: Sequence[TextHistory | None],
+        paths: Sequence[int],
+        table: HostTable,
+    ) -> ChoicePlan:
+        fields = table.add(columns, np.float64)
+        if not self.kind.penalised:
+            return ChoicePlan(fields)
+        texts = [history if isinstance(history, PenaltyHistory) else self._no_text for history in histories]
+        new = new_marks(texts, self.marks.shape[1], self.marks.device)
+        return ChoicePlan(fields, texts, tuple(table.add(places) for places in (*new, paths)))
+
+    def begin(self, plan: ChoicePlan, table: HostTable) -> None:
+        """Set the rules of a pass or of chains, before their first tokens, from data that is on the device."""
+        fields = table[plan.fields]
+        self.fields[: len(fields)].copy_(fields)
+        if self.kind.penalised:
+            prompts, texts, paths = (table[places] for places in plan.marks)
+            marks = self.marks[: len(plan.histories)]
+            mark_texts(plan.histories, prompts, texts, marks.shape[1], marks.device, out=marks)
+            set_marks(marks, paths, IN_TEXT)
+
+    def set_drafted(self, batch: Sequence[Rows], sizes: Sequence[int]) -> None:
+        """Set the distributions of drafted tokens, if some were drawn."""
         if self.kind.drafted:
             torch.cat(drafted_rows(batch, sizes, self._blank), out=self.drafted[: sum(sizes)])
-        if self.kind.penalised:
-            self._mark([rows.processor and rows.processor.history for rows in batch])
 
     def results(self, batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
         """Return the results of a pass with its tokens, read back in one copy.
@@ -157,15 +203,6 @@ class ChoiceStep:
             return choose_rows(self.step.logits, kind, self.fields, self._row_marks(), self.drafted)
 
         return host_results(batch, passed, chosen, self.numbers, self.kind, choose_exactly)
-
-    def _write_fields(self, columns: Sequence[Sequence[float]]) -> None:
-        table = torch.tensor(columns, dtype=torch.float64)
-        to_device(table, self.fields.device, out=self.fields[: len(table)])
-
-    def _mark(self, histories: Sequence[TextHistory | None]) -> None:
-        """Set the marks of texts, one for each of the first rows."""
-        texts = [history if isinstance(history, PenaltyHistory) else self._no_text for history in histories]
-        mark_texts(texts, self.marks.shape[1], self.marks.device, out=self.marks[: len(texts)])
 
 
 def chain_kind(rules: Sequence[ChainRule], gammas: Sequence[int]) -> ChoiceKind | None:

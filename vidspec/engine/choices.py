@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from vidspec.engine.device import read_back
 from vidspec.engine.history import change_rows
 from vidspec.engine.penalties import PenaltyHistory, penalise
 from vidspec.engine.rows import PassResult, Rows
@@ -236,7 +237,7 @@ def host_results(
     """
     counts = [result.logits.shape[0] for result in passed]
     total, vocabulary = sum(counts), chosen.logits.shape[1]
-    sums, likeliest, tokens, *others = numbers.tolist()
+    sums, likeliest, tokens, *others = read_back(numbers)
     if chosen.exact is not None and not all(others.pop(0)[:total]):
         # A second wait, for a distribution so flat that top-p keeps many tokens.
         assert kind.cuts is not None

@@ -10,15 +10,17 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
 from vidspec.engine.choice_step import ChoiceStep, chain_kind, window_kind
 from vidspec.engine.choices import ChoiceKind, read_back_tokens
-from vidspec.engine.device import replay_refusal, to_device
-from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, table_columns
+from vidspec.engine.device import read_back, replay_refusal
+from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, TableRows, chained_columns, table_columns
+from vidspec.engine.head_states import state_places
+from vidspec.engine.host_table import HostTable
 from vidspec.engine.rows import ChainRule, PassResult, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import DeviceError
@@ -72,6 +74,50 @@ def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> s
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
+class _PlannedPass(NamedTuple):
+    """A pass before it runs: rows and their number of each sequence, and the places of its data in the host's table.
+
+    Attributes:
+        columns: of the rows' table.
+        states: of the places of a head's states; None without.
+    """
+
+    batch: Sequence[Rows]
+    sizes: list[int]
+    step: GraphStep
+    replay: Callable[[], None]
+    columns: int
+    states: int | None
+
+
+class _PlannedChains(NamedTuple):
+    """The passes of chains after the first one.
+
+    Attributes:
+        step, replay: the pass, and the function that runs it.
+        columns, last: in the host's table, that of the pass and the last row of each chain in its first pass.
+    """
+
+    step: GraphStep
+    replay: Callable[[], None]
+    columns: int
+    last: int
+
+
+class _TreeLevel(NamedTuple):
+    """The pass over one level of trees.
+
+    Attributes:
+        width: number of likeliest tokens of each row.
+        picks: in the host's table, the ``count`` chosen ones of these, and again those that are read next.
+    """
+
+    planned: _PlannedPass
+    width: int
+    picks: int
+    count: int
+
+
 class ReplayedPasses:
     """Passes of one decoder, captured if its device can.
 
@@ -120,7 +166,7 @@ class ReplayedPasses:
 
     def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Return True for few token rows without observers, in sequences with the same entries in all layers."""
-        return sum(map(len, batch)) <= ROWS and all(map(_is_replayable, batch))
+        return sum([len(rows.token_ids) for rows in batch]) <= ROWS and all(map(_is_replayable, batch))
 
     def split_batch(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
         """Return the indices in ``batch`` of rows to replay, by pass, and of the others."""
@@ -153,23 +199,30 @@ class ReplayedPasses:
             choose: True to choose the tokens and read them back.
         """
         with self._on_device():
-            step, sizes = self._run_pass(batch, vocabulary)
+            planned = self._plan_pass(batch, vocabulary, table := HostTable())
+            step, sizes, choice = planned.step, planned.sizes, None
+            kind = window_kind(batch) if choose else None
+            if kind is not None and _is_captured(kind, step.count):
+                choice, replay = self._choice(step, kind)
+                plan = choice.plan_windows(batch, sizes, table)
+            self._run_pass(planned, table)
             total = sum(sizes)
+            # The next pass writes to the same tensors.
+            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
             states = {
                 tapped: torch.cat([step.entering[block][:total] for block in tapped], 1).split(sizes)
                 for tapped in {rows.tapped for rows in batch if rows.tapped}
             }
             entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
-            # The next pass writes to the same tensors.
-            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
-            passed = list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
+            parts = torch.split_with_sizes(logits, sizes), torch.split_with_sizes(hidden, sizes)
+            passed = list(map(PassResult, *parts, entered))
             if not choose:
                 return passed
-            kind = window_kind(batch)
-            if kind is None or not _is_captured(kind, step.count):
+            if choice is None:
                 return read_back_tokens(batch, passed, None if step.inputs is None else step.inputs.ids)
-            choice, replay = self._choice(step, kind)
-            choice.begin_windows(batch, sizes)
+            if plan is not None:
+                choice.begin(plan, table)
+                choice.set_drafted(batch, sizes)
             replay()
             return choice.results(batch, passed)
 
@@ -196,131 +249,172 @@ class ReplayedPasses:
                 rows.span.check_room(len(rows.token_ids) + gamma - 1)
         order = sorted(range(len(batch)), key=lambda at: -gammas[at])  # those of one token are idle, and last
         with self._on_device():
-            first, sizes = self._run_pass(batch, vocabulary)
-            step, replay = self.step(_padded_rows(len(batch)), vocabulary, chained=True)
-            longer = [at for at in order if gammas[at] > 1]
-            self._write_table(step, [Rows(batch[at].span, (0,)) for at in longer], [gammas[at] - 1 for at in longer])
-            ends = list(accumulate(sizes))
-            places = to_device(torch.tensor([ends[at] - 1 for at in order]), self.device)
-            if step.states is not None:
-                entering = first.entering[self.decoder.depth]
-                torch.index_select(entering, 0, places, out=step.states[: len(batch)])
-            if kind is None or rules is None:
-                numbers, probs = self._greedy_tokens(step, replay, first.tokens[places], max(gammas)), None
+            first = self._plan_pass(batch, vocabulary, table := HostTable())
+            following = self._plan_chains(first, [gammas[at] for at in order], order, vocabulary, table)
+            if rules is not None and kind is not None:
+                choice, choose = self._choice(following.step, kind)
+                plan = choice.plan_chains([rules[at] for at in order], max(gammas), table)
+            self._run_pass(first, table)
+            last = self._begin_chains(first, following, table)
+            if rules is None or kind is None:
+                numbers, probs = _greedy_tokens(following, first.step.tokens.index_select(0, last), max(gammas)), None
             else:
-                torch.index_select(first.logits, 0, places, out=step.logits[: len(batch)])
-                ordered = [rules[at] for at in order]
-                numbers, probs = self._chosen_tokens(step, replay, kind, ordered, max(gammas))
+                choice.begin(plan, table)
+                torch.index_select(first.step.logits, 0, last, out=following.step.logits[: len(batch)])
+                numbers, probs = _chosen_tokens(following, choice, choose, len(batch), max(gammas))
+        by_chain = list(zip(*numbers, strict=True))
         drafted: list[tuple[list[int], torch.Tensor | None]] = [([], None)] * len(batch)
         for place, at in enumerate(order):
-            tokens = [step_tokens[place] for step_tokens in numbers[: gammas[at]]]
+            tokens = list(by_chain[place][: gammas[at]])
             if -1 in tokens:
                 return None
-            drawn = rules is not None and rules[at].sampling is not None and probs is not None
+            drawn = rules is not None and rules[at].sampling is not None
             drafted[at] = tokens, probs[: gammas[at], place] if drawn and probs is not None else None
             batch[at].span.length += gammas[at] - 1
         return drafted
 
-    def _greedy_tokens(
-        self, step: GraphStep, replay: Callable[[], None], tokens: torch.Tensor, longest: int
-    ) -> list[list[int]]:
-        """Return the likeliest tokens of chains that begin with ``tokens``, by step."""
-        drafted = tokens.new_empty(longest, len(tokens))
-        drafted[0].copy_(tokens)
-        step.table[0, : len(tokens)].copy_(tokens)
-        for index in range(1, longest):
-            replay()
-            drafted[index].copy_(step.tokens[: len(tokens)])
-        return drafted.tolist()  # type: ignore[no-any-return]
+    def _plan_chains(
+        self, first: _PlannedPass, gammas: Sequence[int], order: Sequence[int], vocabulary: int, table: HostTable
+    ) -> _PlannedChains:
+        """Return the passes of chains after the first one; their rows are in ``order``, as are ``gammas``."""
+        step, replay = self.step(_padded_rows(len(order)), vocabulary, chained=True)
+        ends = list(accumulate(first.sizes))
+        last, left = [ends[at] - 1 for at in order], [gamma - 1 for gamma in gammas if gamma > 1]
+        axes, host = self.decoder.axes, table.host(first.columns)
+        columns = table.add(chained_columns(host, last[: len(left)], left, axes, step.idle))
+        return _PlannedChains(step, replay, columns, table.add(last))
 
-    def _chosen_tokens(
-        self, step: GraphStep, replay: Callable[[], None], kind: ChoiceKind, rules: Sequence[ChainRule], longest: int
-    ) -> tuple[list[list[int]], torch.Tensor | None]:
-        """Return the tokens of chains by step, the first by the logits in ``step``, and the distributions."""
-        choice, choose = self._choice(step, kind)
-        choice.begin_chains(rules, longest)
-        probs = None
-        if kind.cuts is not None:
-            probs = torch.empty(longest, len(rules), step.vocabulary, device=self.device)
-        for index in range(longest):
-            if index:
-                replay()
-            choose()
-            if probs is not None and choice.chosen.probs is not None:
-                probs[index].copy_(choice.chosen.probs[: len(rules)])
-        return choice.record[:longest].tolist(), probs
+    def _begin_chains(self, first: _PlannedPass, chains: _PlannedChains, table: HostTable) -> torch.Tensor:
+        """Set the rows of chains after their first pass; return the last row of each in it."""
+        step, last = chains.step, table[chains.last]
+        step.table.copy_(table[chains.columns])
+        if step.states is not None:
+            entering = first.step.entering[self.decoder.depth]
+            torch.index_select(entering, 0, last, out=step.states[: len(last)])
+        return last
 
     def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
         """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
-        grown: list[torch.Tensor] = []
+        grown, levels = list[torch.Tensor](), list[_TreeLevel]()
         order: list[tuple[int, int]] = []  # tree and node of each token
-        tokens: torch.Tensor | None = None
+        tokens = states = None
+        table, lengths, rows = HostTable(), [tree.span.length for tree in trees], dict[tuple[int, int], int]()
         with self._on_device():
-            for level in range(max(len(tree.levels) for tree in trees)):
-                growing = [(at, tree) for at, tree in enumerate(trees) if level < len(tree.levels)]
-                batch = [tree.level_rows(level) for _, tree in growing]
-                width = max(rows.top for rows in batch)
-                step, sizes = self._run_pass(batch, vocabulary, tokens)
+            for number in range(max(len(tree.levels) for tree in trees)):
+                levels.append(self._plan_level(trees, number, lengths, vocabulary, table, order, rows))
+            for level in levels:
+                step, sizes = self._run_pass(level.planned, table, tokens, states)
                 states = None if step.states is None else step.entering[self.decoder.depth]
-                picks, following = list[int](), list[int]()
-                for (at, tree), end in zip(growing, accumulate(sizes), strict=True):
-                    first = end - len(tree.levels[level])
-                    for row, child in tree.grow(level, first, states):
-                        picks.append(row * width + tree.ranks[child])
-                        following += picks[-1:] if child in tree.children else ()
-                        order.append((at, child))
-                places = to_device(torch.tensor([*picks, *following]), self.device)
-                best = step.logits[: sum(sizes)].topk(width).indices.view(-1)
-                chosen = best.index_select(0, places)
+                best = step.logits[: sum(sizes)].topk(level.width).indices.view(-1)
+                chosen = best.index_select(0, table[level.picks])
                 if step.inputs is not None:
                     chosen = step.inputs.ids.index_select(0, chosen)
-                grown.append(chosen[: len(picks)])
-                tokens = chosen[len(picks) :]
-            numbers = torch.cat(grown).tolist()
+                grown.append(chosen[: level.count])
+                tokens = chosen[level.count :]
+            numbers = read_back(torch.cat(grown))
         answers = [[0] * len(tree.parents) for tree in trees]
         for (at, child), token in zip(order, numbers, strict=True):
             answers[at][child] = token
         return answers
 
+    def _plan_level(
+        self,
+        trees: Sequence[StaticTree],
+        number: int,
+        lengths: list[int],
+        vocabulary: int,
+        table: HostTable,
+        order: list[tuple[int, int]],
+        rows: dict[tuple[int, int], int],
+    ) -> _TreeLevel:
+        """Return the pass over one level of trees.
+
+        Args:
+            trees: all trees; some may have fewer levels.
+            number: of the level.
+            lengths: entries of each sequence before the pass; they are advanced.
+            vocabulary: number of logits to keep.
+            table: receives the host's data.
+            order: receives tree and node of each token that the level adds.
+            rows: receives the row of each tree's node in its pass.
+        """
+        growing = [(at, tree) for at, tree in enumerate(trees) if number < len(tree.levels)]
+        batch = [tree.level_rows(number) for _, tree in growing]
+        planned = self._plan_pass(batch, vocabulary, table, [lengths[at] for at, _ in growing])
+        if number and planned.states is not None:
+            places = [rows[at, tree.parents[node]] for at, tree in growing for node in tree.levels[number]]
+            planned = planned._replace(states=table.add(places))
+        width, picks, following = max([one.top for one in batch]), list[int](), list[int]()
+        for (at, tree), end, size in zip(growing, accumulate(planned.sizes), planned.sizes, strict=True):
+            lengths[at] += size
+            nodes = tree.levels[number]
+            for row, node in enumerate(nodes, end - len(nodes)):
+                rows[at, node] = row
+                for child in tree.children[node]:
+                    picks.append(row * width + tree.ranks[child])
+                    following += picks[-1:] if child in tree.children else ()
+                    order.append((at, child))
+        return _TreeLevel(planned, width, table.add([*picks, *following]), len(picks))
+
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _run_pass(
-        self, batch: Sequence[Rows], vocabulary: int, tokens: torch.Tensor | None = None
-    ) -> tuple[GraphStep, list[int]]:
-        """Run the pass, which grows its sequences; return it with the number of rows of each.
+    def _plan_pass(
+        self, batch: Sequence[Rows], vocabulary: int, table: HostTable, lengths: Sequence[int] | None = None
+    ) -> _PlannedPass:
+        """Return a pass, whose host data is added to a table.
 
         Args:
             batch: the rows of each sequence.
             vocabulary: number of logits to keep.
-            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+            table: receives the host's data.
+            lengths: entries of each sequence before the pass, if they are not those of now.
         """
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
-        self.decoder.slab.move_entries()
-        self._write_table(step, batch)
-        if step.inputs is not None and step.states is not None:
-            step.inputs.gather(batch, out=step.states[: sum(sizes)])
+        lengths = [rows.span.length for rows in batch] if lengths is None else lengths
+        every: list[TableRows] = [
+            (rows.span, length, rows.token_ids, rows.parents) for rows, length in zip(batch, lengths, strict=True)
+        ]
+        columns = table.add(table_columns(every, self.decoder.axes, step.idle))
+        states = None if step.states is None else table.add(state_places(batch))
+        return _PlannedPass(batch, sizes, step, replay, columns, states)
+
+    def _run_pass(
+        self,
+        planned: _PlannedPass,
+        table: HostTable,
+        tokens: torch.Tensor | None = None,
+        own_states: torch.Tensor | None = None,
+    ) -> tuple[GraphStep, list[int]]:
+        """Run the pass, which grows its sequences; return it with the number of rows of each.
+
+        Args:
+            planned: the pass.
+            table: its host data, sent to the device here if it is not there.
+            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+            own_states: a head's, which all rows read; None for those of the rows.
+        """
+        batch, sizes, step, replay, columns, states = planned
+        slab = self.decoder.slab
+        if not table.is_sent:
+            moves = table.add(slab.planned_moves())
+            table.send(self.device)
+            slab.move_entries(table[moves])
+        step.table.copy_(table[columns])
+        if step.inputs is not None and step.states is not None and states is not None:
+            out = step.states[: sum(sizes)]
+            if own_states is None:
+                step.inputs.gather(batch, table[states], out=out)
+            else:
+                torch.index_select(own_states, 0, table[states], out=out)
         if tokens is not None:
             step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size
         return step, sizes
-
-    def _write_table(self, step: GraphStep, batch: Sequence[Rows], left: Sequence[int] | None = None) -> None:
-        """Write the table of a pass, from memory that the host does not write to again.
-
-        Args:
-            step: the pass.
-            batch: the rows of each sequence.
-            left: for a chained pass, the number of tokens that each row reads.
-        """
-        columns: list[Sequence[int]] = [*table_columns(batch, self.decoder.axes), *([] if left is None else [left])]
-        rows = torch.tensor(columns, dtype=torch.long)
-        table = torch.cat([rows, step.idle[:, rows.shape[1] :]], 1)
-        to_device(table, self.device, out=step.table)
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """Return the pass of ``count`` rows and the function that runs it."""
@@ -397,6 +491,34 @@ class ReplayedPasses:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return graph.replay
+
+
+def _greedy_tokens(chains: _PlannedChains, tokens: torch.Tensor, longest: int) -> list[list[int]]:
+    """Return the likeliest tokens of chains that begin with ``tokens``, by step."""
+    step, count = chains.step, len(tokens)
+    drafted = tokens.new_empty(longest, count)
+    drafted[0].copy_(tokens)
+    step.table[0, :count].copy_(tokens)
+    for index in range(1, longest):
+        chains.replay()
+        drafted[index].copy_(step.tokens[:count])
+    return read_back(drafted)
+
+
+def _chosen_tokens(
+    chains: _PlannedChains, choice: ChoiceStep, choose: Callable[[], None], count: int, longest: int
+) -> tuple[list[list[int]], torch.Tensor | None]:
+    """Return the tokens of chains by step, the first ones by the logits that are there, and their distributions."""
+    probs = None
+    if choice.kind.cuts is not None:
+        probs = torch.empty(longest, count, chains.step.vocabulary, device=chains.step.logits.device)
+    for index in range(longest):
+        if index:
+            chains.replay()
+        choose()
+        if probs is not None and choice.chosen.probs is not None:
+            probs[index].copy_(choice.chosen.probs[:count])
+    return read_back(choice.record[:longest]), probs
 
 
 def _counts(chained: bool) -> list[int]:

@@ -10,7 +10,17 @@ import torch
 from vidspec.engine.device import to_device
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = ["IN_TEXT", "Penalties", "PenaltyHistory", "mark_rows", "mark_texts", "penalise", "strengths"]
+__all__ = [
+    "IN_TEXT",
+    "Penalties",
+    "PenaltyHistory",
+    "mark_rows",
+    "mark_texts",
+    "new_marks",
+    "penalise",
+    "set_marks",
+    "strengths",
+]
 
 #: Marks of tokens: in the prompt, in the text, completing a run of tokens that may not occur twice.
 IN_PROMPT, IN_TEXT, EXCLUDED = 1, 2, 3
@@ -134,43 +144,52 @@ def mark_rows(
             clips.append(clip)
             drafted += [begin + token for token in path if token < width]
             excluded += [begin + token for token in history.completing_tokens(path) if token < width]
-    places = to_device(torch.tensor([*clips, *drafted, *excluded]), device)
-    of_clips, of_drafted, of_excluded = places.split([len(clips), len(drafted), len(excluded)])
-    rows = mark_texts(histories, width, device).index_select(0, of_clips)
-    _set_marks(rows, of_drafted, IN_TEXT)
-    _set_marks(rows, of_excluded, EXCLUDED)
+    places = *new_marks(histories, width, device), clips, drafted, excluded
+    table = to_device(torch.tensor([place for part in places for place in part]), device)
+    prompts, texts, of_clips, of_drafted, of_excluded = table.split(list(map(len, places)))
+    rows = mark_texts(histories, prompts, texts, width, device).index_select(0, of_clips)
+    set_marks(rows, of_drafted, IN_TEXT)
+    set_marks(rows, of_excluded, EXCLUDED)
     return rows
 
 
-def mark_texts(
-    histories: Sequence[PenaltyHistory], width: int, device: torch.device, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return (n, width) uint8: the marks of the tokens of each clip's prompt and text.
+def new_marks(histories: Sequence[PenaltyHistory], width: int, device: torch.device) -> tuple[list[int], list[int]]:
+    """Return the places in marks (clips, width) of the prompts' and texts' tokens that are not marked yet."""
+    prompts, texts = list[int](), list[int]()
+    for clip, history in enumerate(histories):
+        _, prompt, text = history.unmarked(width, device)
+        prompts += [clip * width + token for token in set(prompt) if token < width]
+        texts += [clip * width + token for token in text if token < width]
+    return prompts, texts
 
-    The marks of each text stay on the device; a call adds the tokens that were emitted since.
+
+def mark_texts(
+    histories: Sequence[PenaltyHistory],
+    prompts: torch.Tensor,
+    texts: torch.Tensor,
+    width: int,
+    device: torch.device,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return (n, width) uint8: the marks of the tokens of each clip's prompt and text, which stay on the device.
 
     Args:
         histories, width, device: see :func:`mark_rows`.
+        prompts, texts: :func:`new_marks` on the device.
         out: receives the marks.
     """
-    known, prompts, texts = list[torch.Tensor | None](), list[int](), list[int]()
-    for clip, history in enumerate(histories):
-        marks, prompt, text = history.unmarked(width, device)
-        known.append(marks)
-        prompts += [clip * width + token for token in set(prompt) if token < width]
-        texts += [clip * width + token for token in text if token < width]
+    known = [history.unmarked(width, device)[0] for history in histories]
     blank = torch.zeros(width, dtype=torch.uint8, device=device) if any([marks is None for marks in known]) else None
     found = torch.stack([marks if marks is not None else blank for marks in known], out=out)  # type: ignore[misc]
-    if prompts or texts:
-        places = to_device(torch.tensor([*prompts, *texts]), device)
-        _set_marks(found, places[: len(prompts)], IN_PROMPT)
-        _set_marks(found, places[len(prompts) :], IN_TEXT)
+    set_marks(found, prompts, IN_PROMPT)
+    set_marks(found, texts, IN_TEXT)
+    if len(prompts) or len(texts):
         for history, marks in zip(histories, found if out is None else found.clone(), strict=True):
             history.keep_marks(marks)
     return found
 
 
-def _set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
+def set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
     """Set marks (n, V) at places of the flattened tensor."""
     if len(places):
         marks.view(-1).index_fill_(0, places, mark)

@@ -215,13 +215,14 @@ class Calls:
     """Python functions that are entered or resumed, those of a model's pass left out: a device does that by itself."""
 
     def __init__(self, monkeypatch):
-        self.found, self._pass = Counter(), GraphStep.__call__
-        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.uncounted(step))
+        self.found = Counter()
+        for kind in (GraphStep, ChoiceStep):
+            monkeypatch.setattr(kind, "__call__", lambda step, run=kind.__call__: self.uncounted(step, run))
 
-    def uncounted(self, step):
+    def uncounted(self, step, run):
         counting = sys.getprofile()
         sys.setprofile(None)
-        self._pass(step)
+        run(step)
         sys.setprofile(counting)
 
     def profile(self, frame, event, _):

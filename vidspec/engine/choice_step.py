@@ -185,14 +185,15 @@ class ChoiceStep:
         if self.kind.drafted:
             torch.cat(drafted_rows(batch, sizes, self._blank), out=self.drafted[: sum(sizes)])
 
-    def results(self, batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
+    def results(self, batch: Sequence[Rows], passed: Sequence[PassResult], total: int) -> list[PassResult]:
         """Return the results of a pass with its tokens, read back in one copy.
 
         Args:
             batch: the rows of each sequence.
             passed: the result of each.
+            total: their rows.
         """
-        chosen, total = self.chosen, sum(len(one.logits) for one in passed)
+        chosen = self.chosen
         if self.kind.penalised:  # the next pass writes to the same tensors
             chosen = chosen._replace(logits=chosen.logits[:total].clone())
         if chosen.probs is not None and any(rows.draw is not None and rows.draw.keeps_probs for rows in batch):

@@ -224,7 +224,7 @@ class ReplayedPasses:
                 choice.begin(plan, table)
                 choice.set_drafted(batch, sizes)
             replay()
-            return choice.results(batch, passed)
+            return choice.results(batch, passed, total)
 
     def chain(
         self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, rules: Sequence[ChainRule] | None = None
@@ -247,7 +247,7 @@ class ReplayedPasses:
         for rows, gamma in zip(batch, gammas, strict=True):
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
                 rows.span.check_room(len(rows.token_ids) + gamma - 1)
-        order = sorted(range(len(batch)), key=lambda at: -gammas[at])  # those of one token are idle, and last
+        order = sorted(range(len(batch)), key=gammas.__getitem__, reverse=True)  # those of one token are idle, and last
         with self._on_device():
             first = self._plan_pass(batch, vocabulary, table := HostTable())
             following = self._plan_chains(first, [gammas[at] for at in order], order, vocabulary, table)

@@ -356,7 +356,7 @@ def test_a_pass_reads_nothing_back_and_its_sizes_do_not_depend_on_lengths(engine
     chain = graphs.step(4, vocabulary, chained=True)[0]
     for done in (step, chain):
         cuts = SamplingCuts.of([sampling, Sampling(0.8, 0.9), Sampling(0.8)])
-        _, choose = graphs._choice(done, ChoiceKind(cuts, True, not done.chained, 4 * (not done.chained)))
+        _, choose = graphs.choice(done, ChoiceKind(cuts, True, not done.chained, 4 * (not done.chained)))
         with Sizes() as sizes:
             choose()
         assert len(sizes.seen) > 30

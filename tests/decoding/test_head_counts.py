@@ -105,6 +105,7 @@ def begun(loop, kind, clips, head="eagle3", penalties=None):
             drafter = HeadChain if kind == "chain" else HeadTree
             one.drafter = drafter(head, pairs, () if kind == "chain" else TREE, last)
         one.drafter.history = history
+        one.emit_first()
         one.key, one.steps = clip, sequential(one)
         loop.begin(one)
         sequences.append(one)

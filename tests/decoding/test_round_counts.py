@@ -149,8 +149,9 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
         one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
         one.drafter.history = history
-        one.key, one.steps = clip, sequential(one)
         one.text = text and text()
+        one.emit_first()
+        one.key, one.steps = clip, sequential(one)
         sequences.append(one)
         loop.begin(one)
     return sequences

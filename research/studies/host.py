@@ -33,6 +33,7 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.forward import Engine
+from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import PrefillResult, Rows
@@ -62,7 +63,8 @@ class HostClock:
 
     def __init__(self) -> None:
         self.total = self.exposed = 0.0
-        self._since, self._read = time.thread_time(), None
+        self._since = time.thread_time()
+        self._read: float | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -102,9 +104,10 @@ def replayed_engine(seed: int) -> Engine:
         return query.new_zeros(len(query), query.shape[1] * query.shape[2])
 
     torch.manual_seed(seed)
-    engine = engine_of(language(SIZE, torch.device("cpu"), torch.float32))
-    engine.model.decoder.graphs = ReplayedPasses(engine.model.decoder, attend)
-    return engine
+    model = language(SIZE, torch.device("cpu"), torch.float32)
+    assert isinstance(model.decoder, FusedDecoder)
+    model.decoder.graphs = ReplayedPasses(model.decoder, attend)
+    return engine_of(model)
 
 
 def begin_clips(loop: Loop, clips: int, target: Engine, draft: Engine, temperature: float) -> list[Sequence]:
@@ -122,7 +125,7 @@ def begin_clips(loop: Loop, clips: int, target: Engine, draft: Engine, temperatu
         one.target = Target(target, read(target, clip), sampling, one.rng)
         one.limits, one.gamma, one.acceptance = StoppingRules(10**6), GAMMA, ExactRule()
         one.drafter = ChainDrafter(draft, read(draft, clip).span, sampling, torch.Generator().manual_seed(2))
-        one.text = Detokenizer(Words())  # type: ignore[arg-type]
+        one.text = Detokenizer(Words())
         one.emit_first()
         one.key, one.steps = clip, sequential(one)
         sequences.append(one)
@@ -154,7 +157,7 @@ def measure(clips: int, accepted: bool, temperature: float = 0.0) -> tuple[float
                 before = now
     gc.enable()
     loop.close()
-    return tuple(map(min, zip(*rounds[5:], strict=True)))  # type: ignore[return-value]
+    return min(total for total, _ in rounds[5:]), min(exposed for _, exposed in rounds[5:])
 
 
 def main(

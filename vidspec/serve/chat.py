@@ -183,6 +183,7 @@ def parse_chat(content: bytes, warn: Callable[[str], None]) -> ChatRequest:
         if name not in UNSUPPORTED | IGNORED:
             warn(name)
     texts, system, media, samplings = _read_messages(body.messages)
+    body.messages.clear()  # they may be large; the media have what is needed
     sampling = _merge_samplings((*samplings, body.media_io_kwargs.video, body.mm_processor_kwargs))
     if media.kind == "frames" and (fps := sampling.get("fps")):
         media = media._replace(fps=float(fps))

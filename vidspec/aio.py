@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 
 from vidspec.decoding.text_stream import TextStream
 from vidspec.errors import ClosedError, GenerationError
-from vidspec.events.events import Event, Finished, LoopLoad, Prefilled
+from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.wake import WakeEvent
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import CaptionOptions, CaptionRequest, Question, make_request
@@ -197,7 +197,7 @@ class AsyncCaptioner:
     async def _caption(self, request: CaptionRequest, is_read: asyncio.Event | None = None) -> Caption:
         async with aclosing(self._events(request)) as events:
             async for event in events:
-                if isinstance(event, Prefilled) and is_read is not None:
+                if isinstance(event, InputsReleased) and is_read is not None:
                     is_read.set()
                 if isinstance(event, Finished):
                     return event.caption
@@ -220,7 +220,7 @@ class AsyncCaptioner:
                     event = await ticket.events.get()
                     if isinstance(event, Exception):
                         raise event
-                    if isinstance(event, Prefilled):
+                    if isinstance(event, InputsReleased):
                         await reading.aclose()
                     yield event
                     if isinstance(event, Finished):

@@ -55,6 +55,7 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
         return len(token_ids) > UNTIMED + LEAST and plain.trace.elapsed() > max(SECONDS, SHARE * spent)
 
     plain.limits = StoppingRules(steps + 1, stopped=enough)
+    plain.emit_first()
     yield from autoregressive(plain)
     if span.states is None:
         span.rollback(first)

@@ -31,7 +31,7 @@ from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 
-pytestmark = pytest.mark.usefixtures("forked_drafts")
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 # On tables, with a prompt that only the penalties know.
 

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
+from vidspec.engine.graph_drafts import replay_chains, replay_trees
 from vidspec.engine.head_states import state_places
 from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import ChainRule, HeadState, PassResult, PrefillResult, Prompt, Rows
@@ -219,7 +220,9 @@ class Engine(Generic[M]):
         for level in range(max(len(tree.levels) for tree in trees)):
             if not graphs.is_replayable([tree.level_rows(level) for tree in trees if level < len(tree.levels)]):
                 return None
-        return self._replay(graphs, [tree.span for tree in trees], partial(graphs.trees, trees, self.model.vocabulary))
+        return self._replay(
+            graphs, [tree.span for tree in trees], partial(replay_trees, graphs, trees, self.model.vocabulary)
+        )
 
     def _replay_chains(
         self, first: Sequence[Rows], gammas: Sequence[int], rules: Sequence[ChainRule] | None = None
@@ -228,7 +231,7 @@ class Engine(Generic[M]):
         graphs = self.model.decoder.graphs
         if graphs is None or not graphs.is_replayable(first):
             return None
-        replay = partial(graphs.chain, first, gammas, self.model.vocabulary, rules)
+        replay = partial(replay_chains, graphs, first, gammas, self.model.vocabulary, rules)
         return self._replay(graphs, [rows.span for rows in first], replay)
 
     def _replay(

@@ -9,19 +9,18 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
-from vidspec.engine.choice_step import ChoiceStep, chain_kind, window_kind
+from vidspec.engine.choice_step import ChoiceStep, window_kind
 from vidspec.engine.choices import ChoiceKind, read_back_tokens
-from vidspec.engine.device import read_back, replay_refusal
-from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, TableRows, chained_columns, table_columns
+from vidspec.engine.device import replay_refusal
+from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, TableRows, table_columns
 from vidspec.engine.head_states import state_places
 from vidspec.engine.host_table import HostTable
-from vidspec.engine.rows import ChainRule, PassResult, Rows
+from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import DeviceError
 
@@ -29,15 +28,16 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
     from vidspec.engine.decoder import ReplayableDecoder
-    from vidspec.engine.requests import StaticTree
 
 __all__ = [
     "FEWEST",
     "ROWS",
+    "PlannedPass",
     "ReplayedPasses",
     "eager_reason",
     "eager_reason_by_shape",
     "make_graphs",
+    "padded_rows",
 ]
 
 #: Most rows of a pass: 16 trees of 26 rows are one.
@@ -74,7 +74,7 @@ def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> s
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
-class _PlannedPass(NamedTuple):
+class PlannedPass(NamedTuple):
     """A pass before it runs: rows and their number of each sequence, and the places of its data in the host's table.
 
     Attributes:
@@ -88,34 +88,6 @@ class _PlannedPass(NamedTuple):
     replay: Callable[[], None]
     columns: int
     states: int | None
-
-
-class _PlannedChains(NamedTuple):
-    """The passes of chains after the first one.
-
-    Attributes:
-        step, replay: the pass, and the function that runs it.
-        columns, last: in the host's table, that of the pass and the last row of each chain in its first pass.
-    """
-
-    step: GraphStep
-    replay: Callable[[], None]
-    columns: int
-    last: int
-
-
-class _TreeLevel(NamedTuple):
-    """The pass over one level of trees.
-
-    Attributes:
-        width: number of likeliest tokens of each row.
-        picks: in the host's table, the ``count`` chosen ones of these, and again those that are read next.
-    """
-
-    planned: _PlannedPass
-    width: int
-    picks: int
-    count: int
 
 
 class ReplayedPasses:
@@ -198,170 +170,40 @@ class ReplayedPasses:
             vocabulary: number of logits to keep.
             choose: True to choose the tokens and read them back.
         """
-        with self._on_device():
-            planned = self._plan_pass(batch, vocabulary, table := HostTable())
-            step, sizes, choice = planned.step, planned.sizes, None
+        with self.on_device():
+            table = HostTable()
+            planned = self.plan_pass(batch, vocabulary, table)
+            step, sizes, total = planned.step, planned.sizes, sum(planned.sizes)
             kind = window_kind(batch) if choose else None
+            choice = choose_tokens = rules = None
             if kind is not None and _is_captured(kind, step.count):
-                choice, replay = self._choice(step, kind)
-                plan = choice.plan_windows(batch, sizes, table)
-            self._run_pass(planned, table)
-            total = sum(sizes)
-            # The next pass writes to the same tensors.
-            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
+                choice, choose_tokens = self.choice(step, kind)
+                rules = choice.plan_windows(batch, sizes, table)
+            self.run_pass(planned, table)
             states = {
-                tapped: torch.cat([step.entering[block][:total] for block in tapped], 1).split(sizes)
+                tapped: _split(torch.cat([step.entering[block][:total] for block in tapped], 1), sizes)
                 for tapped in {rows.tapped for rows in batch if rows.tapped}
             }
             entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
-            parts = torch.split_with_sizes(logits, sizes), torch.split_with_sizes(hidden, sizes)
-            passed = list(map(PassResult, *parts, entered))
+            # The next pass writes to the same tensors.
+            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
+            passed = list(map(PassResult, _split(logits, sizes), _split(hidden, sizes), entered))
             if not choose:
                 return passed
-            if choice is None:
+            if choice is None or choose_tokens is None:
                 return read_back_tokens(batch, passed, None if step.inputs is None else step.inputs.ids)
-            if plan is not None:
-                choice.begin(plan, table)
-                choice.set_drafted(batch, sizes)
-            replay()
+            if rules is not None:
+                choice.begin(rules, table)
+            choice.set_drafted(batch, sizes)
+            choose_tokens()
             return choice.results(batch, passed, total)
 
-    def chain(
-        self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, rules: Sequence[ChainRule] | None = None
-    ) -> list[tuple[list[int], torch.Tensor | None]] | None:
-        """Continue sequences as ``Engine.chain``: one pass per new token; the host waits for the last only.
-
-        Args:
-            batch: the first rows of each sequence; :meth:`is_replayable` must be true.
-            gammas: number of tokens to add to each.
-            vocabulary: number of logits to keep.
-            rules: how the tokens are chosen; None for the likeliest ones.
-
-        Returns:
-            The new tokens and the distributions they were drawn from, None if they were not drawn; None if the host has
-            to choose.
-        """
-        kind = None if rules is None else chain_kind(rules, gammas)
-        if rules is not None and kind is None:
-            return None
-        for rows, gamma in zip(batch, gammas, strict=True):
-            if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
-                rows.span.check_room(len(rows.token_ids) + gamma - 1)
-        order = sorted(range(len(batch)), key=gammas.__getitem__, reverse=True)  # those of one token are idle, and last
-        with self._on_device():
-            first = self._plan_pass(batch, vocabulary, table := HostTable())
-            following = self._plan_chains(first, [gammas[at] for at in order], order, vocabulary, table)
-            if rules is not None and kind is not None:
-                choice, choose = self._choice(following.step, kind)
-                plan = choice.plan_chains([rules[at] for at in order], max(gammas), table)
-            self._run_pass(first, table)
-            last = self._begin_chains(first, following, table)
-            if rules is None or kind is None:
-                numbers, probs = _greedy_tokens(following, first.step.tokens.index_select(0, last), max(gammas)), None
-            else:
-                choice.begin(plan, table)
-                torch.index_select(first.step.logits, 0, last, out=following.step.logits[: len(batch)])
-                numbers, probs = _chosen_tokens(following, choice, choose, len(batch), max(gammas))
-        by_chain = list(zip(*numbers, strict=True))
-        drafted: list[tuple[list[int], torch.Tensor | None]] = [([], None)] * len(batch)
-        for place, at in enumerate(order):
-            tokens = list(by_chain[place][: gammas[at]])
-            if -1 in tokens:
-                return None
-            drawn = rules is not None and rules[at].sampling is not None
-            drafted[at] = tokens, probs[: gammas[at], place] if drawn and probs is not None else None
-            batch[at].span.length += gammas[at] - 1
-        return drafted
-
-    def _plan_chains(
-        self, first: _PlannedPass, gammas: Sequence[int], order: Sequence[int], vocabulary: int, table: HostTable
-    ) -> _PlannedChains:
-        """Return the passes of chains after the first one; their rows are in ``order``, as are ``gammas``."""
-        step, replay = self.step(_padded_rows(len(order)), vocabulary, chained=True)
-        ends = list(accumulate(first.sizes))
-        last, left = [ends[at] - 1 for at in order], [gamma - 1 for gamma in gammas if gamma > 1]
-        axes, host = self.decoder.axes, table.host(first.columns)
-        columns = table.add(chained_columns(host, last[: len(left)], left, axes, step.idle))
-        return _PlannedChains(step, replay, columns, table.add(last))
-
-    def _begin_chains(self, first: _PlannedPass, chains: _PlannedChains, table: HostTable) -> torch.Tensor:
-        """Set the rows of chains after their first pass; return the last row of each in it."""
-        step, last = chains.step, table[chains.last]
-        step.table.copy_(table[chains.columns])
-        if step.states is not None:
-            entering = first.step.entering[self.decoder.depth]
-            torch.index_select(entering, 0, last, out=step.states[: len(last)])
-        return last
-
-    def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
-        """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
-        grown, levels = list[torch.Tensor](), list[_TreeLevel]()
-        order: list[tuple[int, int]] = []  # tree and node of each token
-        tokens = states = None
-        table, lengths, rows = HostTable(), [tree.span.length for tree in trees], dict[tuple[int, int], int]()
-        with self._on_device():
-            for number in range(max(len(tree.levels) for tree in trees)):
-                levels.append(self._plan_level(trees, number, lengths, vocabulary, table, order, rows))
-            for level in levels:
-                step, sizes = self._run_pass(level.planned, table, tokens, states)
-                states = None if step.states is None else step.entering[self.decoder.depth]
-                best = step.logits[: sum(sizes)].topk(level.width).indices.view(-1)
-                chosen = best.index_select(0, table[level.picks])
-                if step.inputs is not None:
-                    chosen = step.inputs.ids.index_select(0, chosen)
-                grown.append(chosen[: level.count])
-                tokens = chosen[level.count :]
-            numbers = read_back(torch.cat(grown))
-        answers = [[0] * len(tree.parents) for tree in trees]
-        for (at, child), token in zip(order, numbers, strict=True):
-            answers[at][child] = token
-        return answers
-
-    def _plan_level(
-        self,
-        trees: Sequence[StaticTree],
-        number: int,
-        lengths: list[int],
-        vocabulary: int,
-        table: HostTable,
-        order: list[tuple[int, int]],
-        rows: dict[tuple[int, int], int],
-    ) -> _TreeLevel:
-        """Return the pass over one level of trees.
-
-        Args:
-            trees: all trees; some may have fewer levels.
-            number: of the level.
-            lengths: entries of each sequence before the pass; they are advanced.
-            vocabulary: number of logits to keep.
-            table: receives the host's data.
-            order: receives tree and node of each token that the level adds.
-            rows: receives the row of each tree's node in its pass.
-        """
-        growing = [(at, tree) for at, tree in enumerate(trees) if number < len(tree.levels)]
-        batch = [tree.level_rows(number) for _, tree in growing]
-        planned = self._plan_pass(batch, vocabulary, table, [lengths[at] for at, _ in growing])
-        if number and planned.states is not None:
-            places = [rows[at, tree.parents[node]] for at, tree in growing for node in tree.levels[number]]
-            planned = planned._replace(states=table.add(places))
-        width, picks, following = max([one.top for one in batch]), list[int](), list[int]()
-        for (at, tree), end, size in zip(growing, accumulate(planned.sizes), planned.sizes, strict=True):
-            lengths[at] += size
-            nodes = tree.levels[number]
-            for row, node in enumerate(nodes, end - len(nodes)):
-                rows[at, node] = row
-                for child in tree.children[node]:
-                    picks.append(row * width + tree.ranks[child])
-                    following += picks[-1:] if child in tree.children else ()
-                    order.append((at, child))
-        return _TreeLevel(planned, width, table.add([*picks, *following]), len(picks))
-
-    def _on_device(self) -> torch.cuda.device | nullcontext[None]:
+    def on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _plan_pass(
+    def plan_pass(
         self, batch: Sequence[Rows], vocabulary: int, table: HostTable, lengths: Sequence[int] | None = None
-    ) -> _PlannedPass:
+    ) -> PlannedPass:
         """Return a pass, whose host data is added to a table.
 
         Args:
@@ -372,49 +214,49 @@ class ReplayedPasses:
         """
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
-        step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
+        step, replay = self.step(max(FEWEST, padded_rows(sum(sizes))), vocabulary)
         lengths = [rows.span.length for rows in batch] if lengths is None else lengths
         every: list[TableRows] = [
             (rows.span, length, rows.token_ids, rows.parents) for rows, length in zip(batch, lengths, strict=True)
         ]
         columns = table.add(table_columns(every, self.decoder.axes, step.idle))
         states = None if step.states is None else table.add(state_places(batch))
-        return _PlannedPass(batch, sizes, step, replay, columns, states)
+        return PlannedPass(batch, sizes, step, replay, columns, states)
 
-    def _run_pass(
+    def run_pass(
         self,
-        planned: _PlannedPass,
+        planned: PlannedPass,
         table: HostTable,
         tokens: torch.Tensor | None = None,
-        own_states: torch.Tensor | None = None,
-    ) -> tuple[GraphStep, list[int]]:
-        """Run the pass, which grows its sequences; return it with the number of rows of each.
+        states: torch.Tensor | None = None,
+    ) -> GraphStep:
+        """Run the pass, which grows its sequences.
 
         Args:
             planned: the pass.
             table: its host data, sent to the device here if it is not there.
             tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
-            own_states: a head's, which all rows read; None for those of the rows.
+            states: of a head, the states that its rows' are chosen from; the rows' own are ignored then.
         """
-        batch, sizes, step, replay, columns, states = planned
+        batch, sizes, step, replay, columns, places = planned
         slab = self.decoder.slab
         if not table.is_sent:
             moves = table.add(slab.planned_moves())
             table.send(self.device)
             slab.move_entries(table[moves])
         step.table.copy_(table[columns])
-        if step.inputs is not None and step.states is not None and states is not None:
+        if step.inputs is not None and step.states is not None and places is not None:
             out = step.states[: sum(sizes)]
-            if own_states is None:
-                step.inputs.gather(batch, table[states], out=out)
+            if states is None:
+                step.inputs.gather(batch, table[places], out=out)
             else:
-                torch.index_select(own_states, 0, table[states], out=out)
+                torch.index_select(states, 0, table[places], out=out)
         if tokens is not None:
             step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size
-        return step, sizes
+        return step
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """Return the pass of ``count`` rows and the function that runs it."""
@@ -459,7 +301,7 @@ class ReplayedPasses:
         )
         return step, self._capture(step)
 
-    def _choice(self, step: GraphStep, kind: ChoiceKind) -> tuple[ChoiceStep, Callable[[], None]]:
+    def choice(self, step: GraphStep, kind: ChoiceKind) -> tuple[ChoiceStep, Callable[[], None]]:
         """Return the choice of a pass's tokens and the function that makes it."""
         key = step.count, step.chained, kind
         if key not in self._choices:
@@ -493,32 +335,9 @@ class ReplayedPasses:
         return graph.replay
 
 
-def _greedy_tokens(chains: _PlannedChains, tokens: torch.Tensor, longest: int) -> list[list[int]]:
-    """Return the likeliest tokens of chains that begin with ``tokens``, by step."""
-    step, count = chains.step, len(tokens)
-    drafted = tokens.new_empty(longest, count)
-    drafted[0].copy_(tokens)
-    step.table[0, :count].copy_(tokens)
-    for index in range(1, longest):
-        chains.replay()
-        drafted[index].copy_(step.tokens[:count])
-    return read_back(drafted)
-
-
-def _chosen_tokens(
-    chains: _PlannedChains, choice: ChoiceStep, choose: Callable[[], None], count: int, longest: int
-) -> tuple[list[list[int]], torch.Tensor | None]:
-    """Return the tokens of chains by step, the first ones by the logits that are there, and their distributions."""
-    probs = None
-    if choice.kind.cuts is not None:
-        probs = torch.empty(longest, count, chains.step.vocabulary, device=chains.step.logits.device)
-    for index in range(longest):
-        if index:
-            chains.replay()
-        choose()
-        if probs is not None and choice.chosen.probs is not None:
-            probs[index].copy_(choice.chosen.probs[:count])
-    return read_back(choice.record[:longest]), probs
+def _split(rows: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
+    """Return the parts of consecutive sizes; ``Tensor.split`` takes five times as long."""
+    return torch.split_with_sizes(rows, sizes)
 
 
 def _counts(chained: bool) -> list[int]:
@@ -532,7 +351,7 @@ def _is_captured(kind: ChoiceKind, count: int) -> bool:
     return count <= CHOSEN or (kind.cuts is None and not kind.penalised)
 
 
-def _padded_rows(count: int) -> int:
+def padded_rows(count: int) -> int:
     """Return the rows of the pass that takes ``count`` rows."""
     return 1 << (count - 1).bit_length()
 

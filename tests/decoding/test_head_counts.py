@@ -210,9 +210,9 @@ def launched(monkeypatch, kind, head, penalties=None):
     drafting = 0
     with launches:
         for _ in range(ROUNDS):
-            before = launches.total
+            before = launches.found.total()
             list(loop.turn())
-            drafting += launches.total - before
+            drafting += launches.found.total() - before
             list(loop.turn())
     assert {len(one.rounds) for one in sequences} == {2 + ROUNDS}
-    return launches.total / ROUNDS, launches, drafting / ROUNDS
+    return launches.found.total() / ROUNDS, launches, drafting / ROUNDS

@@ -98,10 +98,6 @@ class Launches(TorchDispatchMode):
             if name.startswith("vidspec.engine.") and hasattr(module, "to_device"):
                 monkeypatch.setattr(module, "to_device", partial(self.copy, name))
 
-    @property
-    def total(self):
-        return self.found.total() + self.copies.total()
-
     def copy(self, name, host, device, out=None):
         self.found["copies"] += 1
         self.copies[name] += 1
@@ -175,7 +171,7 @@ def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2), penalties
     with launches:
         while max(len(one.rounds) for one in sequences) < 2 + ROUNDS:
             list(loop.turn())
-    return launches.total / ROUNDS, launches
+    return launches.found.total() / ROUNDS, launches
 
 
 def counted(kind, clips, sampling=GREEDY, penalties=None):

@@ -27,13 +27,13 @@ class _TreeLevel(NamedTuple):
 
     Attributes:
         width: number of likeliest tokens of each row.
-        picks, following: in the host's table, the chosen ones of these and the chosen that are read next.
+        picks: in the host's table, the ``count`` chosen ones of these, then those of them that are read next.
     """
 
     planned: PlannedPass
     width: int
     picks: int
-    following: int
+    count: int
 
 
 #: The choice of chains' tokens, the function that makes it, and its data.
@@ -161,15 +161,15 @@ def replay_trees(passes: ReplayedPasses, trees: Sequence[StaticTree], vocabulary
     with passes.on_device():
         for number in range(max(len(tree.levels) for tree in trees)):
             levels.append(_plan_level(passes, trees, number, lengths, vocabulary, table, order))
-        for planned, width, picks, following in levels:
+        for planned, width, picks, count in levels:
             step = passes.run_pass(planned, table, tokens, states)
             states = None if step.states is None else step.entering[passes.decoder.depth]
             best = step.logits[: sum(planned.sizes)].topk(width).indices.view(-1)
-            chosen = [best.index_select(0, table[part]) for part in (picks, following)]
+            chosen = best.index_select(0, table[picks])
             if step.inputs is not None:
-                chosen = [step.inputs.ids.index_select(0, part) for part in chosen]
-            grown.append(chosen[0])
-            tokens = chosen[1]
+                chosen = step.inputs.ids.index_select(0, chosen)
+            grown.append(chosen[:count])
+            tokens = chosen[count:]
         numbers = read_back(torch.cat(grown))
     answers = [[0] * len(tree.parents) for tree in trees]
     for (at, child), token in zip(order, numbers, strict=True):
@@ -208,4 +208,4 @@ def _plan_level(
             picks.append(row * width + tree.ranks[child])
             following += picks[-1:] if child in tree.children else ()
             order.append((at, child))
-    return _TreeLevel(planned, width, table.add(picks), table.add(following))
+    return _TreeLevel(planned, width, table.add([*picks, *following]), len(picks))

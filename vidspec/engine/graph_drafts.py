@@ -90,7 +90,8 @@ def replay_chains(
             torch.index_select(first.logits, 0, places, out=step.logits[: len(batch)])
             numbers, probs = _chosen_tokens(step, replay, choice, table, (max(gammas), len(batch)))
     drafted: list[tuple[list[int], torch.Tensor | None]] = [([], None)] * len(batch)
-    for place, (at, every_token) in enumerate(zip(order, zip(*numbers, strict=True), strict=True)):
+    by_row = zip(*numbers, strict=True)  # of idle rows too
+    for place, (at, every_token) in enumerate(zip(order, by_row, strict=False)):
         tokens = list(every_token[: gammas[at]])
         if -1 in tokens:
             return None

@@ -27,13 +27,13 @@ class _TreeLevel(NamedTuple):
 
     Attributes:
         width: number of likeliest tokens of each row.
-        picks: in the host's table, the ``count`` chosen ones of these, then those of them that are read next.
+        picks: in the host's table, the ``picked`` ones of these, then those of them that are read next.
     """
 
     planned: PlannedPass
     width: int
     picks: int
-    count: int
+    picked: int
 
 
 #: The choice of chains' tokens, the function that makes it, and its data.
@@ -162,15 +162,15 @@ def replay_trees(passes: ReplayedPasses, trees: Sequence[StaticTree], vocabulary
     with passes.on_device():
         for number in range(max(len(tree.levels) for tree in trees)):
             levels.append(_plan_level(passes, trees, number, lengths, vocabulary, table, order))
-        for planned, width, picks, count in levels:
+        for planned, width, picks, picked in levels:
             step = passes.run_pass(planned, table, tokens, states)
             states = None if step.states is None else step.entering[passes.decoder.depth]
             best = step.logits[: sum(planned.sizes)].topk(width).indices.view(-1)
             chosen = best.index_select(0, table[picks])
             if step.inputs is not None:
                 chosen = step.inputs.ids.index_select(0, chosen)
-            grown.append(chosen[:count])
-            tokens = chosen[count:]
+            grown.append(chosen[:picked])
+            tokens = chosen[picked:]
         numbers = read_back(torch.cat(grown))
     answers = [[0] * len(tree.parents) for tree in trees]
     for (at, child), token in zip(order, numbers, strict=True):

@@ -401,7 +401,7 @@ class RecordedGraphs:
             return call(step)
         done.append(f"captured in {self.pooled}")
         assert torch.equal(
-            *((step.table, torch.from_numpy(step.idle)) if isinstance(step, GraphStep) else (step.fields, step._idle))
+            *((step.table, step._idle_table) if isinstance(step, GraphStep) else (step.fields, step._idle))
         )
         self.capturing.replay = partial(self.replay, step, call, done)
 

@@ -1,5 +1,6 @@
 """The server as clients see it: the texts of ``vidspec caption``, OpenAI's shapes, failures, load."""
 
+import gc
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from vidspec import cli
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.models.request import DialogueTurn
+from vidspec.serve.chat import ChatRequest
 from vidspec.video.base import Clip
 
 CLIPS = shipped()
@@ -329,6 +331,34 @@ def test_a_request_that_takes_too_long(captioner):
     with serving(captioner, timeout=0.001) as (url, _):
         late = ask(url, asked(GOOD))
         assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+
+
+@pytest.fixture
+def no_collections():
+    """Only reference counts free objects, as in a server that is never idle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def count_requests_and_clips():
+    return sum(isinstance(one, ChatRequest | Clip) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("timeout", [60, 0.001])
+def test_an_answered_request_is_not_kept(captioner, no_collections, timeout):
+    damaged, long = asked(data_url(b"no video")), asked(GOOD, max_tokens=1_000_000)
+    bodies = [asked(GOOD, max_tokens=3), damaged, long, asked("file:///etc/passwd"), asked(GOOD, temperature="hot")]
+    with serving(captioner, timeout=timeout) as (url, _):
+        codes = [ask(url, {**body, "stream": stream}).status_code for body in bodies for stream in (False, True)]
+        assert set(codes) == ({200, 400} if timeout > 1 else {400, 504})
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json={**asked(GOOD), "stream": True}):
+            pass  # gone in the answer
+        end = time.monotonic() + 30
+        while (kept := count_requests_and_clips()) and time.monotonic() < end:
+            time.sleep(0.05)
+    assert kept == 0
 
 
 def test_a_bug_in_a_pass_is_one_clips(captioner, monkeypatch, capfd):

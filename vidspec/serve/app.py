@@ -217,7 +217,10 @@ class _Api:
             while True:
                 event = await self._in_time(ticket.events.get(), deadline)
                 if isinstance(event, Exception):
-                    raise event
+                    try:
+                        raise event
+                    finally:
+                        del event  # its traceback refers to this frame: a cycle that keeps the request
                 if isinstance(event, Opened):
                     if waits:
                         waits, self.waiting, self.running = False, self.waiting - 1, self.running + 1
@@ -368,6 +371,7 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         for one in (task, leaving):
             one.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
+        del task  # its exception's traceback refers to this frame: a cycle that keeps the request
 
 
 class _Guard:

@@ -80,9 +80,7 @@ class AsyncCaptioner:
             ticket = self._service.submit(await asyncio.to_thread(self.captioner.read_request, request))
             try:
                 while True:
-                    event = await ticket.events.get()
-                    if isinstance(event, Exception):
-                        raise event
+                    event = await ticket.next_event()
                     if isinstance(event, Prefilled):
                         await reading.aclose()
                     yield event

@@ -215,12 +215,7 @@ class _Api:
             shown = clip if chat.details else None
             del clip
             while True:
-                event = await self._in_time(ticket.events.get(), deadline)
-                if isinstance(event, Exception):
-                    try:
-                        raise event
-                    finally:
-                        del event  # its traceback refers to this frame: a cycle that keeps the request
+                event = await self._in_time(ticket.next_event(), deadline)
                 if isinstance(event, Opened):
                     if waits:
                         waits, self.waiting, self.running = False, self.waiting - 1, self.running + 1

@@ -163,20 +163,25 @@ def product_launches() -> Iterator[tuple[str, Launch]]:
 
 
 def elementwise_launches() -> Iterator[tuple[str, Launch]]:
-    """Yield the launches of a block's elementwise kernels by name, of hidden sizes from 896 to 8192."""
+    """Yield the launches of a block's elementwise kernels by name: hidden sizes from 896 to 8192, heads of 128."""
     from vidspec.engine import kernel_elementwise as kernels
+    from vidspec.engine.rotary import HeadNorms
 
-    for dtype, hidden in product(DTYPES, (896, 3584, 8192)):
-        rows = torch.empty(8, hidden, dtype=DTYPES[dtype], device="meta")
-        states, tables = (torch.empty(8, heads, 128, dtype=rows.dtype, device="meta") for heads in (32, 1))
-        calls = (
-            partial(kernels.add_norm, rows, rows, rows[0], 1e-6),
-            partial(kernels.rotate, states, tables, tables, states),
-            partial(kernels.silu_product, rows),
-        )
-        for call in calls:
+    for dtype in DTYPES:
+        place = partial(torch.empty, dtype=DTYPES[dtype], device="meta")
+        calls: dict[str, Callable[[], object]] = {}
+        for hidden in (896, 3584, 8192):
+            rows = place(8, hidden)
+            calls[f"hidden{hidden} add_norm"] = partial(kernels.add_norm, rows, rows, rows[0], 1e-6)
+            calls[f"hidden{hidden} silu"] = partial(kernels.silu_product, rows)
+        states, table, weight = place(8, 28 + 2 * _KV_HEADS, 128), place(8, 1, 128), place(128)
+        stored = place(2, _KV_HEADS, _ENTRIES, 128), torch.empty(8, dtype=torch.int64, device="meta")
+        turn = partial(kernels.rotate, states, 28, (table, table))
+        calls["prompt"], calls["stored"] = turn, partial(turn, None, stored)
+        calls["stored normed"] = partial(turn, HeadNorms(weight, weight, 1e-6), stored)
+        for name, call in calls.items():
             for one in launches(kernels, call):
-                yield f"{one.kernel.__name__} hidden{hidden} {dtype}", one
+                yield f"{one.kernel.__name__} {name.removesuffix(' add_norm').removesuffix(' silu')} {dtype}", one
 
 
 def compiled(capability: int) -> dict[str, Compiled]:

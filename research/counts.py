@@ -22,17 +22,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from research.random_decoder import engine_of, language
+from research.random_decoder import Language, engine_of, language
 from research.sizes import DEVICES, SIZES, Size
 from vidspec.bench import tables
-from vidspec.engine import few_rows, fused, quantised
+from vidspec.engine import attention, few_rows, fused, quantised
 from vidspec.engine.block_kernels import BlockKernels
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.matrix import Precision
 from vidspec.engine.rows import Rows
+from vidspec.models.head import HeadDecoder
 
-__all__ = ["Counts", "counted", "shared", "table"]
+__all__ = ["Counts", "counted", "counted_eager", "counted_head", "shared", "table"]
 
 _META = torch.device("meta")
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "linear", "matmul", "few_row_product")
@@ -176,6 +177,38 @@ def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
         found.kernels.clear()
         with _Counting(counting), _Unread(counting):
             engine_of(model).run([Rows(span, [0] * rows) for span in spans])
+    return found
+
+
+@torch.inference_mode()
+def counted_head(decoder: HeadDecoder, vocabulary: int) -> Counts:
+    """Count a replayed pass of a chain that a head drafts, one row."""
+    found = Counts(replayed=True)
+    decoder.slab.open(8)
+    _, replay = ReplayedPasses(decoder, _attention(found)).step(1, vocabulary, chained=True)
+    found.kernels.clear()
+    with _Counting(found):
+        replay()
+    return found
+
+
+@torch.inference_mode()
+def counted_eager(model: Language, clips: int = 1, rows: int = 1) -> Counts:
+    """Count a pass over ``rows`` of each clip kernel by kernel, with attention by a GPU's flash kernel."""
+    found = Counts()
+
+    def flash(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found.kernels["flash_attention"] += 1
+        return torch.empty_like(query), query.new_empty(query.shape[:3])
+
+    engine, spans = engine_of(model), [model.decoder.slab.open(64 + rows) for _ in range(clips)]
+    with _Unread(Counts()):
+        for _ in range(2):  # entries and recurrent states
+            engine.run([Rows(span, [0]) for span in spans])
+    with _Counting(found), _Unread(found), patch.object(attention, "_attention_with_lse", flash):
+        engine.run([Rows(span, [0] * rows) for span in spans])
     return found
 
 

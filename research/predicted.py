@@ -16,6 +16,7 @@ from vidspec.draft_length.prediction import (
     ACCEPTANCE,
     DECODE_USE,
     GAP,
+    LAUNCH,
     WAIT,
     AssumedAcceptance,
     DraftCandidate,
@@ -24,7 +25,7 @@ from vidspec.draft_length.prediction import (
     predict,
     predict_rounded,
 )
-from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_target
+from vidspec.draft_length.target_drafts import HEAD_LAUNCHES, cost_of_known, draft_candidates, known_model
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs
 from vidspec.models.memory_estimate import PROMPT
 
@@ -113,7 +114,7 @@ def forecasts(
     cards: Sequence[Card], clips: Sequence[int] = CLIPS, visual: Sequence[int] = VISUAL, target: str = TARGET
 ) -> list[CardForecast]:
     """Return the predictions for each combination."""
-    known = known_target(target)
+    known = known_model(target)
     assert known is not None
     return [_forecast(card, known, count, tokens) for card in cards for tokens in visual for count in clips]
 
@@ -154,6 +155,7 @@ def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
     lines = table(heads, [one.cells for one in forecasts(cards)])
     parts = [f"## 7B\n\n**Predicted, nothing of it was measured.** {TARGET}, tokens/s of all clips.", lines]
     parts.append(bullets(_notes(cards)))
+    parts += ["## Hybrids and mixtures of experts", _kernel_by_kernel(cards)]
     parts += ["## Other acceptance", _other_acceptance(cards)]
     parts += ["## The model beside published figures", _beside_published()]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
@@ -167,16 +169,38 @@ def _notes(cards: Sequence[Card]) -> list[str]:
     assumed = "; ".join(f"{ACCEPTANCE[kind].beta:g} for {name} ({ACCEPTANCE[kind].source})" for kind, name in _KINDS)
     return [
         f"Data sheets: {sheets}. Passes reach {DECODE_USE:.0%} of bandwidth and arithmetic.",
-        f"{GAP * 1e6:g} us between two kernels; a fused pass has 11 a block and 12 more, as counted. {WAIT * 1e6:g} us "
+        f"{GAP * 1e6:g} us between two kernels; a fused pass has 10 a block and 12 more, as counted. {WAIT * 1e6:g} us "
         "for each of the two waits of a round. Products with int8 and int4 weights are as fast as instructions allow "
         "([engine](../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
         "Gamma is the best window; where none gains there is no draft, and the gain is 1.",
-        "A head's pass is taken to be captured, with 30 kernels.",
+        f"A head's pass is replayed, with {HEAD_LAUNCHES} kernels, as counted.",
         f"Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of the card's memory, or no "
         "figure was found.",
         "*int4 target*: `models.weights: int4`, which gives other texts than bfloat16.",
     ]
+
+
+def _kernel_by_kernel(cards: Sequence[Card]) -> str:
+    """Return the predictions of listed targets whose blocks run kernel by kernel, one clip of 2,000 visual tokens."""
+    lines = []
+    for target in dict.fromkeys(pair.target for pair in known_pairs()):
+        if (cost := cost_of_known(target)) is None or cost.eager is None:
+            continue
+        for card in cards:
+            one = _forecast(card, target, 1, VISUAL[0])
+            share = min(one.plain.tokens_per_s * cost.launches * LAUNCH, 1)
+            best = ["-", "-"] if one.best is None else [one.best.name, f"{one.best.gain:.2f}x"]
+            fits = one.plain.fits is not False
+            cells = [_rate(one.plain), f"{share:.0%}", *best] if fits else ["-"] * 4
+            lines.append([target.name, card.name, f"{cost.launches:,}", *cells])
+    heads = ["target", "card", "launches a pass", "plain", "of it launching", "best draft", "gain"]
+    return (
+        "Their blocks run kernel by kernel: a pass takes at least 5 us for each counted kernel, and a draft of such "
+        "blocks a wait for each token. Of a mixture a pass reads E (1 - (1 - k/E)^rows) of a block's E experts, k for "
+        "each row; recurrent states are read and written once. One clip of 2,000 visual tokens.\n\n"
+        + table(heads, lines)
+    )
 
 
 _KINDS = (("int4", "self-int4"), ("int8", "self-int8"), ("eagle3", "EAGLE-3"), ("model", "the 3B"))
@@ -184,7 +208,7 @@ _KINDS = (("int4", "self-int4"), ("int8", "self-int8"), ("eagle3", "EAGLE-3"), (
 
 def _other_acceptance(cards: Sequence[Card]) -> str:
     """Return the gains of a copy in four bits and of a head by acceptance, one clip of 2,000 visual tokens."""
-    known = known_target(TARGET)
+    known = known_model(TARGET)
     cost = None if known is None else cost_of_known(known)
     assert cost is not None
     heads, lines = ["card", "draft", *(f"{beta:g}" for beta in _BETAS)], []
@@ -224,7 +248,7 @@ def _beside_published() -> str:
     for one in PUBLISHED:
         known = _SHAPES.get(one.model.partition(",")[0])
         if known is None:
-            cost = cost_of_known(known_target(TARGET) or KnownModel("", "", 0, 0, 0))
+            cost = cost_of_known(known_model(TARGET) or KnownModel("", "", 0, 0, 0))
         else:
             cost = ModelCost.of_decoder(*known)
         assert cost is not None

@@ -59,6 +59,11 @@ def test_a_small_draft_is_the_default_profile(on):
     assert auto.default_draft({"models.target": "llava-hf/llava-onevision-qwen2-7b-ov-hf"}).keys == {}
 
 
+def test_a_model_that_is_listed_as_a_draft_may_be_the_target(on):
+    on(CARDS["h100"])
+    assert auto.default_draft({"models.target": "Qwen/Qwen2.5-VL-3B-Instruct"}).keys["name"] == "self-int4"
+
+
 def test_heads_only_if_they_are_here(on, monkeypatch):
     head = "Rayzl/qwen2.5-vl-7b-eagle3-sgl"
     monkeypatch.setitem(auto_acceptance(), "eagle3", AssumedAcceptance(0.9, "a test"))
@@ -79,7 +84,7 @@ def test_heads_only_if_they_are_here(on, monkeypatch):
         {"models.target": "Qwen/Qwen3.5-9B"},
     ],
 )
-def test_choices_of_the_user_and_unknown_targets_stay(on, more):
+def test_choices_of_the_user_and_unknown_models_stay(on, more):
     on(CARDS["h100"])
     assert auto.default_draft(KEYS | more) is None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine import test_graphs
+from tests.engine import standin, test_graphs
 from tests.pruning.target.families import case
 from tests.tiers import full_but
 from vidspec.engine import block_kernels
 from vidspec.engine.block_kernels import BlockKernels, load_block_kernels, runs_triton, triton_problem
 from vidspec.engine.forward import Engine
+from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.rotary import HeadNorms
 from vidspec.engine.rows import Rows
 
 pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
@@ -40,26 +42,66 @@ def test_residual_and_norm(dtype, width):
     torch.testing.assert_close(normed.double(), expected, **close)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [16, 80, 128])
-@pytest.mark.parametrize("by_axis", [False, True])
-def test_rotation_in_place_and_of_other_rows(dtype, width, by_axis):
-    """Queries and keys are a part of each row, whose values stay; tables of several axes are columns."""
-    states = numbers(3, 7, width, dtype=dtype)
+HEADS, KV_HEADS = 5, 2
+
+
+def rotation_of(width, dtype, by_axis=False):
+    """Queries, keys and values as parts of wider rows, and tables, which are columns where there are several axes."""
+    states = numbers(3, HEADS + 2 * KV_HEADS + 1, width, dtype=dtype)[:, :-1]
     angles = torch.randn(3, width // 2, generator=torch.Generator().manual_seed(1))
     cosine = torch.cat([angles, angles], 1).cos().to(DEVICE, dtype)[:, None]
     sine = torch.cat([-angles, angles], 1).sin().to(DEVICE, dtype)[:, None]
     if by_axis:
         cosine, sine = (one[:, 0].t().contiguous().t()[:, None] for one in (cosine, sine))
-    turned = states[:, :5].double()
+    return states, (cosine, sine)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 80, 128])
+@pytest.mark.parametrize("by_axis", [False, True])
+def test_rotation_in_place(dtype, width, by_axis):
+    """Queries and keys are a part of each row, whose values stay."""
+    states, (cosine, sine) = rotation_of(width, dtype, by_axis)
+    turned, values = states[:, : HEADS + KV_HEADS].double(), states[:, HEADS + KV_HEADS :].clone()
     expected = turned * cosine.double() + turned.roll(width // 2, -1) * sine.double()
+    rotate(states, HEADS, (cosine, sine))
     close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
+    torch.testing.assert_close(states[:, : HEADS + KV_HEADS].double(), expected, **close)
+    assert torch.equal(states[:, HEADS + KV_HEADS :], values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 80, 128])
+@pytest.mark.parametrize("normed", [False, True])
+def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, normed):
+    """To the bit in the interpreter; a compiler may contract the products of both kernels in another order."""
+    close = {"rtol": CLOSE[dtype] * (DEVICE == "cuda"), "atol": CLOSE[dtype] * (DEVICE == "cuda")}
+    states, tables = rotation_of(width, dtype)
+    weights = HeadNorms(numbers(width, dtype=dtype, seed=2), numbers(width, dtype=dtype, seed=3), 1e-6)
+    norms, slots = weights if normed else None, torch.tensor([6, 0, 3], device=DEVICE)
+    found = torch.full((2, KV_HEADS, 8, width), 7.0, dtype=dtype, device=DEVICE)
+    expected, apart = found.clone(), states.clone()
+    rotate(apart, HEADS, tables, norms)
+    entries = apart[:, HEADS:].view(3, 2, KV_HEADS, width)
+    expected.index_copy_(2, slots, entries.permute(1, 2, 0, 3))
+    rotate(states, HEADS, tables, norms, (found, slots))
+    torch.testing.assert_close(found, expected, **close)
+    torch.testing.assert_close(states[:, :HEADS], apart[:, :HEADS], **close)
+    assert (found[:, :, 1] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 80])
+def test_norms_of_heads_before_the_rotation(dtype, width):
+    """Of queries and keys, each with its own weights; rounded in between, as by separate kernels."""
+    states, tables = rotation_of(width, dtype)
+    norms = HeadNorms(numbers(width, dtype=dtype, seed=2), numbers(width, dtype=dtype, seed=3), 1e-6)
     apart = states.clone()
-    rotate(states[:, :5].contiguous(), cosine, sine, apart[:, :5])
-    torch.testing.assert_close(apart[:, :5].double(), expected, **close)
-    values = states[:, 5:].clone()
-    rotate(states[:, :5], cosine, sine, states[:, :5])
-    assert torch.equal(states[:, 5:], values) and torch.equal(states, apart)
+    for weight, part in ((norms.queries, apart[:, :HEADS]), (norms.keys, apart[:, HEADS : HEADS + KV_HEADS])):
+        part.copy_(torch.nn.functional.rms_norm(part.double(), (width,), weight.double(), norms.eps))
+    rotate(apart, HEADS, tables)
+    rotate(states, HEADS, tables, norms)
+    torch.testing.assert_close(states.double(), apart.double(), rtol=2 * CLOSE[dtype], atol=2 * CLOSE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,6 +132,18 @@ def test_a_models_pass_by_these_kernels(family):
         torch.testing.assert_close(ours.logits, plain.logits, rtol=0, atol=1e-4)
         torch.testing.assert_close(ours.hidden, plain.hidden, rtol=0, atol=1e-4)
     torch.testing.assert_close(found[1][0].tapped, found[0][0].tapped, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
+@pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["qwen2_5_vl", "qwen3_vl"]))
+def test_a_replayed_pass_by_these_kernels(family, monkeypatch):
+    """Entries go to the slab by the rotation's kernel; a tree, a window and a token of three clips."""
+    engine = Engine(case(family)[0])
+    monkeypatch.setattr(engine.model.decoder, "_kernels", KERNELS)
+    monkeypatch.setattr(engine.model.decoder, "graphs", ReplayedPasses(engine.model.decoder, standin.attention))
+    one, other, third = (engine.prefill(prompt, 8).span for prompt in test_graphs.prompts(engine))
+    tokens = test_graphs.TOKENS
+    test_graphs.check(engine, [Rows(one, tokens[:3], [-1, 0, 0]), Rows(other, tokens[:1]), Rows(third, tokens[:3])])
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the kernel is interpreted")

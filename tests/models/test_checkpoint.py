@@ -1,16 +1,25 @@
 """What ``vidspec models NAME`` says of a checkpoint, by its config alone."""
 
 import json
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import typer
 
 from tests.checkpoints import qwen
 from tests.checkpoints.qwen import QwenKind
 from vidspec.cli import main
+from vidspec.cli.app import app
+from vidspec.cli.predictions import CardPredictions
+from vidspec.config import profiles
+from vidspec.draft_length.cards import CARDS
+from vidspec.draft_length.target_drafts import known_model, predict_published
 from vidspec.models.checkpoint_config import read_config
+from vidspec.models.known_pairs import MemoryWorkload, known_pairs
 from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.placement import Placement
 
@@ -183,9 +192,11 @@ def test_a_published_model_whose_config_cannot_be_had(vidspec, monkeypatch):
     """Its pairs and their memory are known without it."""
     name = "Qwen/Qwen2.5-VL-7B-Instruct"
     ran = vidspec("models", name)
-    first, *pairs = ran.out.splitlines()
-    assert ran.err == "" and first.startswith(f"{name}: supported; published figures")
-    assert pairs and all(name in line.split("\t")[:2] for line in pairs)
+    facts = [tuple(line.strip().split(maxsplit=1)) for line in ran.out.splitlines()[:-1]]
+    assert ran.err == "" and facts[0] == ("model", name) and "qwen2_5_vl, supported" in facts[1][1]
+    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --target {name}"
+    pairs = [label for label, _ in facts if label in ("draft", "drafts")]
+    assert pairs == ["draft", "drafts", "drafts"]
     found = json.loads(vidspec("models", name, "--format", "json").out)
     assert found["name"] == name and len(found["pairs"]) == len(pairs)
     monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 1)
@@ -292,14 +303,10 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
 
 def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
     """A config of Qwen2.5-VL-7B gives the parameters that are listed for it, and the speeds."""
-    from vidspec.draft_length.cards import CARDS
-    from vidspec.draft_length.target_drafts import known_target, predict_published
-    from vidspec.models.known_pairs import MemoryWorkload
-
     config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
     folder = Path(written(SimpleNamespace(to_json_file=lambda path: path.write_text(json.dumps(config)))))
     found = json.loads(vidspec("models", str(folder), "--card", "h100", "--format", "json").out)
-    listed, _ = predict_published(known_target("Qwen/Qwen2.5-VL-7B-Instruct"), CARDS["h100"], MemoryWorkload(), None)
+    listed, _ = predict_published(known_model("Qwen/Qwen2.5-VL-7B-Instruct"), CARDS["h100"], MemoryWorkload(), None)
     rates = {row["draft"]: row["tokens_per_s"] for row in found["predicted"]["predictions"]}
     for one in listed:
         if not one.is_head:  # published for the hub id alone
@@ -308,8 +315,40 @@ def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
     assert "predicted" not in vidspec("models", str(folder)).out
 
 
-def test_blocks_that_are_not_replayed_have_no_predicted_speeds(vidspec, written):
-    found = json.loads(
-        vidspec("models", str(written(qwen.config(QwenKind("qwen3_5")))), "--card", "h100", "--format", "json").out
-    )
+@pytest.mark.parametrize("card", ["4090", "l40s", "a100", "h100"])
+def test_printed_commands_parse(card):
+    """Of every published target with a prediction: the options exist, and the profile loads with its keys."""
+    targets = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
+    commands = set[str]()
+    for name, target in targets.items():
+        found, rounded = predict_published(target, CARDS[card], MemoryWorkload(), CARDS[card].usable)
+        predicted = CardPredictions(CARDS[card], name, found, rounded)
+        if found and not predicted.is_too_large:
+            commands.add(predicted.command)
+    assert len(commands) >= 15
+    for line in commands:
+        program, command, *words = shlex.split(line)
+        assert (program, command) == ("vidspec", "caption")
+        context = typer.main.get_command(app).commands["caption"].make_context("caption", words)
+        keys = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
+        assert profiles.load(context.params["profile"], {**keys, "models.target": context.params["target"]}, env={})
+
+
+def test_speeds_of_blocks_that_run_kernel_by_kernel(vidspec, written):
+    """Small ones take the launches of their kernels: 5 us each, and a wait of 20 us."""
+    folder = str(written(qwen.config(QwenKind("qwen3_5"))))
+    found = json.loads(vidspec("models", folder, "--card", "h100", "--format", "json").out)["predicted"]
+    launches = 33 + 69 + 3 * 101
+    plain = next(row for row in found["predictions"] if row["draft"] is None)
+    assert plain["tokens_per_s"] == pytest.approx(1 / (5e-6 * launches + 20e-6), abs=0.1)
+    ran = vidspec("models", folder, "--card", "h100")
+    assert f"kernel by kernel, {launches} launches a pass" in " ".join(ran.out.split())
+
+
+def test_what_has_no_predicted_speeds_is_told_with_the_reason(vidspec, written):
+    ran = vidspec("models", str(written(qwen.config(QwenKind("qwen3_vl")))), "--card", "h100")
+    assert "no speeds on H100: its heads have 24 numbers" in " ".join(ran.out.split())
+    found = json.loads(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100", "--format", "json").out)
     assert found["predicted"] is None
+    out = " ".join(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100").out.split())
+    assert "predicted no speeds on H100: its size is not published" in out

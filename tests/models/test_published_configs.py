@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from vidspec.draft_length.stock_costs import STOCK_LAUNCHES, cost_of_stock
+from vidspec.draft_length.target_drafts import cost_of_known, cost_of_model
 from vidspec.engine.recurrent import max_state_bytes
 from vidspec.engine.stock import StockDecoder
 from vidspec.models.base import families
@@ -44,6 +46,15 @@ def test_listed_is_what_the_config_makes(name, tmp_path):
     assert model.lm_head.weight.shape[0] == listed.vocabulary
     assert language.config.max_position_embeddings == listed.context
     assert decoder.axes == (3 if listed.family.startswith("qwen") else 1)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if KNOWN[name].read])
+def test_listed_cost_is_that_of_the_config(name, tmp_path):
+    model, listed = built(name, tmp_path), KNOWN[name]
+    language = families.get(listed.family).language_of(model)
+    decoder = StockDecoder(language, model.lm_head, "")
+    stock = listed.family in STOCK_LAUNCHES
+    assert cost_of_known(listed) == (cost_of_stock if stock else cost_of_model)(language, model.lm_head, decoder)
 
 
 @pytest.mark.parametrize("size", ["3B", "7B"])

@@ -6,6 +6,7 @@ The model is built on torch's meta device, so the findings are those that loadin
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from vidspec.cli.predictions import CardPredictions
@@ -21,12 +22,14 @@ from vidspec.draft_length.prediction import (
     predict,
     predict_rounded,
 )
+from vidspec.draft_length.stock_costs import cost_of_stock
 from vidspec.draft_length.target_drafts import cost_of_model, draft_candidates
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import unsupported_reason
 from vidspec.engine.graphs import eager_reason_by_shape
 from vidspec.engine.quantised import Precision
+from vidspec.engine.stock import StockDecoder
 from vidspec.errors import VidspecError
 from vidspec.models import loading
 from vidspec.models.base import StockConfig, families
@@ -38,7 +41,7 @@ from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
-from vidspec.models.quantised import method_description, quantization_config
+from vidspec.models.quantization_config import method_description, quantization_config
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
@@ -96,8 +99,9 @@ class CheckpointReport:
         while_loading: peak bytes before all weights are rounded; 0 if none are.
         text: True for a language model without vision, which can only be a draft.
         hears: True if it has audio input.
-        cost: of its passes on a GPU; None if they are not replayed.
+        cost: of its passes on a GPU; None if it is not known.
         predicted: speeds on a card; None without one.
+        unpredicted: the reason if there is a card and no prediction for it.
     """
 
     name: str
@@ -132,6 +136,7 @@ class CheckpointReport:
     load: MemoryWorkload
     cost: ModelCost | None = None
     predicted: CardPredictions | None = None
+    unpredicted: str = ""
 
     @property
     def fits(self) -> bool:
@@ -179,7 +184,7 @@ class CheckpointReport:
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _total_text(fit.bytes)}") for fit in self.drafts),
-            *(() if self.predicted is None else self.predicted.rows()),
+            *([("predicted", self.unpredicted)] if self.predicted is None else self.predicted.rows()),
         ]
         return [(label, value) for label, value in rows if value]
 
@@ -228,7 +233,10 @@ def inspect(
     predicted = _predict(report, usable, named, card)
     if predicted is not None and draft is None and rounded is None:
         command = predicted.command
-    return replace(report, drafts=fits, command=command, predicted=predicted)
+    unpredicted = ""
+    if predicted is None and not report.text and (at := card or auto.card_here()) is not None:
+        unpredicted = f"no speeds on {at.name}: {report.why if report.eager is None else report.eager}"
+    return replace(report, drafts=fits, command=command, predicted=predicted, unpredicted=unpredicted)
 
 
 def _predict(
@@ -240,13 +248,14 @@ def _predict(
         return None
     free = report.free if card is None else at.usable
     entries = (report.visual_tokens or 0) + PROMPT + report.load.new_tokens / 2
-    candidates = draft_candidates(report.name, report.cost, drafts, report.load)
+    candidates = draft_candidates(report.name, report.cost, drafts, report.load, entries)
     if named is not None and named.cost is not None:
         candidates = [DraftCandidate(named.name, "model", named.cost, ACCEPTANCE["model"], _held(named))]
     held = _held(report)
     found = predict(at, report.cost, candidates, entries=entries, held=held, free=free)
     rounded = predict_rounded(at, report.cost, entries=entries, held=held, free=free)
-    return CardPredictions(at, report.name, found, rounded)
+    launches = 0 if report.cost.eager is None else report.cost.launches
+    return CardPredictions(at, report.name, found, rounded, launches)
 
 
 def _held(report: CheckpointReport) -> int:
@@ -261,7 +270,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     """Inspect a checkpoint without drafts."""
     config = read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
-    text = family not in families.names()
+    text = family not in families
     kind = loading.adapter_class(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)
@@ -272,15 +281,19 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     language = kind.language_of(model)
     reason = unsupported_reason(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
+    assert isinstance(decoder, StockDecoder)
     rule = None if text else _frame_rule(kind, model.config, name)
     tokens = load.tokens_by(rule)
     clip = load.memory(sizes_of(kind, model, decoder, where.device), rule)
     eager = decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2))
-    cost = None
-    if eager is None and reason is None:
-        kept: WeightPrecision = "int4" if held.codes < 0.75 * parameters else "int8"
-        cost = cost_of_model(language, model.lm_head, decoder, rounded or (kept if held.codes else "bfloat16"))
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
+    kept: WeightPrecision = "int4" if held.codes < 0.75 * parameters else "int8"
+    costed: Callable[..., ModelCost | None] | None = None
+    if reason is None and eager is None:
+        costed = cost_of_model
+    elif reason is not None and (settings is None or held.codes):
+        costed = cost_of_stock
+    precision: WeightPrecision = rounded or (kept if held.codes else "bfloat16")
     return CheckpointReport(
         name=name,
         family=family,
@@ -312,7 +325,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         drafts=(),
         command="",
         load=load,
-        cost=cost,
+        cost=costed and costed(language, model.lm_head, decoder, precision),
     )
 
 

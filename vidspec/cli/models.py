@@ -73,7 +73,8 @@ def models(
     Memory is weights and KV cache, without pruning and activations; ? means unknown. In a pipe each pair is one line,
     separated by tabs: target, draft, visual tokens, GiB, licences, cached, remarks, fits.
 
-    Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
+    Exit codes: 0; with NAME, 3 if it is not supported, memory (with --card, the card's) does not suffice, or its
+    --draft does not fit it.
     """
     from vidspec.models.known_pairs import MemoryWorkload
 
@@ -136,18 +137,20 @@ def _print_checkpoint(
         found = inspect(name, draft, load, weights, on)
     except ModelError as error:
         load = load._replace(dtype="bfloat16" if load.dtype == "auto" else load.dtype)
-        named = (row for row in _rows(load) if name in (row.pair.target.name, row.pair.draft and row.pair.draft.name))
+        rows = _rows(load, None if on is None else round(on.usable))
+        named = (row for row in rows if name in (row.pair.target.name, row.pair.draft and row.pair.draft.name))
         published = list(named)
         if error.kind not in ("missing", "connection") or not published or weights is not None:
             raise
-        return _print_published(name, published, _predict_published(name, load, on), form)
+        return _print_published(name, published, _predict_published(name, load, on), on, form)
     if form == "json":
         print_json(found.to_dict())
     else:
         facts_table(found.rows())
         print(found.command)
     refused = draft is not None and found.drafts[0].refused is not None
-    return 3 if refused or not found.fits else 0
+    fits = found.fits if on is None or found.predicted is None else found.predicted.fits
+    return 3 if refused or not fits else 0
 
 
 def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> CardPredictions | None:
@@ -155,29 +158,48 @@ def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> Ca
     from vidspec.cli.doctor import device_memory
     from vidspec.cli.predictions import CardPredictions
     from vidspec.decoding import auto
-    from vidspec.draft_length.target_drafts import known_target, predict_published
+    from vidspec.draft_length.target_drafts import cost_of_known, known_model, predict_published
 
-    target, at = known_target(name), card or auto.card_here()
+    target, at = known_model(name), card or auto.card_here()
     if target is None or at is None:
         return None
     free = device_memory() if card is None else at.usable
     found, rounded = predict_published(target, at, load, free)
-    return CardPredictions(at, name, found, rounded) if found else None
+    cost = cost_of_known(target)
+    launches = 0 if cost is None or cost.eager is None else cost.launches
+    return CardPredictions(at, name, found, rounded, launches) if found else None
 
 
-def _print_published(name: str, rows: list[PairRow], predicted: CardPredictions | None, form: TextOrJson) -> int:
+def _print_published(
+    name: str, rows: list[PairRow], predicted: CardPredictions | None, card: Card | None, form: TextOrJson
+) -> int:
     """Print the published pairs of a model whose config is not available; returns the exit code."""
-    fits = [row.fits for row in rows]
+    fits = [row.fits for row in rows] + ([predicted.fits] if predicted is not None and card is not None else [])
     if form == "json":
         facts = {"name": name, "supported": True, "cached": False, "pairs": [row.to_dict() for row in rows]}
         print_json(facts | {"predicted": predicted and predicted.to_dict()})
     else:
-        print(f"{name}: supported; published figures, as its config is not in the cache and cannot be fetched now")
-        print_rows([row.cells for row in rows])
-        if predicted is not None:
-            facts_table(predicted.rows())
-            print(predicted.command)
+        facts_table(_published_facts(name, rows, predicted, card))
+        drafted = any(row.pair.draft is not None and row.pair.target.name == name for row in rows)
+        alone = f"vidspec caption clip.mp4 --target {name}" + ("" if drafted else " --profile ar")
+        print(alone if predicted is None else predicted.command)
     return 3 if all(one is False for one in fits) else 0
+
+
+def _published_facts(
+    name: str, rows: list[PairRow], predicted: CardPredictions | None, card: Card | None
+) -> Iterator[tuple[str, str]]:
+    """Yield labels and values for the table of a published model."""
+    place = "this machine" if card is None else card.name
+    yield "model", name
+    yield "family", f"{next(model.family for row in rows for model in row.models if model.name == name)}, supported"
+    yield "figures", "published ones: its config is not in the cache and cannot be fetched now"
+    for row in sorted(rows, key=lambda row: row.pair.target.name != name):
+        yield row.fact(name, place)
+    if predicted is not None:
+        yield from predicted.rows()
+    elif card is not None:
+        yield "predicted", f"no speeds on {card.name}: its size is not published"
 
 
 @dataclass(frozen=True)
@@ -216,6 +238,17 @@ class PairRow:
         return {**facts, "kv_numbers_per_token": one.kv_per_token, "cached": one.name in self.cached}
 
     @property
+    def models(self) -> tuple[KnownModel, ...]:
+        return (self.pair.target,) if self.pair.draft is None else (self.pair.target, self.pair.draft)
+
+    def fact(self, name: str, place: str) -> tuple[str, str]:
+        """Return a label and the memory of the pair, for one of its models; ``place`` has the memory."""
+        label = "draft" if self.pair.target.name == name else "drafts for"
+        other = next((model.name for model in self.models if model.name != name), "(itself)")
+        room = "" if self.fits is None else f", {'fits' if self.fits else 'too much for'} {place}"
+        return label, f"{other}: {_gib(self.needed.total)} GiB together with a clip{room}"
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """Cells of the table."""
         pair, needed, context = self.pair, self.needed, self.pair.target.context
@@ -236,12 +269,13 @@ class PairRow:
         )
 
 
-def _rows(load: MemoryWorkload) -> Iterator[PairRow]:
+def _rows(load: MemoryWorkload, free: int | None = None) -> Iterator[PairRow]:
+    """Yield the published pairs; they fit if ``free`` bytes suffice, by default those of this machine."""
     from vidspec.cli.doctor import device_memory, has_gpu, model_cache
     from vidspec.config.user_config import read_config
     from vidspec.models import known_pairs
 
-    free, keys = device_memory(), read_config().keys
+    free, keys = free or device_memory(), read_config().keys
     target, draft = keys.get("models.target"), keys.get("models.draft")
     draft = known_pairs.listed_draft(str(target)) if draft is None else draft
     advised = known_pairs.recommended_pair(load, free, smallest=not has_gpu()) if free else None

@@ -21,32 +21,54 @@ class CardPredictions:
         target: its name.
         found: plain decoding, then all drafts.
         rounded: plain decoding of the target rounded to four bits, which gives other texts; None if it is rounded.
+        eager_launches: kernels of a pass over one row that runs kernel by kernel; 0 if passes are replayed.
     """
 
     card: Card
     target: str
     found: Sequence[SpeedPrediction]
     rounded: SpeedPrediction | None = None
+    eager_launches: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """True if the target fits, as it is or rounded; also if that is not known."""
+        return any(one.fits is not False for one in [*self.found, self.rounded] if one is not None)
+
+    @property
+    def is_too_large(self) -> bool:
+        """True if the target does not fit the card in four bits either."""
+        size = None if self.rounded is None else self.rounded.bytes
+        return not self.fits and size is not None and size > self.card.usable
 
     @property
     def command(self) -> str:
-        """The command that is predicted the fastest of those that fit."""
+        """The command that is predicted the fastest of those that fit; the list of models if none does."""
+        if self.is_too_large:
+            return "vidspec models"
         arguments = best_arguments(self.found, self.rounded)
         return f"vidspec caption clip.mp4 --target {shlex.quote(self.target)} {arguments}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Return labels and values for the table, the fastest draft first."""
         plain, *drafts = self.found
-        rows = [f"{self.card.name}, one clip, nothing measured: plain decoding {_rate(plain)}"]
+        rows = [f"{self.card.name}, one clip, nothing measured: plain decoding {_rate(plain)}{_memory(plain)}"]
+        if self.eager_launches:
+            rows[0] += f"; kernel by kernel, {self.eager_launches:,} launches a pass"
         for one in sorted(drafts, key=lambda one: -one.gain):
             assert one.draft is not None
-            paid = f"{_rate(one)}, {one.gain:.2f}x, {one.gamma} drafted at a time" if one.gamma else "does not pay"
             beta, source = one.draft.assumed
-            rows.append(f"{one.name}: {paid}{_memory(one) if one.gamma else ''}; acceptance {beta:g} assumed: {source}")
+            if not one.gamma:
+                rows.append(f"{one.name}: does not pay (acceptance {beta:g} assumed)")
+                continue
+            paid = f"{_rate(one)}, {one.gain:.2f}x, {one.gamma} drafted at a time{_memory(one)}"
+            rows.append(f"{one.name}: {paid}; acceptance {beta:g} assumed: {source}")
         if self.rounded is not None:
             rows.append(
                 f"models.weights int4, other texts: plain decoding {_rate(self.rounded)}{_memory(self.rounded)}"
             )
+        if self.is_too_large:
+            rows.append("it does not fit this card in any form; vidspec models lists smaller ones")
         return [("predicted", row) for row in rows]
 
     def to_dict(self) -> dict[str, object]:
@@ -73,4 +95,4 @@ def _rate(one: SpeedPrediction) -> str:
 def _memory(one: SpeedPrediction) -> str:
     if one.bytes is None:
         return ""
-    return f"; {one.bytes / 2**30:.1f} GiB" + (", too much for it" if one.fits is False else "")
+    return f"; {one.bytes / 2**30:.1f} GiB" + (", too much" if one.fits is False else "")

@@ -20,7 +20,7 @@ from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.cards import Card, card_of_device
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.draft_length.prediction import best_arguments
-from vidspec.draft_length.target_drafts import known_target, predict_published
+from vidspec.draft_length.target_drafts import cost_of_known, known_model, predict_published
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
@@ -149,7 +149,7 @@ def measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:
 
 def fitting_command(profile: Profile) -> str | None:
     """Return the fastest command for a listed target that is predicted to fit this GPU; None if it is not known."""
-    target, card = known_target(profile.models.target or ""), card_here(profile.models.device)
+    target, card = known_model(profile.models.target or ""), card_here(profile.models.device)
     if target is None or card is None:
         return None
     device = torch.device("cuda:0" if profile.models.device == "auto" else profile.models.device)
@@ -234,7 +234,9 @@ def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> De
     chosen = any(key in _CHOSEN_KEYS or key.partition(".")[0] in _CHOSEN for key in keys)
     if chosen or not isinstance(target, str) or (card := card_here(device)) is None or torch.cuda.device_count() > 1:
         return None
-    if (known := known_target(target)) is None:
+    known = known_model(target)
+    cost = None if known is None else cost_of_known(known)
+    if known is None or cost is None or cost.eager is not None:
         return None
     listed = listed_draft(target)  # of several smaller models only the first is fetched by default
     others = [pair.draft.name for pair in known_pairs() if pair.draft is not None and pair.draft.name != listed]

@@ -60,6 +60,8 @@ _WORDS = (
     ("rtx a6000", "a6000"),
     *((re.sub(r"^(\d)", r"rtx \1", name), name) for name in CARDS),
 )
+#: Cards below 8.0, whose passes are not replayed.
+_OLD = re.compile(r"\b(t4|t4g|v100|p4|p40|p100|titan|quadro|(gtx-)?1[06]\d0|(rtx-)?20\d0)\b")
 
 
 def named_card(name: str) -> Card:
@@ -70,8 +72,10 @@ def named_card(name: str) -> Card:
     """
     words = name.lower().replace(" ", "-")
     if (found := CARDS.get(words) or card_of_device(name)) is None:
+        problem = "speeds are predicted from compute capability 8.0 on" if _OLD.search(words) else "no such data sheet"
         guess = nearest(words, CARDS)
-        raise UsageError(f"--card {name}: there is no data sheet of it", hint=f"{guess}; known: {', '.join(CARDS)}")
+        hint = f"did you mean {guess}? " if guess is not None else ""
+        raise UsageError(f"--card {name}: {problem}", hint=f"{hint}known: {', '.join(CARDS)}")
     return found
 
 

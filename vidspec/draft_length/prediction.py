@@ -1,8 +1,9 @@
 """Prediction of decoding speed from a card's data sheet and the sizes of models; nothing is run. No torch.
 
 A pass takes the larger of the times of its bytes and its operations, at the share of the data sheet that passes reach,
-plus the launches of its kernels and, where the host needs its tokens, a wait. Rounds follow the speed model of
-:mod:`vidspec.draft_length.speed`; a draft that does not pay has the window 0, which is plain decoding.
+plus the gaps between its kernels and, where the host needs its tokens, a wait. Passes that are not replayed take at
+least the launches of their kernels from Python. Rounds follow the speed model of :mod:`vidspec.draft_length.speed`; a
+draft that does not pay has the window 0, which is plain decoding.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from vidspec.draft_length.speed import best_window, beta_of_run_length, beta_of_
 
 __all__ = [
     "ACCEPTANCE",
+    "BLOCK_LAUNCHES",
     "DECODE_USE",
     "GAP",
     "LAUNCH",
+    "OTHER_LAUNCHES",
     "WAIT",
     "WEIGHT_BYTES",
     "AssumedAcceptance",
     "DraftCandidate",
     "DraftKind",
+    "EagerLaunches",
+    "ExpertCost",
     "ModelCost",
     "SpeedPrediction",
     "WeightPrecision",
@@ -35,6 +40,8 @@ __all__ = [
 
 #: Share of the data sheet's bandwidth and operations that decoding passes reach.
 DECODE_USE = 0.7
+#: Kernels of a fused block and around the blocks (``python -m research.counts``).
+BLOCK_LAUNCHES, OTHER_LAUNCHES = 10, 12
 #: Seconds of a launch from Python, between two kernels on the device, and until the host has a result.
 LAUNCH, GAP, WAIT = 5e-6, 1e-6, 20e-6
 WeightPrecision = Literal["bfloat16", "int8", "int4"]
@@ -55,8 +62,8 @@ _LEAST_SHARES: Mapping[WeightPrecision, Mapping[int, float]] = {
 }
 #: Most rows of these kernels; more dequantise the weights, which are written and read once in 16 bits.
 _KERNEL_ROWS = 256
-#: Longest predicted window.
-_LONGEST = 16
+#: Longest predicted window, and the least gain of a draft: smaller ones are within the errors of a prediction.
+_LONGEST, _LEAST_GAIN = 16, 1.02
 
 DraftKind = Literal["model", "int8", "int4", "eagle3"]
 
@@ -88,37 +95,80 @@ ACCEPTANCE: Mapping[str, AssumedAcceptance] = {
 }
 
 
+class ExpertCost(NamedTuple):
+    """Experts of a model.
+
+    Attributes:
+        number: experts of a block.
+        active: those that a row is multiplied with.
+        read: parameters of one expert in all blocks together.
+    """
+
+    number: int
+    active: int
+    read: int
+
+    def distinct(self, rows: int) -> float:
+        """Return the expected experts of a block that rows choose, each evenly: E (1 - (1 - k/E)^rows)."""
+        return self.number * (1 - (1 - self.active / self.number) ** rows)
+
+
+class EagerLaunches(NamedTuple):
+    """Further kernels of passes that run kernel by kernel: for several rows of a clip, and for each further clip."""
+
+    window: int
+    clip: int
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """Sizes of a model that a pass's time follows from.
 
     Attributes:
-        read: parameters that a pass reads, and multiplies each row with.
-        entry: bytes of keys and values of a token.
-        launches: kernels of a replayed pass.
-        weights: precision of the weights.
+        read: parameters that every pass reads, and multiplies each row with.
+        entry: bytes of keys and values of a token, in blocks that see all tokens.
+        launches: kernels of a pass over one row.
+        weights: precision of these weights.
+        experts: further weights in 16 bits, of which a pass reads those that its rows choose; None without any.
+        windows: sliding windows, and the bytes of a token in blocks that have them.
+        states: bytes of recurrent states, which a pass reads and writes for each clip.
+        eager: if passes run kernel by kernel; None if they are replayed.
     """
 
     read: int
     entry: int
     launches: int
     weights: WeightPrecision = "bfloat16"
+    experts: ExpertCost | None = None
+    windows: tuple[tuple[int, int], ...] = ()
+    states: int = 0
+    eager: EagerLaunches | None = None
 
     @classmethod
     def of_decoder(cls, read: int, layers: int, entry: int, weights: WeightPrecision = "bfloat16") -> ModelCost:
-        """Return the cost of a fused decoder: 11 kernels a block and 12 around them (``python -m research.counts``)."""
-        return cls(read, entry, 11 * layers + 12, weights)
+        """Return the cost of a fused decoder."""
+        return cls(read, entry, BLOCK_LAUNCHES * layers + OTHER_LAUNCHES, weights)
 
     @property
     def weight_bytes(self) -> float:
         return self.read * WEIGHT_BYTES[self.weights]
 
     def pass_seconds(self, card: Card, clips: int, rows: int, entries: float) -> float:
-        """Return the seconds of a replayed pass over ``rows`` in all, of clips with so many cache entries each."""
-        padded = 1 << (rows - 1).bit_length()  # a graph's rows
-        read = self._weight_traffic(card, rows) + clips * entries * self.entry
-        operations = 2 * self.read * padded
-        return max(read / card.bandwidth, operations / card.flops) / DECODE_USE + self.launches * GAP
+        """Return the seconds of a pass over ``rows`` in all, of clips with so many cache entries each."""
+        padded = rows if self.eager else 1 << (rows - 1).bit_length()  # a graph's rows
+        operations = 2 * (self.read + (self.experts.active * self.experts.read if self.experts else 0)) * padded
+        read = self.bytes_read(card, clips, rows, entries)
+        seconds, launches = max(read / card.bandwidth, operations / card.flops) / DECODE_USE, self.launches
+        if self.eager is None:
+            return seconds + launches * GAP
+        launches += (clips - 1) * self.eager.clip + (self.eager.window if rows > clips else 0)
+        return max(seconds + launches * GAP, launches * LAUNCH)
+
+    def bytes_read(self, card: Card, clips: int, rows: int, entries: float) -> float:
+        """Return the bytes that the memory transfers in a pass, see :meth:`pass_seconds`."""
+        cached = entries * self.entry + sum(min(entries, size) * each for size, each in self.windows)
+        experts = self.experts.distinct(rows) * self.experts.read * WEIGHT_BYTES["bfloat16"] if self.experts else 0
+        return self._weight_traffic(card, rows) + experts + clips * (cached + 2 * self.states)
 
     def _weight_traffic(self, card: Card, rows: int) -> float:
         """Return the bytes of weights that take the memory as long as the pass's products take at this many rows."""
@@ -154,7 +204,7 @@ class DraftCandidate:
     def arguments(self) -> str:
         """Arguments of ``vidspec caption`` that choose it."""
         if self.kind in ("int8", "int4"):
-            return f"--profile {self.name}"
+            return f"--profile {self.name}" + (" --set draft.prefill=again" if self.cost.states else "")
         profile = "eagle3" if self.kind == "eagle3" else "vanilla-sd-auto"
         return f"--profile {profile} --draft {self.name}"
 
@@ -219,8 +269,12 @@ def predict(
     plain = clips / verify(1)
     found = [SpeedPrediction(None, 0, plain, 1.0, held, fits(held))]
     for draft in drafts:
-        chain = draft.cost.pass_seconds(card, clips, clips, entries)
-        gamma, rate = best_window(draft.assumed.beta, verify, chain, WAIT, _LONGEST)
+        chain, once = draft.cost.pass_seconds(card, clips, clips, entries), WAIT
+        if draft.cost.eager is not None:  # the host waits for each token
+            chain, once = chain + WAIT, 0
+        gamma, rate = best_window(draft.assumed.beta, verify, chain, once, _LONGEST)
+        if clips * rate < _LEAST_GAIN * plain:
+            gamma, rate = 0, plain / clips
         size = None if held is None else held + draft.bytes
         found.append(SpeedPrediction(draft, gamma, clips * rate, clips * rate / plain, size, fits(size)))
     return found
@@ -236,7 +290,7 @@ def predict_rounded(
     """
     if target.weights != "bfloat16":
         return None
-    cost = ModelCost(target.read, target.entry, target.launches, "int4")
+    cost = replace(target, weights="int4")
     rounded = held and round(held - target.weight_bytes + cost.weight_bytes)
     found = predict(card, cost, (), entries=entries, clips=clips, held=rounded, free=free)[0]
     loaded = (held or 0) - clips * entries * target.entry

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vidspec.draft_length.cards import Card
 from vidspec.draft_length.prediction import (
     ACCEPTANCE,
+    BLOCK_LAUNCHES,
+    OTHER_LAUNCHES,
     WEIGHT_BYTES,
     DraftCandidate,
     ModelCost,
@@ -16,6 +19,7 @@ from vidspec.draft_length.prediction import (
     predict,
     predict_rounded,
 )
+from vidspec.draft_length.stock_costs import STOCK_LAUNCHES, cost_of_known_stock, read_weights
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs, published_heads
 from vidspec.models.memory_estimate import PROMPT
 
@@ -25,28 +29,35 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUSED_FAMILIES",
+    "HEAD_LAUNCHES",
     "cost_of_known",
     "cost_of_model",
     "draft_candidates",
-    "known_target",
+    "known_model",
     "predict_published",
 ]
 
 #: Families whose published checkpoints have fused blocks, whose passes are replayed.
 FUSED_FAMILIES = frozenset(
-    ("llava", "llava_next", "llava_onevision", "internvl", "smolvlm", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl")
+    (
+        *("llava", "llava_next", "llava_onevision", "internvl", "smolvlm"),
+        *("qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus"),
+    )
 )
-#: Kernels of an EAGLE-3 head's pass, if it is captured; assumed.
-_HEAD_LAUNCHES = 30
+#: Kernels of an EAGLE-3 head's replayed pass (``research.counts.counted_head``).
+HEAD_LAUNCHES = 40
 
 
-def known_target(name: str) -> KnownModel | None:
-    """Return the published facts of a target; None if it is not listed."""
-    return next((pair.target for pair in known_pairs() if pair.target.name == name), None)
+def known_model(name: str) -> KnownModel | None:
+    """Return the published facts of a model, listed as a target or a draft; None if it is not."""
+    listed = (model for pair in known_pairs() for model in (pair.target, pair.draft))
+    return next((model for model in listed if model is not None and model.name == name), None)
 
 
 def cost_of_known(model: KnownModel) -> ModelCost | None:
-    """Return the cost of a published model in 16 bits; None if its size is unknown or its blocks are not fused."""
+    """Return the cost of a published model in 16 bits; None if its size is not known."""
+    if model.family in STOCK_LAUNCHES:
+        return cost_of_known_stock(model)
     read = model.read or model.parameters
     if read is None or model.family not in FUSED_FAMILIES:
         return None
@@ -57,9 +68,8 @@ def cost_of_model(
     language: StockModel, head: StockModel, decoder: Decoder, weights: WeightPrecision = "bfloat16"
 ) -> ModelCost:
     """Return the cost of a fused model in 16 bits, or with rounded weights, from a stock one on any device."""
-    inner = sum(weight.numel() for weight in language.parameters()) - language.embed_tokens.weight.numel()
     entry = decoder.slab.entry_bytes * 2 // language.embed_tokens.weight.dtype.itemsize
-    return ModelCost.of_decoder(inner + head.weight.numel(), decoder.depth, entry, weights)
+    return ModelCost.of_decoder(read_weights(language, head), decoder.depth, entry, weights)
 
 
 def predict_published(
@@ -67,7 +77,7 @@ def predict_published(
 ) -> tuple[list[SpeedPrediction], SpeedPrediction | None]:
     """Return predictions of a published target with all its drafts, and of it rounded to four bits.
 
-    There are none if its size is unknown, or its blocks are not fused.
+    There are none if its size is unknown.
 
     Args:
         target: in 16 bits.
@@ -81,16 +91,16 @@ def predict_published(
         return [], None
     siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == target]
     left_out = frozenset(without)
-    drafts = [one for one in draft_candidates(target.name, cost, siblings, load) if one.name not in left_out]
+    entries = (load.visual_tokens(target.family) or 0) + PROMPT + load.new_tokens / 2
+    drafts = [one for one in draft_candidates(target.name, cost, siblings, load, entries) if one.name not in left_out]
     weights = target.weight_bytes("bfloat16")
     held = None if weights is None else weights + target.kv_bytes(load)
-    entries = (load.visual_tokens(target.family) or 0) + PROMPT + load.new_tokens / 2
     rounded = predict_rounded(card, cost, entries=entries, held=held, free=free)
     return predict(card, cost, drafts, entries=entries, held=held, free=free), rounded
 
 
 def draft_candidates(
-    name: str, target: ModelCost, siblings: Iterable[KnownModel], load: MemoryWorkload
+    name: str, target: ModelCost, siblings: Iterable[KnownModel], load: MemoryWorkload, entries: float = 0.0
 ) -> list[DraftCandidate]:
     """Return the drafts that exist for a target: quantised copies, smaller models, published heads.
 
@@ -99,14 +109,14 @@ def draft_candidates(
         target: its cost; one with rounded weights has no quantised copy.
         siblings: smaller models that fit it.
         load: the clip whose keys and values a draft model keeps too.
+        entries: cache entries of the clip, for copies of a target with recurrent states, which keep their own.
     """
     load = load._replace(dtype="bfloat16")
     found: list[DraftCandidate] = []
     for precision in ("int4", "int8") if target.weights == "bfloat16" else ():
-        cost = ModelCost(target.read, target.entry, target.launches, precision)
-        found.append(
-            DraftCandidate(f"self-{precision}", precision, cost, ACCEPTANCE[precision], round(cost.weight_bytes))
-        )
+        cost = replace(target, weights=precision)
+        size = round(cost.weight_bytes + (cost.states + entries * cost.entry if cost.states else 0))
+        found.append(DraftCandidate(f"self-{precision}", precision, cost, ACCEPTANCE[precision], size))
     for model in siblings:
         if (cost_of := cost_of_known(model)) is not None:
             size = (model.weight_bytes("bfloat16") or round(cost_of.weight_bytes)) + model.kv_bytes(load)
@@ -115,8 +125,8 @@ def draft_candidates(
     for head in published_heads():
         if head.target == name:
             # Keys and values of one block, taken to be as wide as a block of the target.
-            blocks = max(1, (target.launches - 12) // 11)
-            cost = ModelCost(head.read, target.entry // blocks, _HEAD_LAUNCHES)
+            blocks = max(1, (target.launches - OTHER_LAUNCHES) // BLOCK_LAUNCHES)
+            cost = ModelCost(head.read, target.entry // blocks, HEAD_LAUNCHES)
             size = round(head.read * WEIGHT_BYTES["bfloat16"])
             found.append(DraftCandidate(head.name, "eagle3", cost, ACCEPTANCE["eagle3"], size))
     return found

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["CAPABILITY", "BlockKernels", "load_block_kernels", "runs_triton", "triton_absence", "triton_problem"]
+from vidspec.engine.rotary import HeadNorms, RotaryTables
+
+__all__ = [
+    "CAPABILITY",
+    "BlockKernels",
+    "load_block_kernels",
+    "runs_triton",
+    "triton_absence",
+    "triton_problem",
+]
 
 #: Lowest compute capability of our kernels.
 CAPABILITY = (8, 0)
@@ -20,7 +29,9 @@ class BlockKernels(NamedTuple):
     """Kernels in place of several operations of a block, see :mod:`vidspec.engine.kernel_elementwise`."""
 
     add_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    rotate: Callable[
+        [torch.Tensor, int, RotaryTables, HeadNorms | None, tuple[torch.Tensor, torch.Tensor] | None], None
+    ]
     silu_product: Callable[[torch.Tensor], torch.Tensor]
 
 

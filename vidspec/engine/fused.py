@@ -18,12 +18,13 @@ from torch.nn import functional as F
 
 from vidspec.engine.block_kernels import load_block_kernels
 from vidspec.engine.decoder import AttendFunction, sliding_windows
+from vidspec.engine.graph_step import StepAttention
 from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.layouts import WeightFormat, build_matrix
 from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
 from vidspec.engine.quantised import quantise_weight
-from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
+from vidspec.engine.rotary import STATIC_ROPE, HeadNorms, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockModel
 
@@ -226,19 +227,9 @@ class FusedDecoder:
         return self._positions.tables(positions)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        block, kv = self.blocks[index], self.kv_heads
-        count = rows.shape[0]
-        states = block.qkv(block.before_attention(rows)).view(count, self.heads + 2 * kv, self.width)
-        into = turning = states[:, : self.heads + kv]
-        if block.head_norms is not None:
-            queries, keys = block.head_norms
-            turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
-        if self._kernels is None:
-            rotate(turning, rotation, out=into)
-        else:
-            self._kernels.rotate(turning, rotation[0], rotation[1], into)
-        entries = states[:, self.heads :].view(count, 2, kv, self.width)
-        attended = attention(index, states[:, : self.heads], entries)
+        block = self.blocks[index]
+        states = block.qkv(block.before_attention(rows)).view(len(rows), self.heads + 2 * self.kv_heads, self.width)
+        attended = self._attend(index, states, rotation, attention)
         if self._kernels is None:
             rows = block.out.add(rows, attended)
             gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
@@ -246,6 +237,25 @@ class FusedDecoder:
         norm = block.before_mlp
         rows, normed = self._kernels.add_norm(rows, block.out(attended), norm.weight, norm.eps)
         return block.down.add_(rows, self._kernels.silu_product(block.gate_up(normed)))
+
+    def _attend(
+        self, index: int, states: torch.Tensor, rotation: RotaryTables, attention: AttendFunction
+    ) -> torch.Tensor:
+        """Rotate queries and keys, parts of (R, heads + 2 * kv_heads, d), and return the attention (R, heads * d)."""
+        query, entries = states[:, : self.heads], states[:, self.heads :].view(len(states), 2, self.kv_heads, -1)
+        norms = self.blocks[index].head_norms
+        if self._kernels is None:
+            into = turning = states[:, : self.heads + self.kv_heads]
+            if norms is not None:
+                turning = torch.cat([norms[0](query), norms[1](entries[:, 0])], dim=1)
+            rotate(turning, rotation, out=into)
+            return attention(index, query, entries)
+        weights = None if norms is None else HeadNorms(norms[0].weight, norms[1].weight, norms[0].eps)
+        if not isinstance(attention, StepAttention):
+            self._kernels.rotate(states, self.heads, rotation, weights, None)
+            return attention(index, query, entries)
+        self._kernels.rotate(states, self.heads, rotation, weights, attention.stored(index))
+        return attention.attend(index, query)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -63,6 +63,10 @@ class Gemma4Decoder(StockDecoder):
     def scaling(self) -> float:
         return 1.0  # queries and keys are normalised
 
+    @property
+    def attended(self) -> Sequence[int]:
+        return self.sources
+
     @cached_property
     def slab(self) -> Slab:
         layers = self.language.layers[: self.kept]

@@ -7,22 +7,74 @@ reads nothing back. Unused rows write to the slab's scratch entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 
-from vidspec.engine.rows import Rows
-from vidspec.engine.slab import Slab
+from vidspec.engine.slab import KVSpan, Slab
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = ["MOST", "GraphStep", "ReplayedAttention", "table_columns"]
+__all__ = ["MOST", "GraphStep", "ReplayedAttention", "StepAttention", "TableRows", "chained_columns", "table_columns"]
 
 #: Most rows of one sequence in a pass: the entries that only some of its rows see are the bits of one number.
 MOST = 64
 #: Signature of an attention kernel, see :func:`~vidspec.engine.kernel.split_attention`.
 ReplayedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+class StepAttention:
+    """Attention of a replayed pass over the slab; each row's entry is stored at its slot.
+
+    Args:
+        decoder: decoder of the pass.
+        table: of :class:`GraphStep`.
+        attend: attention of a layer.
+    """
+
+    def __init__(self, decoder: ReplayableDecoder, table: torch.Tensor, attend: ReplayedAttention) -> None:
+        self._windows, self._scaling, self._attend = decoder.windows, decoder.scaling, attend
+        self._table, self._slot = table, 2 + decoder.axes
+        self._row_index = torch.arange(table.shape[1], device=table.device)
+        layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
+        self._layers = [(layer, layer[0], layer[1]) for layer in layers]
+        self._fields_by_window: dict[int | None, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Prepare the fields of the table that attention takes, by sliding window."""
+        self._fields_by_window = {size: self._fields(size) for size in set(self._windows or (None,))}
+
+    def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+        """Store the rows' keys and values and attend, as :class:`~vidspec.engine.attention.PassAttention` does."""
+        cache, slots = self.stored(layer)
+        cache.index_copy_(2, slots, entries.permute(1, 2, 0, 3))
+        return self.attend(layer, query)
+
+    def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's cache, (2, kv_heads, capacity, d), and each row's slot in it, (R,)."""
+        return self._layers[layer][0], self._table[self._slot]
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Return the attention (R, heads * d) of rotated queries (R, heads, d) whose entries are stored."""
+        _, keys, values = self._layers[layer]
+        seen = self._fields_by_window[None if self._windows is None else self._windows[layer]]
+        return self._attend(query, keys, values, seen, self._scaling)
+
+    def _fields(self, size: int | None) -> torch.Tensor:
+        """Return (6, R) the fields of the table that attention takes.
+
+        In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
+        nodes of a tree are within the window of each other.
+        """
+        seen = self._table[self._slot + 1 :]
+        if size is None:
+            return seen
+        out = (self._table[self._slot - 1] - (size - 1)).clamp_(min=0)
+        common, length, start, _, sees, split = seen
+        return torch.stack([common - out, length - out, start + out, self._row_index, sees, split.clamp(max=size)])
 
 
 class GraphStep:
@@ -64,25 +116,21 @@ class GraphStep:
         chained: bool = False,
     ) -> None:
         self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
-        self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
+        self.decoder, self.count, self.vocabulary = decoder, count, vocabulary
         self._slot = 2 + decoder.axes
-        self._fields_by_window: dict[
-            int | None, torch.Tensor
-        ] = {}  # the fields of the table that attention takes, by sliding window
         self.idle = _idle_table(decoder.slab, decoder.axes, count)
-        self.table = self.idle.to(decoder.device, copy=True)
+        self._idle_table = torch.from_numpy(self.idle)
+        self.table = self._idle_table.to(decoder.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.device)
-        self._row_index = torch.arange(count, device=decoder.device)
+        self._attention = StepAttention(decoder, self.table, attend)
         self.inputs = inputs = decoder.state_inputs
         self.states: torch.Tensor | None = None
         if inputs is not None:
             self.states = torch.zeros(count, inputs.width, dtype=decoder.slab.dtype, device=decoder.device)
-        layers = decoder.slab.layers(0, decoder.slab.capacity + 1)
-        self._layers = [(layer, layer[0], layer[1]) for layer in layers]
 
     def set_idle(self) -> None:
         """Make all rows idle."""
-        self.table.copy_(self.idle)
+        self.table.copy_(self._idle_table)
         self.moves.zero_()
 
     def __call__(self) -> None:
@@ -91,7 +139,7 @@ class GraphStep:
         rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
         if self.states is not None:
             rows = torch.cat([rows, self.states], 1)
-        self._fields_by_window = {size: self._attention_fields(size) for size in set(decoder.windows or (None,))}
+        self._attention.begin()
         for index in range(decoder.depth):
             if index in self.tapped:
                 self.entering[index] = rows  # keeps its memory from the later blocks
@@ -109,57 +157,83 @@ class GraphStep:
             table[0].copy_(self.tokens)
             table[1 : self._slot + 3].add_(self.moves)
 
-    def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        both, keys, values = self._layers[layer]
-        both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
-        windows = self.decoder.windows
-        seen = self._fields_by_window[None if windows is None else windows[layer]]
-        return self._attend(query, keys, values, seen, self.decoder.scaling)
 
-    def _attention_fields(self, size: int | None) -> torch.Tensor:
-        """Return (6, count) the fields of the table that attention takes.
-
-        In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
-        nodes of a tree are within the window of each other.
-        """
-        seen = self.table[self._slot + 1 :]
-        if size is None:
-            return seen
-        out = (self.table[self._slot - 1] - (size - 1)).clamp_(min=0)
-        common, length, start, _, sees, split = seen
-        return torch.stack([common - out, length - out, start + out, self._row_index, sees, split.clamp(max=size)])
+#: The rows of one sequence: its span, its entries before the pass, tokens, and parents as in ``Rows``.
+TableRows: TypeAlias = tuple[KVSpan, int, Sequence[int], Sequence[int] | None]
 
 
-def table_columns(batch: Sequence[Rows], axes: int) -> list[list[int]]:
-    """Return the columns of :attr:`GraphStep.table` for the rows of a pass, by field.
+def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray) -> np.ndarray:
+    """Return :attr:`GraphStep.table` for the rows of a pass.
 
     Args:
-        batch: the rows of each sequence; a sequence in its first replayed pass notes its entries.
+        batch: the rows of each sequence, which notes its entries if this is its first replayed pass.
         axes: axes of rotary positions.
+        idle: table of a pass without rows.
     """
-    tokens, positions, places = list[int](), list[int](), list[int]()
-    slots, sees = list[int](), list[int]()
-    shared: list[list[int]] = [[], [], [], [], []]  # numbers shared by all rows of a sequence
-    for rows in batch:
-        span, count, first = rows.span, len(rows.token_ids), len(tokens)
-        length, end, offset = span.length, span.length + count, span.offset
+    tokens, counts, shared, first = list[int](), list[int](), list[int](), 0
+    trees: list[tuple[int, int, Sequence[int]]] = []
+    for span, length, token_ids, parents in batch:
+        count = len(token_ids)
+        end = length + count
         if end > span.room:
-            span.check_room(count)
-        span.split = span.split or length + 1
-        tokens += rows.token_ids
-        slots += range(span.start + length, span.start + end)
-        if rows.parents is None:
-            common, bits = length, _CAUSAL[:count]
-            places += range(length, end)
-            positions += range(length + offset, end + offset)
-        else:
-            common, bits = end - len(rows.parents), _visible_bits(rows.parents)[-count:]
-            places += rows.entry_offsets
-            positions += [place + offset for place in rows.entry_offsets]
-        sees += bits
-        for column, number in zip(shared, (common, end, span.start, first, span.split), strict=True):
-            column += [number] * count
-    return [tokens, *[positions] * axes, places, slots, *shared[:4], sees, shared[4]]
+            span.check_room(end - span.length)
+        if not span.split:
+            span.split = length + 1
+        common = length
+        if parents is not None:
+            common = end - len(parents)
+            trees.append((first, count, parents))
+        start, split, offset = span.start, span.split, span.offset
+        shared += common, end, start, first, split, length - first, start + length - first, offset
+        counts.append(count)
+        tokens += token_ids
+        first += count
+    of_rows = np.array(shared).reshape(-1, 8).repeat(counts, 0).T
+    row = np.arange(first)
+    places = of_rows[5] + row
+    sees = _CAUSAL[row - of_rows[3]]
+    for at, count, parents in trees:
+        part, read = slice(at, at + count), len(parents) - count
+        depths, bits = tree_columns(tuple(parents))
+        places[part], sees[part] = of_rows[0, at] + depths[read:], bits[read:]
+    table, slot = idle.copy(), 2 + axes
+    table[0, :first] = tokens
+    table[1 : slot - 1, :first] = places + of_rows[7]
+    table[slot - 1, :first] = places
+    table[slot, :first] = of_rows[6] + row
+    table[slot + 1 : slot + 5, :first] = of_rows[:4]
+    table[slot + 5, :first], table[slot + 6, :first] = sees, of_rows[4]
+    return table
+
+
+def chained_columns(table: np.ndarray, last: Sequence[int], done: int, axes: int, idle: np.ndarray) -> np.ndarray:
+    """Return :attr:`GraphStep.table` of a chained pass, whose tokens are on the device.
+
+    Args:
+        table: of the chains' first pass.
+        last: last row of each chain in it.
+        done: tokens that the pass before has added to each.
+        axes, idle: see :func:`table_columns`.
+    """
+    columns, count, slot = table[:, last], len(last), 2 + axes
+    columns[1 : slot + 1] += done
+    columns[slot + 1] = columns[slot - 1]
+    columns[slot + 2] += done
+    columns[slot + 4], columns[slot + 5] = range(count), 1
+    table = idle.copy()
+    table[:, :count] = columns
+    return table
+
+
+@lru_cache(256)
+def tree_columns(parents: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the depth of each node and the nodes that it sees, see :func:`_visible_bits`."""
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} of a tree cannot follow node {parent}")
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return np.array(depths), np.array(_visible_bits(parents))
 
 
 def _visible_bits(parents: Sequence[int]) -> list[int]:
@@ -171,10 +245,10 @@ def _visible_bits(parents: Sequence[int]) -> list[int]:
 
 
 #: Bits of a chain, whose nodes see all before them.
-_CAUSAL = _visible_bits(range(-1, MOST - 1))
+_CAUSAL = np.array(_visible_bits(range(-1, MOST - 1)))
 
 
-def _idle_table(slab: Slab, axes: int, count: int) -> torch.Tensor:
+def _idle_table(slab: Slab, axes: int, count: int) -> np.ndarray:
     """Return :attr:`GraphStep.table` of rows that attend only to themselves, in the slab's scratch entry."""
     columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
-    return torch.tensor(columns).t().contiguous()
+    return np.ascontiguousarray(np.array(columns).T)

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = ["STATIC_ROPE", "RotaryPositions", "RotaryTables", "axis_count", "mrope_axes", "mrope_sections", "rotate"]
+__all__ = [
+    "STATIC_ROPE",
+    "HeadNorms",
+    "RotaryPositions",
+    "RotaryTables",
+    "axis_count",
+    "mrope_axes",
+    "mrope_sections",
+    "rotate",
+]
 
 #: Cosines and sines of a pass, in the layout of the decoder that made them; a pair for each kind of block.
 RotaryTables = tuple[torch.Tensor, ...]
 #: Types of rotary frequencies that do not depend on the length of the text.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+class HeadNorms(NamedTuple):
+    """Root-mean-square norms of each head's queries and keys: weights (d,), and the number below the root."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    eps: float
 
 
 class RotaryModule(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vidspec.errors import GenerationError
 from vidspec.models.frame_rules import FrameRule, MergedPatches, SquareFrames, TiledFrames, TokenGrid
@@ -92,7 +92,9 @@ class KnownModel:
         licence: the hub's abbreviation.
         context: context length in tokens.
         source: source of these facts, if not the checkpoint's config on the hub.
-        read: parameters that a decoding pass reads.
+        read: parameters that every decoding pass reads, experts left out.
+        experts: experts of a block, those that a token takes, and the parameters of one in all blocks.
+        recurrent: blocks with a recurrent state, and the numbers of all these states.
     """
 
     name: str
@@ -106,6 +108,8 @@ class KnownModel:
     context: int | None = None
     source: str | None = None
     read: int | None = None
+    experts: tuple[int, int, int] | None = None
+    recurrent: tuple[int, int] | None = None
 
     @property
     def kv_per_token(self) -> int:
@@ -162,7 +166,7 @@ def known_pairs() -> tuple[ModelPair, ...]:
     import yaml
 
     data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))
-    models = {name: KnownModel(name, **facts) for name, facts in data["models"].items()}
+    models = {name: _known_model(name, **facts) for name, facts in data["models"].items()}
     return tuple(
         ModelPair(
             models[row["target"]],
@@ -172,6 +176,11 @@ def known_pairs() -> tuple[ModelPair, ...]:
         )
         for row in data["pairs"]
     )
+
+
+def _known_model(name: str, **facts: Any) -> KnownModel:
+    """Return a model, its lists as tuples."""
+    return KnownModel(name, **{key: tuple(fact) if isinstance(fact, list) else fact for key, fact in facts.items()})
 
 
 @cache

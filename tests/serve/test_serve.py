@@ -18,8 +18,10 @@ from PIL import Image
 from tests.serve.servers import asked, data_url, serving
 from vidspec import cli
 from vidspec.captioner import Captioner
+from vidspec.decoding.calls import SingleArrival
 from vidspec.embedded.samples import shipped
-from vidspec.models.request import DialogueTurn
+from vidspec.events.events import Round
+from vidspec.models.request import CaptionRequest, DialogueTurn
 from vidspec.serve.chat import ChatRequest
 from vidspec.video.base import Clip
 
@@ -275,6 +277,8 @@ def test_routes_and_methods_that_there_are_not(server):
     url, _ = server
     missing, other = httpx.get(f"{url}/v1/embeddings"), httpx.get(f"{url}/v1/chat/completions")
     assert (missing.status_code, other.status_code, other.headers["allow"]) == (404, 405, "POST")
+    jobs = [httpx.post(f"{url}{path}") for path in ("/v1/batches", "/v1/files", "/invocations")]
+    assert [job.status_code for job in jobs] == [404] * 3
     for answer in (missing, other):
         assert answer.json()["error"]["type"] == "invalid_request_error" and answer.json()["error"]["message"]
 
@@ -324,6 +328,18 @@ def test_a_full_queue_and_a_client_that_goes_away(captioner):
         second.join()
         assert texts[0]["usage"]["completion_tokens"] == 3
         until("requests_running", 0)
+    assert captioner.target.model.decoder.slab.used == 0
+
+
+def test_an_abandoned_request_ends_within_a_pass(captioner):
+    gone, after = threading.Event(), 0
+    options = {"max_new_tokens": 400, "presence_penalty": 1.0}
+    request = CaptionRequest("clip.mp4", captioner.read(CLIPS[0]), generate=options, abandoned=gone)
+    for _, event in captioner.serve(SingleArrival(request), batch=1):
+        if isinstance(event, Round):
+            after += gone.is_set()
+            gone.set()
+    assert gone.is_set() and after <= 1
     assert captioner.target.model.decoder.slab.used == 0
 
 

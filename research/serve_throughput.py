@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -48,7 +49,7 @@ def command(
     clients: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Runs over all clips; the medians are shown.")] = 3,
     peer: Annotated[
-        str | None, typer.Option(metavar="vllm=PYTHON", help="vLLM's server too, with the interpreter that has it.")
+        str | None, typer.Option(metavar="vllm=PYTHON", help="vLLM's server too; it loads the pair embedded-qwen.")
     ] = None,
 ) -> int:
     """Caption the same clips in a folder run and by clients of a server, and print clips/s of both."""
@@ -68,14 +69,14 @@ def command(
         pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         ports = {"server": stack.enter_context(_serve(worker, batch))}
         ports |= {name: stack.enter_context(_serve_vllm(worker, python, batch)) for name, python in pythons.items()}
-        fields = _fields(worker.captioner.profile)
+        body = _body(worker.captioner.profile)
         for name in pythons:  # its first requests load and compile
-            pool.submit(_ask_all, ports[name], paths[:batch], clients, fields).result()
+            pool.submit(_ask_all, ports[name], paths[:batch], clients, body).result()
         for _ in range(repeats):
             timed = worker.run(paths, batch)
             runs["folder"].append(float(str(timed["seconds"])))
             for name, port in ports.items():
-                seconds, texts = pool.submit(_ask_all, port, paths, clients, fields).result()
+                seconds, texts = pool.submit(_ask_all, port, paths, clients, body).result()
                 runs[name].append(seconds)
                 wrong = _different(worker, timed["ids"], dict(zip(paths, texts, strict=True)))
                 if name in pythons:
@@ -91,12 +92,17 @@ def command(
     return 0
 
 
-def _fields(profile: Profile) -> dict[str, object]:
-    """Return what a request says of a profile's prompt, frames and text."""
+def _body(profile: Profile) -> Callable[[str], bytes]:
+    """Return the function that makes the body of a request from a URL, with a profile's prompt, frames and text."""
     frames = {"fps": profile.video.fps} if profile.video.fps else {"num_frames": profile.video.frames}
-    generate = profile.generate
-    text = {"max_tokens": generate.max_new_tokens, "temperature": generate.temperature}
-    return {"prompt": generate.prompt, "media_io_kwargs": {"video": frames}, **text}
+    generate, media = profile.generate, {"video": frames}
+    return partial(
+        chat_body,
+        prompt=generate.prompt,
+        media_io_kwargs=media,
+        max_tokens=generate.max_new_tokens,
+        temperature=generate.temperature,
+    )
 
 
 @contextmanager
@@ -114,9 +120,10 @@ def _serve_vllm(worker: ProfileContenderWorker, python: str, batch: int) -> Iter
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    words = ["--model", source.names[0], "--dtype", str(worker.captioner.models.dtype), "--port", str(port)]
+    words = ["--model", source.names[0], "--dtype", worker.captioner.models["dtype"], "--port", str(port)]
     words += ["--host", "127.0.0.1", "--max-num-seqs", str(batch), "--enforce-eager", "--no-enable-prefix-caching"]
     words += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"video": 1, "image": 0}']
+    words += ["--trust-request-mm-kwargs"]  # the requests name the number of frames
     env = {**os.environ, **environment(models.threads)}
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as server:
@@ -155,7 +162,7 @@ def _serve(worker: ProfileContenderWorker, batch: int) -> Iterator[int]:
         listener.close()
 
 
-def _ask_all(port: int, paths: Sequence[str], clients: int, fields: dict[str, object]) -> tuple[float, list[str]]:
+def _ask_all(port: int, paths: Sequence[str], clients: int, body: Callable[[str], bytes]) -> tuple[float, list[str]]:
     """Send every clip once; return the seconds, files opened included, and the texts."""
 
     async def send() -> list[str]:
@@ -164,7 +171,7 @@ def _ask_all(port: int, paths: Sequence[str], clients: int, fields: dict[str, ob
         async def work() -> None:
             for number in order:
                 url = "data:video/mp4;base64," + base64.b64encode(Path(paths[number]).read_bytes()).decode()
-                texts[number] = answer_text(await send_request(port, post_request(chat_body(url, **fields))))
+                texts[number] = answer_text(await send_request(port, post_request(body(url))))
 
         await asyncio.gather(*(work() for _ in range(clients)))
         return texts

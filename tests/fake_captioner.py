@@ -21,7 +21,7 @@ from vidspec.captioner import Captioner
 from vidspec.dataset.reader import ClipReader
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
-from vidspec.events.events import Event, Finished, LoopLoad, Opened, Prefilled, Round
+from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
@@ -81,6 +81,7 @@ def events(path: str = "good.mp4") -> list[Event]:
         Opened(path, facts, 2, (0.0, 0.5), bool(record(path).demo)),  # type: ignore[arg-type]
         Prefilled(20, 8, (0, 4, 5), (1, 2), (4, 4), 0.5),
         Round((7,), ("target",), 0, 0, 0.0, texts=("A",)),
+        InputsReleased(0.6),
         Round(
             (1, 2, 3, 9),
             ("draft", "draft", "draft", "correction"),

@@ -26,6 +26,7 @@ from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
@@ -41,10 +42,21 @@ READS = ("tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "
 TREE = parse_tree("0 1 2 | 00 01 10 | 000 001")
 #: Rounds whose launches are counted.
 ROUNDS = 3
+#: Copies to the device in these rounds: a table for the draft and one for the target.
+ONE_A_PASS = {"vidspec.engine.host_table": 2 * ROUNDS}
 #: Calls of Python in a round of 16 clips.
 CALLS = 1210
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
 PENALTIES = Penalties(1.2, 0.3)
+LAUNCHED = [
+    ("chain", GREEDY, None),
+    ("chain", DRAWN, None),
+    ("chain", Sampling(0.8, 1.0, 20, 0.05), None),
+    ("chain", GREEDY, Penalties(repetition_penalty=1.2)),
+    ("chain", GREEDY, Penalties(presence_penalty=0.3)),
+    ("chain", DRAWN, PENALTIES),
+    ("tree", GREEDY, None),
+]
 
 
 class Waits(TorchFunctionMode):
@@ -78,20 +90,22 @@ class Launches(TorchDispatchMode):
 
     def __init__(self, monkeypatch):
         super().__init__()
-        self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
-        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
+        self.found, self.replaying = Counter(), False
+        for kind in (GraphStep, ChoiceStep):
+            monkeypatch.setattr(kind, "__call__", lambda step, run=kind.__call__: self.replay(step, run))
         self.copies = Counter()
         for name, module in list(sys.modules.items()):
             if name.startswith("vidspec.engine.") and hasattr(module, "to_device"):
                 monkeypatch.setattr(module, "to_device", partial(self.copy, name))
 
     def copy(self, name, host, device, out=None):
+        self.found["copies"] += 1
         self.copies[name] += 1
         return to_device(host, device, out)
 
-    def replay(self, step):
+    def replay(self, step, run):
         self.replaying = True
-        self._pass(step)
+        run(step)
         self.replaying = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -138,23 +152,26 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
         one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
         one.drafter.history = history
-        one.key, one.steps = clip, sequential(one)
         one.text = text and text()
+        one.emit_first()
+        one.key, one.steps = clip, sequential(one)
         sequences.append(one)
         loop.begin(one)
     return sequences
 
 
-def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2)):
-    """Operations of a round outside of replayed passes, copies to the device included, and what they are."""
+def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2), penalties=None):
+    """Operations of a round outside of replayed passes, and what they are."""
     loop, launches = Loop(), Launches(monkeypatch)
-    sequences = begun(loop, kind, clips, sampling, models=models)
+    sequences = begun(loop, kind, clips, sampling, models=models, penalties=penalties)
+    for _ in range(2):  # the passes are made
+        list(loop.turn())
     launches.found.clear()
     launches.copies.clear()
     with launches:
-        while max(len(one.rounds) for one in sequences) < 1 + ROUNDS:
+        while max(len(one.rounds) for one in sequences) < 2 + ROUNDS:
             list(loop.turn())
-    return (launches.found.total() + launches.copies.total()) / ROUNDS, launches
+    return launches.found.total() / ROUNDS, launches
 
 
 def counted(kind, clips, sampling=GREEDY, penalties=None):
@@ -237,22 +254,22 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     assert calls.found.total() / rounds <= CALLS
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
-    each, launches = launched(monkeypatch, kind, 16)
-    assert each < 40, (launches.found, launches.copies)
+@pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
+def test_few_launches_outside_of_replayed_passes(monkeypatch, kind, sampling, penalties):
+    """With the copies of their tables, and what the host computes."""
+    each, launches = launched(monkeypatch, kind, 16, sampling, penalties=penalties)
+    assert each < 40, launches.found
+    assert launches.copies == ONE_A_PASS
 
 
-@pytest.mark.parametrize("clips", [1, 16])
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, clips):
+@pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
+def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, sampling, penalties):
     """One for the draft, all of whose passes are known before, and one for the target."""
-    _, launches = launched(monkeypatch, kind, clips)
-    assert launches.copies == {"vidspec.engine.host_table": 2 * ROUNDS}
+    assert launched(monkeypatch, kind, 1, sampling, penalties=penalties)[1].copies == ONE_A_PASS
 
 
 def test_a_path_of_a_tree_is_kept_by_one_gather_of_all_layers_and_clips(monkeypatch):
     """Once for the target and once for the draft, when their next passes begin."""
     accepted = launched(monkeypatch, "tree", 16, models=(1, 1))[1]
     assert 0 < accepted.found["index_copy_"] <= 2 * ROUNDS
-    assert accepted.copies == {"vidspec.engine.host_table": 2 * ROUNDS}  # together with the other data
+    assert accepted.copies == ONE_A_PASS

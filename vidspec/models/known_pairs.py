@@ -166,7 +166,7 @@ def known_pairs() -> tuple[ModelPair, ...]:
     import yaml
 
     data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))
-    models = {name: _known_model(name, **facts) for name, facts in data["models"].items()}
+    models = {name: _known_model(name, facts) for name, facts in data["models"].items()}
     return tuple(
         ModelPair(
             models[row["target"]],
@@ -178,9 +178,10 @@ def known_pairs() -> tuple[ModelPair, ...]:
     )
 
 
-def _known_model(name: str, **facts: Any) -> KnownModel:
+def _known_model(name: str, facts: dict[str, Any]) -> KnownModel:
     """Return a model, its lists as tuples."""
-    return KnownModel(name, **{key: tuple(fact) if isinstance(fact, list) else fact for key, fact in facts.items()})
+    hashable: dict[str, Any] = {key: tuple(fact) if isinstance(fact, list) else fact for key, fact in facts.items()}
+    return KnownModel(name, **hashable)
 
 
 @cache

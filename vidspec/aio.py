@@ -40,14 +40,28 @@ class Ticket:
     """A submitted request: its events, and the flag by which it is abandoned."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.events: EventQueue = asyncio.Queue()
         self.abandoned = threading.Event()
+        self._events: EventQueue = asyncio.Queue()
         self._loop = loop
+
+    async def next_event(self) -> Event:
+        """Wait for the next event.
+
+        Raises:
+            Exception: the one that ended the request.
+        """
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            try:
+                raise event
+            finally:
+                del event  # its traceback refers to this frame: a cycle that keeps the request
+        return event
 
     def deliver(self, event: Event | Exception) -> None:
         """Add an event, from any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 class CaptionService:
@@ -217,9 +231,7 @@ class AsyncCaptioner:
             ticket = self._service.submit(await read())
             try:
                 while True:
-                    event = await ticket.events.get()
-                    if isinstance(event, Exception):
-                        raise event
+                    event = await ticket.next_event()
                     if isinstance(event, InputsReleased):
                         await reading.aclose()
                     yield event

@@ -313,6 +313,7 @@ async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
         for one in (task, leaving):
             one.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
+        del task  # its exception's traceback refers to this frame: a cycle that keeps the request
 
 
 class _Refused(ApiError, AuthenticationError):

@@ -40,7 +40,7 @@ class _TreeLevel(NamedTuple):
 
     Attributes:
         width: number of likeliest tokens of each row.
-        picks: in the host's table, the ``picked`` ones of these, and again those that are read next.
+        picks: in the host's table, the ``picked`` chosen ones of these, and again those that are read next.
     """
 
     planned: PlannedPass

@@ -81,7 +81,6 @@ def events(path: str = "good.mp4") -> list[Event]:
         Opened(path, facts, 2, (0.0, 0.5), bool(record(path).demo)),  # type: ignore[arg-type]
         Prefilled(20, 8, (0, 4, 5), (1, 2), (4, 4), 0.5),
         Round((7,), ("target",), 0, 0, 0.0, texts=("A",)),
-        InputsReleased(0.6),
         Round(
             (1, 2, 3, 9),
             ("draft", "draft", "draft", "correction"),
@@ -168,8 +167,12 @@ class FakeCaptioner(Captioner):
             with open(path + ".died", "w"):
                 os._exit(9)
         print("a library prints this")
+        released = False
         for event in events(path):
             yield event
+            if isinstance(event, Round) and not released:
+                released = True
+                yield InputsReleased(0.6)
             if isinstance(event, Prefilled) and kind == "bug":
                 raise TypeError("broken")
             if isinstance(event, Prefilled) and kind == "stop":

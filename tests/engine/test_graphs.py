@@ -401,7 +401,7 @@ class RecordedGraphs:
             return call(step)
         done.append(f"captured in {self.pooled}")
         assert torch.equal(
-            *((step.table, torch.from_numpy(step.idle)) if isinstance(step, GraphStep) else (step.fields, step._idle))
+            *((step.table, step._idle_table) if isinstance(step, GraphStep) else (step.fields, step._idle))
         )
         self.capturing.replay = partial(self.replay, step, call, done)
 
@@ -429,7 +429,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     assert cuda.done == ["replayed 8", "replayed 8", "replayed 16"]
     cuda.done.clear()
     engine.greedy([(span, TOKENS[:2], 3)])
-    assert cuda.done == ["replayed 8", *captured([1, 2, 4, *counts]), "replayed 1", "replayed 1"]
+    assert cuda.done == [*captured([1, 2, 4, *counts]), "replayed 8", "replayed 1", "replayed 1"]
     cuda.done.clear()
     engine.open(span.slab.capacity + 1)
     check(engine, [Rows(span, TOKENS[:3])])

@@ -14,6 +14,7 @@ from vidspec.dataset.ties import tie_limit
 from vidspec.engine.attention import attend
 from vidspec.engine.choice_step import window_kind
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.host_table import HostTable
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import DrawRule, Sampling
 
@@ -138,9 +139,11 @@ def test_draws_are_replayed_without_a_wait(engine):
         span.rollback(span.length - 3)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            step, sizes = graphs._run_pass(batch, engine.model.vocabulary)
-            choice, replay = graphs._choice(step, window_kind(batch))
-            choice.begin_windows(batch, sizes)
+            planned = graphs.plan_pass(batch, engine.model.vocabulary, table := HostTable())
+            choice, replay = graphs.choice(planned.step, window_kind(batch))
+            plan = choice.plan_windows(batch, planned.sizes, table)
+            graphs.run_pass(planned, table)
+            choice.begin(plan, table)
             replay()
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -24,28 +24,28 @@ from vidspec.engine.choices import (
 from vidspec.engine.graph_step import MOST, GraphStep
 from vidspec.engine.history import RowChanges, TextHistory
 from vidspec.engine.host_table import HostTable
-from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_texts, text_places
+from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_texts, new_marks, set_marks
 from vidspec.engine.rows import ChainRule, PassResult, Rows
 from vidspec.engine.sampling import Sampling, SamplingCuts
 
-__all__ = ["STEPS", "ChoiceStep", "PlannedChoice", "chain_kind", "window_kind"]
+__all__ = ["STEPS", "ChoiceStep", "chain_kind", "window_kind"]
 
 #: Most tokens of a chain that are chosen on the device.
 STEPS = 64
 
 
-class PlannedChoice(NamedTuple):
-    """A choice whose data is in the host's table.
+class ChoicePlan(NamedTuple):
+    """Places of a choice's data in the host's table.
 
     Attributes:
-        fields: index of the rows' fields.
-        texts: histories of penalties.
-        places: indices of the marks of prompts, texts and drafted paths.
+        fields: of the rows.
+        histories: whose marks are needed.
+        marks: new tokens of their prompts and texts, and tokens between text and chain.
     """
 
     fields: int
-    texts: Sequence[PenaltyHistory] = ()
-    places: Sequence[int] = ()
+    histories: Sequence[PenaltyHistory] = ()
+    marks: tuple[int, ...] = ()
 
 
 class ChoiceStep:
@@ -120,13 +120,13 @@ class ChoiceStep:
             marks.scatter_(1, torch.where(seen, others, tokens[:, None]), IN_TEXT)
         return marks if self._ids is None else marks.index_select(1, self._ids)
 
-    def plan_chains(self, rules: Sequence[ChainRule], longest: int, table: HostTable) -> PlannedChoice:
-        """Return the choice of the tokens of chains.
+    def plan_chains(self, rules: Sequence[ChainRule], longest: int, table: HostTable) -> ChoicePlan:
+        """Add the host's data of chains to a table.
 
         Args:
-            rules: one for each of the first rows.
-            longest: number of tokens of the longest chain.
-            table: receives the host's data.
+            rules: of the first rows.
+            longest: tokens of the longest chain.
+            table: of the pass before.
         """
         rows = list[list[float]]()
         for rule in rules:
@@ -136,60 +136,64 @@ class ChoiceStep:
             uniforms = *rule.uniforms, *[-1.0] * (longest - len(rule.uniforms))
             rows.append([-1.0, 0, *sampled, *strengths, 0, 0, *uniforms])
         spare = [*NEUTRAL, 0.0, *[-1.0] * longest]
-        fields = table.add(np.array([*rows, *[spare] * (self.count - len(rows))]).T, np.float64)
+        columns = [*zip(*rows, *[spare] * (self.count - len(rows)), strict=True)]
         width = self.marks.shape[1]
         paths = [at * width + token for at, rule in enumerate(rules) for token in rule.path if token < width]
-        return self._plan_marks(fields, [rule.history for rule in rules], paths, table)
+        return self._plan(columns, [rule.history for rule in rules], paths, table)
 
-    def plan_windows(self, batch: Sequence[Rows], sizes: Sequence[int], table: HostTable) -> PlannedChoice | None:
-        """Return the choice of a pass's tokens; None if it needs no data.
+    def plan_windows(self, batch: Sequence[Rows], sizes: Sequence[int], table: HostTable) -> ChoicePlan | None:
+        """Add the host's data of a pass to its table; None if there is none.
 
         Args:
             batch: the rows of each sequence.
             sizes: their numbers.
-            table: receives the host's data.
+            table: of the pass.
         """
         if self.kind.cuts is None and not self.kind.penalised:
             return None
         columns = row_fields(batch, sizes)
         spare = self.count - len(columns[0])
-        filled = [column + [none] * spare for column, none in zip(columns, NEUTRAL, strict=True)]
-        return self._plan_marks(
-            table.add(filled, np.float64), [rows.processor and rows.processor.history for rows in batch], (), table
-        )
+        padded = [column + [none] * spare for column, none in zip(columns, NEUTRAL, strict=True)]
+        return self._plan(padded, [rows.processor and rows.processor.history for rows in batch], (), table)
 
-    def _plan_marks(
-        self, fields: int, histories: Sequence[TextHistory | None], paths: Sequence[int], table: HostTable
-    ) -> PlannedChoice:
+    def _plan(
+        self,
+        columns: Sequence[Sequence[float]],
+        histories: Sequence[TextHistory | None],
+        paths: Sequence[int],
+        table: HostTable,
+    ) -> ChoicePlan:
+        fields = table.add(columns, np.float64)
         if not self.kind.penalised:
-            return PlannedChoice(fields)
+            return ChoicePlan(fields)
         texts = [history if isinstance(history, PenaltyHistory) else self._no_text for history in histories]
-        places = *text_places(texts, self.marks.shape[1], self.marks.device), paths
-        return PlannedChoice(fields, texts, [table.add(part) for part in places])
+        new = new_marks(texts, self.marks.shape[1], self.marks.device)
+        return ChoicePlan(fields, texts, tuple(table.add(places) for places in (*new, paths)))
 
-    def begin(self, planned: PlannedChoice, table: HostTable) -> None:
-        """Set the rules of the next pass, or of chains before their first tokens, from the host's data."""
-        fields, texts, places = planned
-        self.fields[: table[fields].shape[0]].copy_(table[fields])
-        if texts:
-            prompts, emitted, paths = (table[part] for part in places)
-            mark_texts(texts, self.marks.shape[1], prompts, emitted, out=self.marks[: len(texts)])
-            if len(paths):
-                self.marks.view(-1).index_fill_(0, paths, IN_TEXT)
+    def begin(self, plan: ChoicePlan, table: HostTable) -> None:
+        """Set the rules of a pass or of chains, before their first tokens, from data that is on the device."""
+        fields = table[plan.fields]
+        self.fields[: len(fields)].copy_(fields)
+        if self.kind.penalised:
+            prompts, texts, paths = (table[places] for places in plan.marks)
+            marks = self.marks[: len(plan.histories)]
+            mark_texts(plan.histories, prompts, texts, marks.shape[1], marks.device, out=marks)
+            set_marks(marks, paths, IN_TEXT)
 
     def set_drafted(self, batch: Sequence[Rows], sizes: Sequence[int]) -> None:
-        """Set the draft's distributions of a pass, see :meth:`plan_windows`."""
+        """Set the distributions of drafted tokens, if some were drawn."""
         if self.kind.drafted:
             torch.cat(drafted_rows(batch, sizes, self._blank), out=self.drafted[: sum(sizes)])
 
-    def results(self, batch: Sequence[Rows], passed: Sequence[PassResult]) -> list[PassResult]:
+    def results(self, batch: Sequence[Rows], passed: Sequence[PassResult], total: int) -> list[PassResult]:
         """Return the results of a pass with its tokens, read back in one copy.
 
         Args:
             batch: the rows of each sequence.
             passed: the result of each.
+            total: their rows.
         """
-        chosen, total = self.chosen, sum(len(one.logits) for one in passed)
+        chosen = self.chosen
         if self.kind.penalised:  # the next pass writes to the same tensors
             chosen = chosen._replace(logits=chosen.logits[:total].clone())
         if chosen.probs is not None and any(rows.draw is not None and rows.draw.keeps_probs for rows in batch):

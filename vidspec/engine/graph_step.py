@@ -120,8 +120,8 @@ class GraphStep:
         self.decoder, self.count, self.vocabulary = decoder, count, vocabulary
         self._slot = 2 + decoder.axes
         self.idle = _idle_table(decoder.slab, decoder.axes, count)[: None if chained else -1]
-        self._idle = torch.from_numpy(self.idle).to(decoder.device, copy=True)
-        self.table = self._idle.clone()
+        self._idle_table = torch.from_numpy(self.idle).to(decoder.device, copy=True)
+        self.table = self._idle_table.clone()
         if chained:
             self.logits = torch.zeros(count, vocabulary, dtype=decoder.slab.dtype, device=decoder.device)
         self._attention = StepAttention(decoder, self.table, attend)
@@ -133,7 +133,7 @@ class GraphStep:
 
     def set_idle(self) -> None:
         """Make all rows idle."""
-        self.table.copy_(self._idle)
+        self.table.copy_(self._idle_table)
 
     def __call__(self) -> None:
         """Run the pass; a chained one then advances its rows."""
@@ -162,7 +162,7 @@ class GraphStep:
         table[0].copy_(self.tokens)
         table[1 : self._slot + 3].add_(1)
         table[-1].sub_(1)
-        table.copy_(torch.where(table[-1] > 0, table, self._idle))
+        table.copy_(torch.where(table[-1] > 0, table, self._idle_table))
 
     @property
     def tokens_seen(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -234,9 +234,9 @@ def chained_columns(
     columns[slot + 1] = columns[slot - 1]
     columns[slot + 2] += 1
     columns[slot + 4], columns[slot + 5] = range(count), 1
-    chained = idle.copy()
-    chained[:-1, :count], chained[-1, :count] = columns, left
-    return chained
+    table = idle.copy()
+    table[:-1, :count], table[-1, :count] = columns, left
+    return table
 
 
 @lru_cache(256)

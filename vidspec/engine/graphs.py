@@ -171,32 +171,32 @@ class ReplayedPasses:
             choose: True to choose the tokens and read them back.
         """
         with self.on_device():
-            table = HostTable()
-            planned = self.plan_pass(batch, vocabulary, table)
-            step, sizes, total = planned.step, planned.sizes, sum(planned.sizes)
+            planned = self.plan_pass(batch, vocabulary, table := HostTable())
+            step, sizes, choice = planned.step, planned.sizes, None
             kind = window_kind(batch) if choose else None
-            choice = choose_tokens = rules = None
             if kind is not None and _is_captured(kind, step.count):
-                choice, choose_tokens = self.choice(step, kind)
-                rules = choice.plan_windows(batch, sizes, table)
+                choice, replay = self.choice(step, kind)
+                plan = choice.plan_windows(batch, sizes, table)
             self.run_pass(planned, table)
+            total = sum(sizes)
+            # The next pass writes to the same tensors.
+            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
             states = {
-                tapped: _split(torch.cat([step.entering[block][:total] for block in tapped], 1), sizes)
+                tapped: torch.cat([step.entering[block][:total] for block in tapped], 1).split(sizes)
                 for tapped in {rows.tapped for rows in batch if rows.tapped}
             }
             entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
-            # The next pass writes to the same tensors.
-            logits, hidden = step.logits[:total].clone(), step.hidden[:total].clone()
-            passed = list(map(PassResult, _split(logits, sizes), _split(hidden, sizes), entered))
+            parts = torch.split_with_sizes(logits, sizes), torch.split_with_sizes(hidden, sizes)
+            passed = list(map(PassResult, *parts, entered))
             if not choose:
                 return passed
-            if choice is None or choose_tokens is None:
+            if choice is None:
                 return read_back_tokens(batch, passed, None if step.inputs is None else step.inputs.ids)
-            if rules is not None:
-                choice.begin(rules, table)
-            choice.set_drafted(batch, sizes)
-            choose_tokens()
-            return choice.results(batch, passed)
+            if plan is not None:
+                choice.begin(plan, table)
+                choice.set_drafted(batch, sizes)
+            replay()
+            return choice.results(batch, passed, total)
 
     def on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -228,35 +228,35 @@ class ReplayedPasses:
         planned: PlannedPass,
         table: HostTable,
         tokens: torch.Tensor | None = None,
-        states: torch.Tensor | None = None,
-    ) -> GraphStep:
-        """Run the pass, which grows its sequences.
+        own_states: torch.Tensor | None = None,
+    ) -> tuple[GraphStep, list[int]]:
+        """Run the pass, which grows its sequences; return it with the number of rows of each.
 
         Args:
             planned: the pass.
             table: its host data, sent to the device here if it is not there.
             tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
-            states: of a head, the states that its rows' are chosen from; the rows' own are ignored then.
+            own_states: a head's, which all rows read; None for those of the rows.
         """
-        batch, sizes, step, replay, columns, places = planned
+        batch, sizes, step, replay, columns, states = planned
         slab = self.decoder.slab
         if not table.is_sent:
             moves = table.add(slab.planned_moves())
             table.send(self.device)
             slab.move_entries(table[moves])
         step.table.copy_(table[columns])
-        if step.inputs is not None and step.states is not None and places is not None:
+        if step.inputs is not None and step.states is not None and states is not None:
             out = step.states[: sum(sizes)]
-            if states is None:
-                step.inputs.gather(batch, table[places], out=out)
+            if own_states is None:
+                step.inputs.gather(batch, table[states], out=out)
             else:
-                torch.index_select(states, 0, table[places], out=out)
+                torch.index_select(own_states, 0, table[states], out=out)
         if tokens is not None:
             step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size
-        return step
+        return step, sizes
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """Return the pass of ``count`` rows and the function that runs it."""
@@ -333,11 +333,6 @@ class ReplayedPasses:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return graph.replay
-
-
-def _split(rows: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
-    """Return the parts of consecutive sizes; ``Tensor.split`` takes five times as long."""
-    return torch.split_with_sizes(rows, sizes)
 
 
 def _counts(chained: bool) -> list[int]:

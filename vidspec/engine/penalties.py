@@ -10,7 +10,17 @@ import torch
 from vidspec.engine.device import to_device
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = ["IN_TEXT", "Penalties", "PenaltyHistory", "mark_rows", "mark_texts", "penalise", "strengths", "text_places"]
+__all__ = [
+    "IN_TEXT",
+    "Penalties",
+    "PenaltyHistory",
+    "mark_rows",
+    "mark_texts",
+    "new_marks",
+    "penalise",
+    "set_marks",
+    "strengths",
+]
 
 #: Marks of tokens: in the prompt, in the text, completing a run of tokens that may not occur twice.
 IN_PROMPT, IN_TEXT, EXCLUDED = 1, 2, 3
@@ -127,23 +137,24 @@ def mark_rows(
         width: size of the vocabulary.
         device: of the marks.
     """
-    clips, drafted, excluded, texts = list[int](), list[int](), list[int](), text_places(histories, width, device)
+    clips, drafted, excluded = list[int](), list[int](), list[int]()
     for clip, (history, own) in enumerate(zip(histories, paths, strict=True)):
         for path in own:
             begin = len(clips) * width
             clips.append(clip)
             drafted += [begin + token for token in path if token < width]
             excluded += [begin + token for token in history.completing_tokens(path) if token < width]
-    places = *texts, clips, drafted, excluded
-    sent = to_device(torch.tensor([place for part in places for place in part]), device).split(list(map(len, places)))
-    rows = mark_texts(histories, width, sent[0], sent[1]).index_select(0, sent[2])
-    _set_marks(rows, sent[3], IN_TEXT)
-    _set_marks(rows, sent[4], EXCLUDED)
+    places = *new_marks(histories, width, device), clips, drafted, excluded
+    table = to_device(torch.tensor([place for part in places for place in part]), device)
+    prompts, texts, of_clips, of_drafted, of_excluded = table.split(list(map(len, places)))
+    rows = mark_texts(histories, prompts, texts, width, device).index_select(0, of_clips)
+    set_marks(rows, of_drafted, IN_TEXT)
+    set_marks(rows, of_excluded, EXCLUDED)
     return rows
 
 
-def text_places(histories: Sequence[PenaltyHistory], width: int, device: torch.device) -> tuple[list[int], list[int]]:
-    """Return the places of marks that :func:`mark_texts` adds, in the flattened tensor: of prompts, and of texts."""
+def new_marks(histories: Sequence[PenaltyHistory], width: int, device: torch.device) -> tuple[list[int], list[int]]:
+    """Return the places in marks (clips, width) of the prompts' and texts' tokens that are not marked yet."""
     prompts, texts = list[int](), list[int]()
     for clip, history in enumerate(histories):
         _, prompt, text = history.unmarked(width, device)
@@ -154,33 +165,31 @@ def text_places(histories: Sequence[PenaltyHistory], width: int, device: torch.d
 
 def mark_texts(
     histories: Sequence[PenaltyHistory],
-    width: int,
     prompts: torch.Tensor,
     texts: torch.Tensor,
+    width: int,
+    device: torch.device,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return (n, width) uint8: the marks of the tokens of each clip's prompt and text.
-
-    The marks of each text stay on the device; a call adds the tokens that were emitted since.
+    """Return (n, width) uint8: the marks of the tokens of each clip's prompt and text, which stay on the device.
 
     Args:
-        histories, width: see :func:`mark_rows`.
-        prompts, texts: the parts of :func:`text_places`, on the device of the marks.
+        histories, width, device: see :func:`mark_rows`.
+        prompts, texts: :func:`new_marks` on the device.
         out: receives the marks.
     """
-    device = texts.device
     known = [history.unmarked(width, device)[0] for history in histories]
     blank = torch.zeros(width, dtype=torch.uint8, device=device) if any([marks is None for marks in known]) else None
     found = torch.stack([marks if marks is not None else blank for marks in known], out=out)  # type: ignore[misc]
+    set_marks(found, prompts, IN_PROMPT)
+    set_marks(found, texts, IN_TEXT)
     if len(prompts) or len(texts):
-        _set_marks(found, prompts, IN_PROMPT)
-        _set_marks(found, texts, IN_TEXT)
         for history, marks in zip(histories, found if out is None else found.clone(), strict=True):
             history.keep_marks(marks)
     return found
 
 
-def _set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
+def set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
     """Set marks (n, V) at places of the flattened tensor."""
     if len(places):
         marks.view(-1).index_fill_(0, places, mark)

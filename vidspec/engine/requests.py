@@ -225,19 +225,6 @@ class StaticTree(Forward):
         """Return the nodes that the pass over a level adds."""
         return [child for node in self.levels[level] for child in self.children[node]]
 
-    def grow(self, level: int, first: int, states: torch.Tensor | None) -> list[tuple[int, int]]:
-        """Return the row and the child of each node that the pass over a level adds.
-
-        Args:
-            level: of the nodes that were read.
-            first: row of the first of them.
-            states: of a head, the state after each row.
-        """
-        nodes = self.levels[level]
-        if states is not None:
-            self.after = {node: HeadState(states, first + at, own=True) for at, node in enumerate(nodes)}
-        return [(first + at, child) for at, node in enumerate(nodes) for child in self.children[node]]
-
     def level_rows(self, level: int) -> Rows:
         """Return the rows of the pass over a level."""
         nodes, top = self.levels[level], 1 + max(self.ranks[child] for child in self.grown(level))

@@ -40,7 +40,7 @@ def share_pixels(models: Sequence[VideoLanguageModel], request: CaptionRequest, 
         return request
     with trace.span("preprocess"):
         pixels = yield Encode(partial(first.preprocess, request.frames))
-    return replace(request, ahead=dict.fromkeys(models, pixels))
+    return replace(request, ahead={model: pixels for model in models})
 
 
 def encode_prompt(

@@ -84,6 +84,7 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
         (("--allow-media-domain", "file:///etc"), "must be SCHEME://HOST"),
         (("--allow-local-media", "nowhere"), "--allow-local-media nowhere: there is no such folder"),
         (("--max-media", "big"), "--max-media big: must be a size"),
+        (("--keep-videos", "some"), "--keep-videos some: must be a size"),
         (("--batch", "0"), "--batch 0: must be auto or a number"),
     ],
 )

@@ -302,6 +302,8 @@ def test_models_health_and_metrics(server, client):
 
 def test_a_full_queue_and_a_client_that_goes_away(captioner):
     slow = asked(GOOD, max_tokens=400, stop=None, presence_penalty=1.0)
+    slab = captioner.target.model.decoder.slab
+    before = slab.used  # by the videos that the other server of these models keeps
     with serving(captioner, batch=1, max_waiting=1) as (url, _):
 
         def counted(name):
@@ -329,7 +331,7 @@ def test_a_full_queue_and_a_client_that_goes_away(captioner):
         second.join()
         assert texts[0]["usage"]["completion_tokens"] == 3
         until("requests_running", 0)
-    assert captioner.target.model.decoder.slab.used == 0
+    assert slab.used == before
 
 
 def test_an_abandoned_request_ends_within_a_pass(captioner):

@@ -87,7 +87,7 @@ class _OwnOptions(BaseModel):
 
 
 class _Schema(BaseModel):
-    content: dict[str, Any] | None = Field(None, alias="schema")
+    content: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class _Format(BaseModel):

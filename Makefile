@@ -40,7 +40,8 @@ caption: $(VENV)/installed
 
 # Each process takes a stretch of the tests, and from others what they have left: few files are begun by more than one.
 PARALLEL := -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
-PYTEST := $(BIN)/python $(PARALLEL)
+# Compiled modules are kept in any case: all processes, and the commands that tests start, would compile them again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python $(PARALLEL)
 
 test: $(VENV)/installed-test
 	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu $(ARGS)
@@ -48,13 +49,15 @@ test: $(VENV)/installed-test
 test-all: $(VENV)/installed-test
 	@$(PYTEST) $(ARGS)
 
-# What depends on the versions of other packages: loading, families, the engine, video, commands, lossless profiles.
+# What depends on the versions of other packages: loading, families, video, lossless profiles; of the engine what stock
+# models compute (torch is the same); of the commands what parses, refuses and prints.
 LOWEST := $(VENV)/lowest
-LOWEST_TESTS := tests/models tests/engine tests/video tests/cli tests/test_captioner.py tests/test_garbage.py \
-	tests/test_lossless.py tests/test_versions.py
+LOWEST_TESTS := tests/models tests/video tests/test_captioner.py tests/test_garbage.py tests/test_lossless.py \
+	tests/test_versions.py $(patsubst %,tests/engine/test_%.py,fused penalties recurrent run tapped taps visual_states) \
+	$(patsubst %,tests/cli/test_%.py,ask bench caption commands config json models options profile report)
 
 test-lowest: $(LOWEST)/installed
-	@$(LOWEST)/bin/python $(PARALLEL) -m "not full and not gpu" $(LOWEST_TESTS) $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(LOWEST)/bin/python $(PARALLEL) -m "not full and not gpu" $(LOWEST_TESTS) $(ARGS)
 
 $(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt
 	@echo "installing the lowest versions that pyproject.toml allows into $(LOWEST); this takes minutes, once" >&2

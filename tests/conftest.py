@@ -1,5 +1,5 @@
-"""What holds for all tests: no time limits on examples (machines differ), threads of processes that run tests beside
-each other, Ctrl-C, what is done without a GPU, and draft processes that start at once.
+"""What holds for all tests: no time limits on examples (machines differ) and fewer of them in ``make test``, threads of
+processes that run tests beside each other, Ctrl-C, what is done without a GPU, and draft processes that start at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ import pytest
 import typer.main
 from hypothesis import settings
 
-from tests import checkpoints
+from tests import checkpoints, tiers
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.dataset.reader import ClipReader
 
-settings.register_profile("vidspec", deadline=None)
-settings.load_profile("vidspec")
+
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.Tier.quick = "not full" in config.option.markexpr
+    settings.register_profile("vidspec", deadline=None, max_examples=tiers.examples(100))
+    settings.load_profile("vidspec")
+
 
 typer.main.get_command = cache(typer.main.get_command)  # half the time of a command that a test runs in its process
 

@@ -1,4 +1,4 @@
-"""What ``make test`` leaves to ``make test-all``: tests and parameters with the mark ``full``."""
+"""What ``make test`` leaves to ``make test-all``: tests and parameters with the mark ``full``, and most examples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+
+class Tier:
+    """The tests that this session of pytest runs, which ``tests/conftest.py`` sets before any is imported."""
+
+    quick = False
+
+
+def examples(count: int) -> int:
+    """Return the number of random examples of a test: a quarter in ``make test``."""
+    return -(-count // 4) if Tier.quick else count
 
 
 def full_but(usual: Iterable[Any], values: Iterable[Any]) -> list[Any]:

@@ -121,7 +121,8 @@ class Captioner:
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
         self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
-        self._serving = Serving(synchroniser(*self.devices))
+        overlaps = any(device.type != "cpu" for device in self.devices)
+        self._serving = Serving(synchroniser(*self.devices), overlaps=overlaps)
         _ = self.setup.self_draft  # copy weights now, not with the first clip
 
     @property

@@ -9,7 +9,7 @@ from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from tests.acceptance.windows import window_pass
 from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of, shifted
-from tests.tiers import full_but
+from tests.tiers import examples, full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
@@ -35,7 +35,7 @@ def literal_greedy(tokens, rows):
     return Verdict.chain(accepted, rows[accepted].index(max(rows[accepted])))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_greedy_equals_a_literal_loop(data):
     vocabulary, gamma = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 8))
@@ -196,7 +196,7 @@ class TakesTheFirstBranch(AcceptsAll):
 
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 def test_texts_from_trees_have_the_targets_distribution(sampling):
-    texts = draws_with_a_tree(exact, sampling, GREEDY, 4000)
+    texts = draws_with_a_tree(exact, sampling, GREEDY, examples(4000))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
 
@@ -218,23 +218,20 @@ def test_greedy_walk_down_a_tree():
 
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
-@pytest.mark.parametrize(
-    ("draws", "count"),
-    full_but([(draws_of_the_schedule, 4000)], [(draws_of_the_rule, 4000), (draws_of_the_schedule, 4000)]),
-)
-def test_texts_have_the_targets_distribution(draws, count, greedy_draft, sampling):
-    texts = draws(exact, sampling, GREEDY if greedy_draft else sampling, count)
+@pytest.mark.parametrize("texts_of", full_but([draws_of_the_schedule], [draws_of_the_rule, draws_of_the_schedule]))
+def test_texts_have_the_targets_distribution(texts_of, greedy_draft, sampling):
+    texts = texts_of(exact, sampling, GREEDY if greedy_draft else sampling, examples(4000))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rule", [AcceptsAll, ResamplesFromTarget, ForgetsTemperature])
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
-@pytest.mark.parametrize("draws", [draws_of_the_rule, draws_of_the_schedule])
-def test_wrong_samplers_are_rejected(draws, greedy_draft, rule):
+@pytest.mark.parametrize("texts_of", [draws_of_the_rule, draws_of_the_schedule])
+def test_wrong_samplers_are_rejected(texts_of, greedy_draft, rule):
     """The control: the same test, fewer draws even."""
     sampling = SAMPLINGS[1]
-    texts = draws(rule, sampling, GREEDY if greedy_draft else sampling, 800)
+    texts = texts_of(rule, sampling, GREEDY if greedy_draft else sampling, 800)
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) < SIGNIFICANCE
 
 
@@ -248,7 +245,7 @@ def test_resampling_from_the_target_is_rejected_without_top_p_too():
 def test_plain_decoding_has_the_same_distribution(sampling):
     rng = torch.Generator().manual_seed(7)
     texts = []
-    for _ in range(3000):
+    for _ in range(examples(3000)):
         rounds = rounds_of(autoregressive, on_tables(TARGET, LIMITS, sampling=sampling, rng=rng))
         texts.append(tuple(token for step in rounds for token in step.token_ids))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE

@@ -22,6 +22,7 @@ from tests.acceptance.windows import (
     window_pass,
 )
 from tests.decoding.toys import GREEDY
+from tests.tiers import examples
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.acceptance.rules.fly import FlyRule
 from vidspec.acceptance.rules.fly_minus import FlyMinusRule
@@ -66,7 +67,7 @@ def literal_pardons(draft, entropy_behind, theta, window):
     return pardons
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=9), st.integers(1, 5))
 def test_entropy(row, length):
     table = torch.tensor([row] * (length + 1), dtype=torch.float32)
@@ -89,7 +90,7 @@ def test_entropy_is_that_of_the_place_before_the_token():
     assert FlyMinusRule(GREEDY).measure(tree, window_pass(tree, table), RNG) == [first, first]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_verdicts(data):
     draft, wanted = data.draw(st.one_of(chains(), trees()))
@@ -105,7 +106,7 @@ def test_verdicts(data):
         assert one.entropy >= theta and one.relevance is None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.one_of(chains(), trees()))
 def test_a_gate_that_never_opens_is_the_exact_rule(case):
     draft, wanted = case

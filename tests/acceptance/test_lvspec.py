@@ -23,6 +23,7 @@ from tests.acceptance.windows import (
     window_pass,
 )
 from tests.decoding.toys import GREEDY
+from tests.tiers import examples
 from vidspec.acceptance.base import Verdict, for_clip
 from vidspec.acceptance.loose import branches
 from vidspec.acceptance.rules.exact import ExactRule
@@ -86,7 +87,7 @@ def literal_pardons(relevance, lam, tolerance):
     return pardons
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_relevance_is_equation_8(data):
     number = st.integers(-4, 4)
@@ -101,7 +102,7 @@ def test_relevance_is_equation_8(data):
     assert measured == pytest.approx(literal_relevance(own, visual, n), abs=1e-5)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_verdict_is_equations_9_to_11(data):
     """On chains and on trees, whose branches are windows of their own."""
@@ -121,7 +122,7 @@ def _differs(draft, wanted, path, i):
     return draft.tokens[path[i]] != wanted[path[i - 1] + 1 if i else 0]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_without_a_loose_share_and_tolerance_it_is_the_exact_rule(data):
     draft, wanted = data.draw(st.one_of(chains(), trees()))

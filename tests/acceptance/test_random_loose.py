@@ -19,6 +19,7 @@ from tests.acceptance.windows import (
     window_pass,
 )
 from tests.decoding.toys import GREEDY
+from tests.tiers import examples
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.acceptance.rules.random_loose import RandomLoose
 
@@ -27,7 +28,7 @@ def rng(seed=1):
     return torch.Generator().manual_seed(seed)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.one_of(chains(), trees()), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.integers(0, 99))
 def test_verdicts(case, rate, seed):
     """One uniform number for each drafted token; branches share those of their common nodes."""

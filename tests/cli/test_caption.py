@@ -588,14 +588,19 @@ registry.Registry.names = lambda self: ("none", "model", "sequential", "exact", 
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 from vidspec.cli import main
-sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(5000))]))
+sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(500))]))
 """
 
 
 def test_a_closed_pipe_is_quiet():
     code = PIPED.format(root=str(ROOT))
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pipesize=4096,  # the command cannot have written all captions before the pipe is closed
     ) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline() == "0/good.mp4\tA red circle moves left.\n"

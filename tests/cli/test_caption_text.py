@@ -209,8 +209,8 @@ def test_a_reader_that_has_enough(vidspec):
     """As ``| head -c 10`` is: nothing but the exit code says that the text did not end."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {SLOW}"
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096
+    ) as process:  # the text is longer than the pipe and what is read ahead of it
         assert process.stdout and process.stderr and process.stdout.read(5) == b"A red"
         process.stdout.close()
         err = process.stderr.read().decode()
@@ -225,7 +225,7 @@ whole = fake_captioner.events
 def many(path):
     opened, prefilled, first, *rest = whole(path)
     yield from (opened, prefilled, Round((1,), ("target",), 0, 0, 0.0, texts=("A red ",)))
-    for _ in range(10**5):
+    for _ in range(5000):
         yield Round((1,), ("target",), 0, 0, 0.0, texts=("circle ",))
     yield from rest
 fake_captioner.events = many

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.dataset.hostile import END, GOOD, HOSTILE, pax
 from tests.dataset.shards import tar_of
+from tests.tiers import examples
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.containers import ShardFiles, shard_members
 from vidspec.dataset.job import Job
@@ -70,7 +71,7 @@ BASE = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.sampled_from(sorted(BASE)), st.integers(0, 2**32), st.booleans())
 def test_mutated_headers_of_tars(base, seed, summed):
     """Bytes of headers are changed, mostly with checksums that are right again."""
@@ -135,7 +136,7 @@ PARQUET = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.sampled_from([0, 1]), st.integers(0, 2**32))
 def test_mutated_parquet_files(base, seed):
     data, draw = bytearray(PARQUET[base]), random.Random(seed)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import SHARED, Loop, LoopClient
 from vidspec.decoding.schedules.autoregressive import autoregressive
@@ -70,17 +71,18 @@ def clip(seed, target, draft, kind, limits, sampling):
     return made(target, draft), alone
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seeds=st.lists(st.integers(0, 40), min_size=1, max_size=8, unique=True),
     tree=st.sampled_from([None, "0 1 00 01 000"]),
     temperature=st.sampled_from([0.0, 0.8]),
     order=st.randoms(use_true_random=False),
+    overlaps=st.booleans(),
 )
-def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
+def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order, overlaps):
     limits = StoppingRules(24, frozenset({4}))
     sampling = Sampling(0.0 if tree else temperature)
-    target, draft, loop = SharedToyEngine(), SharedToyEngine(), Loop()
+    target, draft, loop = SharedToyEngine(), SharedToyEngine(), Loop(overlaps=overlaps)
     waiting = [(seed, *clip(seed, target, draft, tree, limits, sampling)) for seed in seeds]
     order.shuffle(waiting)
     expected, found = {}, {}
@@ -90,6 +92,7 @@ def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
             found[seed] = added(loop, seed, one, sequential)
         list(loop.turn())
     assert {seed: one.token_ids for seed, one in found.items()} == expected
+    assert {seed: [token for step in one.rounds for token in step.token_ids] for seed, one in found.items()} == expected
     assert all(one.over and one.error is None for one in found.values())
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulate
 from research.replay.virtual import Costs, Pattern
 from tests.decoding.parallel_toys import EOS, ParallelScenario, ToyText, WatchedWorkers
-from tests.tiers import full_but
+from tests.tiers import examples, full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
     Abort,
@@ -40,7 +40,7 @@ def test_ten_thousand_interleavings_give_the_targets_text(block):
             raise AssertionError(f"case {seed}: {error!r}") from error
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(min_value=10_000), st.booleans(), st.booleans())
 def test_any_interleaving_gives_the_targets_text(seed, sampled, latency):
     ParallelScenario(seed, sampled=sampled, latency=latency).run()

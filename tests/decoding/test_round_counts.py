@@ -26,7 +26,6 @@ from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine import choices, graphs, penalties, sampling, slab
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
@@ -81,11 +80,13 @@ class Launches(TorchDispatchMode):
         super().__init__()
         self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
         monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
-        for module in (choices, graphs, penalties, sampling, slab):
-            monkeypatch.setattr(module, "to_device", partial(self.copy, f"copies of {module.__name__}"))
+        self.copies = Counter()
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vidspec.engine.") and hasattr(module, "to_device"):
+                monkeypatch.setattr(module, "to_device", partial(self.copy, name))
 
     def copy(self, name, host, device, out=None):
-        self.found[name] += 1
+        self.copies[name] += 1
         return to_device(host, device, out)
 
     def replay(self, step):
@@ -145,14 +146,15 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
 
 
 def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2)):
-    """Operations of a round outside of replayed passes, and what they are."""
+    """Operations of a round outside of replayed passes, copies to the device included, and what they are."""
     loop, launches = Loop(), Launches(monkeypatch)
     sequences = begun(loop, kind, clips, sampling, models=models)
     launches.found.clear()
+    launches.copies.clear()
     with launches:
         while max(len(one.rounds) for one in sequences) < 1 + ROUNDS:
             list(loop.turn())
-    return launches.found.total() / ROUNDS, launches.found
+    return (launches.found.total() + launches.copies.total()) / ROUNDS, launches
 
 
 def counted(kind, clips, sampling=GREEDY, penalties=None):
@@ -237,11 +239,20 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
 
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
-    each, found = launched(monkeypatch, kind, 16)
-    assert each < 40, found
+    each, launches = launched(monkeypatch, kind, 16)
+    assert each < 40, (launches.found, launches.copies)
+
+
+@pytest.mark.parametrize("clips", [1, 16])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, clips):
+    """One for the draft, all of whose passes are known before, and one for the target."""
+    _, launches = launched(monkeypatch, kind, clips)
+    assert launches.copies == {"vidspec.engine.host_table": 2 * ROUNDS}
 
 
 def test_a_path_of_a_tree_is_kept_by_one_gather_of_all_layers_and_clips(monkeypatch):
     """Once for the target and once for the draft, when their next passes begin."""
     accepted = launched(monkeypatch, "tree", 16, models=(1, 1))[1]
-    assert 0 < accepted[f"copies of {slab.__name__}"] <= 2 * ROUNDS
+    assert 0 < accepted.found["index_copy_"] <= 2 * ROUNDS
+    assert accepted.copies == {"vidspec.engine.host_table": 2 * ROUNDS}  # together with the other data

@@ -16,6 +16,7 @@ from tests.decoding.toys import (
     random_table,
     rounds_of,
 )
+from tests.tiers import examples
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.config.part_sections import TREE
@@ -25,7 +26,7 @@ from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.events.counters import count_rounds
 
-SETTINGS = settings(deadline=None, max_examples=120)
+SETTINGS = settings(deadline=None, max_examples=examples(120))
 ENDS = st.builds(StoppingRules, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))
 
 

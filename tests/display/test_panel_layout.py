@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.fake_captioner import record
+from tests.tiers import full_but
 from vidspec.display.overall import RunPanel
 from vidspec.display.panel import LivePanel, render_clip
 from vidspec.display.state import PanelState
@@ -47,9 +48,16 @@ def screens(size, **options):
     return found
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("coloured", [True, False])
-@pytest.mark.parametrize("options", [{}, {"frames": 1}, {"frames": 64}, {"drafts": False}, {"verbose": True}])
+OPTIONS = [{}, {"frames": 1}, {"frames": 64}, {"drafts": False}, {"verbose": True}]
+LAYOUTS = [(size, coloured, options) for size in SIZES for coloured in (True, False) for options in OPTIONS]
+USUAL = [
+    *((size, True, {}) for size in SIZES),
+    ((80, 24), False, {}),
+    *((size, True, options) for size, options in zip([*SIZES, (80, 24)], OPTIONS[1:], strict=True)),
+]
+
+
+@pytest.mark.parametrize(("size", "coloured", "options"), full_but(USUAL, LAYOUTS))
 def test_the_height_does_not_change_while_the_caption_grows(size, coloured, options):
     found = screens(size, coloured=coloured, **options)
     assert len({len(lines) for lines in found}) == 1, [len(lines) for lines in found]

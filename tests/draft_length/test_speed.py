@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Pattern, simulate_sequential
+from tests.tiers import examples
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import FixedGamma
@@ -71,7 +72,7 @@ def test_end_to_end_by_hand():
     assert speed.end_to_end(2.0, 10.0, 5.0, before=5.0) == pytest.approx(20 / 15)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.floats(0, 1), st.integers(1, 12))
 def test_beta_and_length_are_each_others_inverse(beta, gamma):
     assert speed.beta_of_tokens_per_pass(speed.chain_tokens(beta, gamma), gamma) == pytest.approx(beta, abs=1e-6)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import CHAIN, FIRST, MOST, TRIALS, DraftCalibration, TreeBudget
 
@@ -47,7 +48,7 @@ def brute(growth, nodes):
     return math.fsum(growth.scores[node] for node in chosen)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=5), min_size=1, max_size=20),
     st.integers(1, 8),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
-from tests.tiers import full_but
+from tests.tiers import examples, full_but
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.autoregressive import autoregressive
@@ -111,7 +111,7 @@ COSTS = {
 }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     seed=st.integers(0, 10**6),
     share=st.floats(0, 1),

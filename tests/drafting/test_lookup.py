@@ -19,6 +19,7 @@ from tests.decoding.toys import (
     random_table,
     rounds_of,
 )
+from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
@@ -160,7 +161,7 @@ def tables(seed, repeats=True):
     return (lambda prefix: table(prefix[-2:])) if repeats else table
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from([None, 3, 25]), st.booleans())
 def test_greedy_texts_are_plain_decodings(seed, gamma, nodes, repeats):
     limits, kind = StoppingRules(40, frozenset({EOS})), remembering()
@@ -238,7 +239,7 @@ def test_a_hybrid_takes_what_gains_more():
     assert proposed(one, 8).tokens == (9,) * 8  # a model that costs nothing and is always right
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(0, 1000), st.sampled_from([None, 2, 5]), st.floats(0.01, 0.9))
 def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost):
     """The model's cache catches up with what was looked up: it asserts the order of places, and proposes the same."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from vidspec.drafting import memory
 from vidspec.drafting.memory import BREAK, IndexedText, TextMemory
 from vidspec.drafting.memory_file import MemoryFile
@@ -32,7 +33,7 @@ def literal(tokens, end, least, most):
     return {at: length for at, length in found.items() if length == max(found.values())}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(TOKENS, max_size=4), TOKENS, st.integers(1, 3), st.integers(0, 400))
 def test_finds_what_a_literal_search_finds(parts, end, least, room):
     text = IndexedText(room, least, most=16)
@@ -51,7 +52,7 @@ def test_finds_what_a_literal_search_finds(parts, end, least, room):
         assert {match.at: match.length for match in found} == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(TOKENS, max_size=4), st.integers(1, 3), st.integers(0, 400))
 def test_all_at_once_is_one_by_one(parts, least, room):
     one, many = IndexedText(room, least), IndexedText(room, least)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.acceptance.windows import chain, window_pass
 from tests.decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.drafters.recycle import RecycleDraft
@@ -34,7 +35,7 @@ def test_the_targets_last_choice_behind_a_token_is_proposed():
     assert one.text == [3, 1, 3, 1, 2] and one.successors == {3: 4, 1: 0}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 10**6), st.integers(1, 8), st.floats(0, 1))
 def test_texts_are_plain_decodings_and_later_clips_profit(seed, gamma, share):
     kind, limits, accepted = RecycleDraft(), StoppingRules(30, frozenset({4})), []

@@ -22,7 +22,7 @@ from tests.pruning.target.families import case
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
 from vidspec.engine.forward import Engine
-from vidspec.engine.graph_step import GraphStep
+from vidspec.engine.graph_step import GraphStep, table_columns
 from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import Chain
@@ -342,7 +342,8 @@ def test_a_pass_reads_nothing_back_and_its_sizes_do_not_depend_on_lengths(engine
     for spent in (0, 7, 30):
         step, replay = graphs.step(4, vocabulary)
         spans[0].length += spent
-        graphs._write_table(step, [Rows(spans[0], TOKENS[:2]), Rows(spans[1], TOKENS[:1])])
+        batch = [(span, span.length, TOKENS[:count], None) for span, count in zip(spans, (2, 1), strict=False)]
+        step.table.copy_(torch.from_numpy(table_columns(batch, engine.model.decoder.axes, step.idle)))
         with Sizes() as sizes:
             replay()
         seen.append(sizes.seen)

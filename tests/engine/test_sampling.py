@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, draw_token
@@ -41,7 +42,7 @@ def test_half_precision_logits_give_float32():
 
 
 @given(LOGITS, st.floats(0.05, 0.99), st.sampled_from([0.5, 1.0, 2.0]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_top_p_is_the_smallest_set_that_reaches_p(values, top_p, temperature):
     whole = Sampling(temperature).distribution(row(values))[0].double()
     got = Sampling(temperature, top_p).distribution(row(values))[0].double()

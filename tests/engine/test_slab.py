@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from vidspec.engine.device import slab_budget
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
@@ -51,7 +52,7 @@ def test_reads_include_what_the_pass_writes():
     assert span.length == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("oofaaarg"), st.integers(0, 30), st.integers(1, 9)), max_size=60))
 def test_sequences_never_see_each_other(steps):
     """Any order of opening, freeing, forgetting, appending, rolling back and gathering, against lists."""

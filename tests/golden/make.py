@@ -40,10 +40,16 @@ def counted(caption):
     }
 
 
-def captioner(pair, profile):
+def captioner(pair, name, loaded=None):
+    """A captioner of a built-in pair, over the models of another one that is loaded."""
     from vidspec.captioner import Captioner
+    from vidspec.config import profiles
 
-    return Captioner.from_profile(profile, overrides={**SETTINGS, "models.pair": pair})
+    profile = profiles.load(name, {**SETTINGS, "models.pair": pair})
+    if loaded is None:
+        return Captioner.from_profile(profile)
+    draft = loaded.draft.model if profile.drafts_with_a_model else None
+    return Captioner(profile, loaded.target.model, draft, embedded=True)
 
 
 def texts():

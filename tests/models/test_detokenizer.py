@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints.llava_onevision import tokenizer
+from tests.tiers import examples
 from vidspec.models.detokenizer import Detokenizer
 
 WORDS = tokenizer()
@@ -29,7 +30,7 @@ def settled(ids):
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_text(text):
     ids = WORDS.encode(text, add_special_tokens=False)
     made, detokenizer = pieces(ids)
@@ -38,7 +39,7 @@ def test_any_text(text):
 
 
 @given(st.lists(st.integers(0, len(WORDS) - 1), max_size=80))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_ids(ids):
     """Also bytes that are no text at all, and special tokens anywhere."""
     made, detokenizer = pieces(ids)
@@ -48,7 +49,7 @@ def test_any_ids(ids):
 
 
 @given(st.lists(st.sampled_from(["🚲", "é", "한", " the", "a", "👩‍👩‍👧", "\n", "<|im_end|>", "<video>"]), max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_characters_of_many_tokens(parts):
     ids = WORDS.encode("".join(parts), add_special_tokens=False)
     made, _ = pieces(ids)

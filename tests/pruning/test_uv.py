@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pruning.given import best, cos, visual_tokens
+from tests.tiers import examples
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals
 from vidspec.pruning.pruners.uv import UVPruner
@@ -26,7 +27,7 @@ def literal(states, visual, text):
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.integers(2, 9), st.integers(0, 99))
 def test_variation_equals_the_triple_sum(n, words, layers, hidden, seed):
     rng = torch.Generator().manual_seed(seed)

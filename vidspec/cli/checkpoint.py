@@ -41,7 +41,7 @@ from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
-from vidspec.models.quantised import method_description, quantization_config
+from vidspec.models.quantization_config import method_description, quantization_config
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
@@ -270,7 +270,7 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     """Inspect a checkpoint without drafts."""
     config = read_config(name, text=True)
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
-    text = family not in families.names()
+    text = family not in families
     kind = loading.adapter_class(family)
     try:
         model = loading.empty_model(kind, config, where.dtype)

@@ -34,7 +34,7 @@ __all__ = ["TREE", "AcceptSection", "DraftSection", "LossySection", "PartSection
 
 def _validate_name(registry: Registry[Any]) -> Callable[[str], str]:
     def check(name: str) -> str:
-        if name not in registry.names():
+        if name not in registry:
             raise PydanticCustomError("name", "{complaint}", {"complaint": registry.complaint(name)})
         return name
 

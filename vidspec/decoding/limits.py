@@ -63,7 +63,10 @@ class StoppingRules:
 
     def cut(self, token_ids: tuple[int, ...], emitted: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         """Return the new tokens that may be emitted after ``emitted``, and True if the text ends with them."""
-        reads, text = self.stop_loops or self.stopped is not None, list(emitted)
+        reads = self.stop_loops or self.stopped is not None
+        if not reads and len(emitted) + len(token_ids) < self.max_new_tokens and self.eos.isdisjoint(token_ids):
+            return token_ids, False
+        text = list(emitted)
         for count, token in enumerate(token_ids, 1):
             text.append(token)
             if token in self.eos or len(text) >= self.max_new_tokens or (reads and self.is_finished(text)):

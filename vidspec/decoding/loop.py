@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vidspec.engine.overlap import overlap
 from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, StaticTree, Steps
 from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
@@ -54,6 +55,9 @@ class LoopClient:
         request: the pending request; None before it begins and after its end.
         since: time of the request, by the loop's clock.
         over: True once ``steps`` has ended, by returning ``value`` or by raising ``error``.
+        overlaps: True if work that its next request does not need may be left in ``later``.
+        later: runs while a device computes, at the latest before the decoding is resumed.
+        failed: raised by it.
     """
 
     def __init__(self, key: Hashable, steps: Steps[object] | None = None, trace: Trace | None = None) -> None:
@@ -64,6 +68,18 @@ class LoopClient:
         self.value: object = None
         self.error: Exception | None = None
         self.since = 0.0
+        self.overlaps = False
+        self.later: Callable[[], None] | None = None
+        self.failed: Exception | None = None
+
+    def run_later(self) -> None:
+        """Run what was left for later."""
+        work, self.later = self.later, None
+        if work is not None:
+            try:
+                work()
+            except Exception as error:
+                self.failed = error
 
 
 class Loop:
@@ -75,6 +91,7 @@ class Loop:
         wake: event to wait for while all decodings wait for messages.
         synchronise: waits for queued work of devices. Not called after passes with logits: the read-back of their
             tokens waits for the device, and nothing is queued after it.
+        overlaps: True if devices compute while the host does what clips leave for later.
     """
 
     def __init__(
@@ -83,10 +100,14 @@ class Loop:
         on_pass: Callable[[PassRecord], None] = lambda passing: None,
         wake: WakeEvent | None = None,
         synchronise: Callable[[], None] = lambda: None,
+        *,
+        overlaps: bool = False,
     ) -> None:
         self.now, self.on_pass, self.wake, self.synchronise = now, on_pass, wake or WakeEvent(), synchronise
         self._clients: dict[Hashable, LoopClient] = {}
-        self._encoded_last = False
+        self._encoded_last, self._overlaps = False, overlaps
+        self._leaving: list[LoopClient] = []  # that left work for later
+        self._reported: list[LoopClient] = []  # whose work has been done since the last turn
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -103,7 +124,7 @@ class Loop:
         if client.key in self._clients:
             raise ValueError(f"{client.key!r} is in flight already")
         self._clients[client.key] = client
-        client.over, client.error, client.request = False, None, None
+        client.over, client.error, client.request, client.overlaps = False, None, None, self._overlaps
         self._resume(client)
 
     def drop(self, key: Hashable) -> None:
@@ -118,7 +139,7 @@ class Loop:
             self.drop(key)
 
     def turn(self, patience: float | None = None) -> list[LoopClient]:
-        """Run one pass, or wait if none is requested; return the decodings that were resumed.
+        """Run one pass, or wait if none is requested; return the decodings that were resumed or did what was left.
 
         Args:
             patience: most seconds to wait; None for no limit.
@@ -136,14 +157,28 @@ class Loop:
                 raise TypeError(f"{client.key!r} yields {request!r}, which is no engine request")
         if encodes and not (waiting and self._encoded_last):  # encodes and passes alternate
             self._encoded_last = True
+            self._run_later()
             resumed.append(self._encode(*encodes[0]))
         elif waiting:
             self._encoded_last = False
             drafts_first = min(waiting.values(), key=lambda pairs: pairs[0][1].lane)
-            resumed += [self._resume(client, answer) for client, answer in self._answer_requests(drafts_first)]
+            with overlap(self._run_later):
+                answers = self._answer_requests(drafts_first)
+            resumed += [self._resume(client, answer) for client, answer in answers]
         elif self._clients and not resumed:
-            self._wait(patience)
-        return resumed
+            self._run_later()
+            if not self._reported:
+                self._wait(patience)
+        reported, self._reported = self._reported, []
+        return list(dict.fromkeys([*reported, *resumed])) if reported else resumed
+
+    def _run_later(self) -> None:
+        """Run the work that clips have left for later."""
+        leaving, self._leaving = self._leaving, []
+        for client in leaving:
+            if client.later is not None and self._clients.get(client.key) is client:
+                client.run_later()
+                self._reported.append(client)
 
     def _take_messages(self) -> list[tuple[LoopClient, list[Any]]]:
         received = []
@@ -293,6 +328,10 @@ class Loop:
         if client.request is not None:
             client.trace.waited += self.now() - client.since - client.request.seconds
         client.request = None
+        if client.later is not None:
+            client.run_later()
+        if client.failed is not None:
+            answer, client.failed = client.failed, None
         try:
             client.request = client.steps.throw(answer) if isinstance(answer, Exception) else client.steps.send(answer)
         except StopIteration as end:
@@ -300,6 +339,8 @@ class Loop:
         except Exception as error:
             client.over, client.error = True, error
         client.since = self.now()
+        if client.later is not None:
+            self._leaving.append(client)
         if isinstance(client.request, Receive):
             client.request.mailbox.wake = self.wake
         if client.over and self._clients.get(client.key) is client:

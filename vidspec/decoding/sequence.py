@@ -137,7 +137,6 @@ class Sequence(LoopClient):
         self.finished = self.trace.elapsed()
         if isinstance(event, Round):
             self.rounds.append(event)
-            self.token_ids += event.token_ids
         elif isinstance(event, Prefilled):
             if (cache := self.job.cache) is not None and cache.reading_s is None:
                 cache.reading_s = self.reading_s
@@ -148,11 +147,26 @@ class Sequence(LoopClient):
             self.job = self.job.without_pixels()
         self.events.append(event)
 
+    def emit_round(self, token_ids: tuple[int, ...], make: Callable[[], Round], *, last: bool = True) -> None:
+        """Emit a round, perhaps while a device computes the next pass.
+
+        Args:
+            token_ids: its tokens, added at once.
+            make: adds them to the text and returns the event.
+            last: False if a pass of the clip follows in any case.
+        """
+        self.token_ids += token_ids
+        if last or not self.overlaps:
+            self.emit(make())
+        else:
+            self.later = lambda: self.emit(make())
+
     def emit_first(self) -> bool:
         """Emit the round of the prefill's token; return True if the text ends there."""
         token = self.target.first()
         texts, _ = self.add_text((token,))
-        self.emit(Round((token,), ("target",), 0, 0, 0.0, texts=texts, probabilities=self.target.probabilities))
+        first = Round((token,), ("target",), 0, 0, 0.0, texts=texts, probabilities=self.target.probabilities)
+        self.emit_round((token,), lambda: first)
         return self.limits.is_finished([token])
 
 

@@ -35,10 +35,11 @@ class Serving:
 
     Args:
         synchronise: waits for queued work of the devices.
+        overlaps: True if devices compute while the host works.
     """
 
-    def __init__(self, synchronise: Callable[[], None]) -> None:
-        self.loop = Loop(on_pass=self._record_pass, synchronise=synchronise)
+    def __init__(self, synchronise: Callable[[], None], *, overlaps: bool = False) -> None:
+        self.loop = Loop(on_pass=self._record_pass, synchronise=synchronise, overlaps=overlaps)
         self._calls: list[CaptionerCall] = []  # other threads only append
         self._flights = Flights(self.loop)
         self._closed = False

@@ -62,7 +62,9 @@ class Draft:
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: torch.Tensor | None = None, weights: tuple[float, ...] = ()) -> Draft:
         """Return a chain of these tokens."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs, weights)
+        one = cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs, weights)
+        one.__dict__["is_chain"] = True
+        return one
 
     @cached_property
     def is_chain(self) -> bool:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from vidspec.engine.device import to_device
+from vidspec.engine.device import read_back, to_device
 from vidspec.engine.history import change_rows
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, choose_tokens, on_device
@@ -54,11 +54,11 @@ def read_back_tokens(
     drawn, probs_of, exact = _draw_tokens(batch, counts, logits, likeliest)
     # Token ids are exact in float32 up to 2^24.
     columns = [row_sums[None], likeliest[None], drawn[None]]
-    if width := min(max(rows.top for rows in batch), logits.shape[1]):
+    if width := min(max([rows.top for rows in batch]), logits.shape[1]):
         index = logits.topk(width).indices
         columns += [(index if ids is None else ids[index]).t(), logits.float().softmax(-1).gather(1, index).t()]
     columns += [] if exact is None else [exact.expand(1, len(logits))]
-    sums, *numbers = torch.cat([column.float() for column in columns]).tolist()
+    sums, *numbers = read_back(torch.cat([column.float() for column in columns]))
     if exact is not None and not all(
         numbers.pop()
     ):  # a second wait, for a distribution so flat that top-p keeps many tokens

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 
 from vidspec import memory
+from vidspec.engine.overlap import run_overlapped
 from vidspec.errors import DeviceError
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "free_memory",
     "memory_for",
     "peak_bytes",
+    "read_back",
     "replay_refusal",
     "slab_budget",
     "synchroniser",
@@ -148,6 +151,12 @@ def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None
     if out is not None:
         return out.copy_(source, non_blocking=on_cuda)
     return source.to(device, non_blocking=on_cuda)
+
+
+def read_back(tensor: torch.Tensor) -> list[Any]:
+    """Return a tensor's numbers, after the work of an open ``overlap`` and a wait for the device."""
+    run_overlapped()
+    return tensor.tolist()  # type: ignore[no-any-return]
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -14,6 +14,7 @@ from vidspec.engine.attention import PassAttention
 from vidspec.engine.chain_choices import make_choices
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
+from vidspec.engine.head_states import state_places
 from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import ChainRule, HeadState, PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
@@ -306,7 +307,8 @@ class Engine(Generic[M]):
         ids = [token for rows in batch for token in rows.token_ids]
         texts = decoder.embed(to_device(torch.tensor(ids), device)) if ids else None
         if texts is not None and decoder.state_inputs is not None:
-            texts = torch.cat([texts, decoder.state_inputs.gather(batch)], dim=1)
+            index = to_device(torch.tensor(state_places(batch)), device)
+            texts = torch.cat([texts, decoder.state_inputs.gather(batch, index)], dim=1)
         if texts is not None and len(texts) == sum(map(len, batch)):
             return texts
         parts, start = [], 0

@@ -7,17 +7,18 @@ reads nothing back. Unused rows write to the slab's scratch entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 
-from vidspec.engine.rows import Rows
-from vidspec.engine.slab import Slab
+from vidspec.engine.slab import KVSpan, Slab
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = ["MOST", "GraphStep", "ReplayedAttention", "StepAttention", "table_columns"]
+__all__ = ["MOST", "GraphStep", "ReplayedAttention", "StepAttention", "TableRows", "chained_columns", "table_columns"]
 
 #: Most rows of one sequence in a pass: the entries that only some of its rows see are the bits of one number.
 MOST = 64
@@ -118,7 +119,8 @@ class GraphStep:
         self.decoder, self.count, self.vocabulary = decoder, count, vocabulary
         self._slot = 2 + decoder.axes
         self.idle = _idle_table(decoder.slab, decoder.axes, count)
-        self.table = self.idle.to(decoder.device, copy=True)
+        self._idle_table = torch.from_numpy(self.idle)
+        self.table = self._idle_table.to(decoder.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.device)
         self._attention = StepAttention(decoder, self.table, attend)
         self.inputs = inputs = decoder.state_inputs
@@ -128,7 +130,7 @@ class GraphStep:
 
     def set_idle(self) -> None:
         """Make all rows idle."""
-        self.table.copy_(self.idle)
+        self.table.copy_(self._idle_table)
         self.moves.zero_()
 
     def __call__(self) -> None:
@@ -156,36 +158,82 @@ class GraphStep:
             table[1 : self._slot + 3].add_(self.moves)
 
 
-def table_columns(batch: Sequence[Rows], axes: int) -> list[list[int]]:
-    """Return the columns of :attr:`GraphStep.table` for the rows of a pass, by field.
+#: The rows of one sequence: its span, its entries before the pass, tokens, and parents as in ``Rows``.
+TableRows: TypeAlias = tuple[KVSpan, int, Sequence[int], Sequence[int] | None]
+
+
+def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray) -> np.ndarray:
+    """Return :attr:`GraphStep.table` for the rows of a pass.
 
     Args:
-        batch: the rows of each sequence; a sequence in its first replayed pass notes its entries.
+        batch: the rows of each sequence, which notes its entries if this is its first replayed pass.
         axes: axes of rotary positions.
+        idle: table of a pass without rows.
     """
-    tokens, positions, places = list[int](), list[int](), list[int]()
-    slots, sees = list[int](), list[int]()
-    shared: list[list[int]] = [[], [], [], [], []]  # numbers shared by all rows of a sequence
-    for rows in batch:
-        span, count, first = rows.span, len(rows.token_ids), len(tokens)
-        length, end, offset = span.length, span.length + count, span.offset
+    tokens, counts, shared, first = list[int](), list[int](), list[int](), 0
+    trees: list[tuple[int, int, Sequence[int]]] = []
+    for span, length, token_ids, parents in batch:
+        count = len(token_ids)
+        end = length + count
         if end > span.room:
-            span.check_room(count)
-        span.split = span.split or length + 1
-        tokens += rows.token_ids
-        slots += range(span.start + length, span.start + end)
-        if rows.parents is None:
-            common, bits = length, _CAUSAL[:count]
-            places += range(length, end)
-            positions += range(length + offset, end + offset)
-        else:
-            common, bits = end - len(rows.parents), _visible_bits(rows.parents)[-count:]
-            places += rows.entry_offsets
-            positions += [place + offset for place in rows.entry_offsets]
-        sees += bits
-        for column, number in zip(shared, (common, end, span.start, first, span.split), strict=True):
-            column += [number] * count
-    return [tokens, *[positions] * axes, places, slots, *shared[:4], sees, shared[4]]
+            span.check_room(end - span.length)
+        if not span.split:
+            span.split = length + 1
+        common = length
+        if parents is not None:
+            common = end - len(parents)
+            trees.append((first, count, parents))
+        start, split, offset = span.start, span.split, span.offset
+        shared += common, end, start, first, split, length - first, start + length - first, offset
+        counts.append(count)
+        tokens += token_ids
+        first += count
+    of_rows = np.array(shared).reshape(-1, 8).repeat(counts, 0).T
+    row = np.arange(first)
+    places = of_rows[5] + row
+    sees = _CAUSAL[row - of_rows[3]]
+    for at, count, parents in trees:
+        part, read = slice(at, at + count), len(parents) - count
+        depths, bits = tree_columns(tuple(parents))
+        places[part], sees[part] = of_rows[0, at] + depths[read:], bits[read:]
+    table, slot = idle.copy(), 2 + axes
+    table[0, :first] = tokens
+    table[1 : slot - 1, :first] = places + of_rows[7]
+    table[slot - 1, :first] = places
+    table[slot, :first] = of_rows[6] + row
+    table[slot + 1 : slot + 5, :first] = of_rows[:4]
+    table[slot + 5, :first], table[slot + 6, :first] = sees, of_rows[4]
+    return table
+
+
+def chained_columns(table: np.ndarray, last: Sequence[int], done: int, axes: int, idle: np.ndarray) -> np.ndarray:
+    """Return :attr:`GraphStep.table` of a chained pass, whose tokens are on the device.
+
+    Args:
+        table: of the chains' first pass.
+        last: last row of each chain in it.
+        done: tokens that the pass before has added to each.
+        axes, idle: see :func:`table_columns`.
+    """
+    columns, count, slot = table[:, last], len(last), 2 + axes
+    columns[1 : slot + 1] += done
+    columns[slot + 1] = columns[slot - 1]
+    columns[slot + 2] += done
+    columns[slot + 4], columns[slot + 5] = range(count), 1
+    table = idle.copy()
+    table[:, :count] = columns
+    return table
+
+
+@lru_cache(256)
+def tree_columns(parents: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the depth of each node and the nodes that it sees, see :func:`_visible_bits`."""
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} of a tree cannot follow node {parent}")
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return np.array(depths), np.array(_visible_bits(parents))
 
 
 def _visible_bits(parents: Sequence[int]) -> list[int]:
@@ -197,10 +245,10 @@ def _visible_bits(parents: Sequence[int]) -> list[int]:
 
 
 #: Bits of a chain, whose nodes see all before them.
-_CAUSAL = _visible_bits(range(-1, MOST - 1))
+_CAUSAL = np.array(_visible_bits(range(-1, MOST - 1)))
 
 
-def _idle_table(slab: Slab, axes: int, count: int) -> torch.Tensor:
+def _idle_table(slab: Slab, axes: int, count: int) -> np.ndarray:
     """Return :attr:`GraphStep.table` of rows that attend only to themselves, in the slab's scratch entry."""
     columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
-    return torch.tensor(columns).t().contiguous()
+    return np.ascontiguousarray(np.array(columns).T)

@@ -10,13 +10,15 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
-from vidspec.engine.device import replay_refusal, to_device
-from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, table_columns
+from vidspec.engine.device import read_back, replay_refusal
+from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, TableRows, chained_columns, table_columns
+from vidspec.engine.head_states import state_places
+from vidspec.engine.host_table import HostTable
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import DeviceError
@@ -70,6 +72,52 @@ def eager_reason_by_shape(windows: Sequence[int | None] | None, width: int) -> s
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
+class _PlannedPass(NamedTuple):
+    """A pass before it runs: rows and their number of each sequence, and the places of its data in the host's table.
+
+    Attributes:
+        columns: of the rows' table.
+        states: of the places of a head's states; None without.
+    """
+
+    batch: Sequence[Rows]
+    sizes: list[int]
+    step: GraphStep
+    replay: Callable[[], None]
+    columns: int
+    states: int | None
+
+
+class _ChainStage(NamedTuple):
+    """Chained passes of the same chains, from their token ``done`` to ``until``.
+
+    Attributes:
+        columns, places: in the host's table, of the rows' table and of ``chains``.
+    """
+
+    step: GraphStep
+    replay: Callable[[], None]
+    columns: int
+    chains: Sequence[int]
+    places: int
+    done: int
+    until: int
+
+
+class _TreeLevel(NamedTuple):
+    """The pass over one level of trees.
+
+    Attributes:
+        width: number of likeliest tokens of each row.
+        picks, following: in the host's table, the chosen ones of these and the chosen that are read next.
+    """
+
+    planned: _PlannedPass
+    width: int
+    picks: int
+    following: int
+
+
 class ReplayedPasses:
     """Passes of one decoder, captured if its device can.
 
@@ -118,7 +166,7 @@ class ReplayedPasses:
 
     def is_replayable(self, batch: Sequence[Rows]) -> bool:
         """Return True for few token rows without observers, in sequences with the same entries in all layers."""
-        return sum(map(len, batch)) <= ROWS and all(map(_is_replayable, batch))
+        return sum([len(rows.token_ids) for rows in batch]) <= ROWS and all(map(_is_replayable, batch))
 
     def split_batch(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
         """Return the indices in ``batch`` of rows to replay, by pass, and of the others."""
@@ -144,7 +192,7 @@ class ReplayedPasses:
     def run(self, batch: Sequence[Rows], vocabulary: int) -> list[PassResult]:
         """Run a batch for which :meth:`is_replayable` is true, as ``Engine.run``."""
         with self._on_device():
-            step, sizes = self._run_pass(batch, vocabulary)
+            step, sizes = self._run_pass(self._plan_pass(batch, vocabulary, table := HostTable()), table)
             # The next pass writes to the same tensors.
             logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
             states = {
@@ -152,7 +200,8 @@ class ReplayedPasses:
                 for tapped in {rows.tapped for rows in batch if rows.tapped}
             }
         entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
-        return list(map(PassResult, logits.split(sizes), hidden.split(sizes), entered))
+        parts = torch.split_with_sizes(logits, sizes), torch.split_with_sizes(hidden, sizes)
+        return list(map(PassResult, *parts, entered))
 
     def chain(
         self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int, choices: ChainChoices | None = None
@@ -172,106 +221,173 @@ class ReplayedPasses:
             if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
                 rows.span.check_room(len(rows.token_ids) + gamma - 1)
         with self._on_device():
+            table = HostTable()
+            first = self._plan_pass(batch, vocabulary, table)
+            ends = [end - 1 for end in accumulate(first.sizes)]
+            last_rows, stages = table.add(ends), self._plan_stages(first, ends, gammas, vocabulary, table)
+            first_step, _ = self._run_pass(first, table)
+            last = table[last_rows]
             new_tokens = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
-            first_step, sizes = self._run_pass(batch, vocabulary)
-            ends = to_device(torch.tensor([end - 1 for end in accumulate(sizes)]), self.device)
             if choices is None:
-                new_tokens[0].copy_(first_step.tokens[ends])
+                new_tokens[0].copy_(first_step.tokens[last])
             else:
                 every = torch.arange(len(batch), device=self.device)
-                new_tokens[0].copy_(choices.choose(first_step.logits[ends], 0, range(len(batch)), every))
-            states = None if first_step.states is None else first_step.entering[self.decoder.depth][ends]
-            done = 1
-            while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
-                until = min([gammas[at] for at in unfinished])
-                step, replay = self.step(_padded_rows(len(unfinished)), vocabulary, chained=True)
-                places = to_device(torch.tensor(unfinished), self.device)
-                self._write_table(step, [Rows(batch[at].span, (0,)) for at in unfinished])
-                step.table[0, : len(unfinished)].copy_(new_tokens[done - 1, places])
-                step.moves.zero_()
-                step.moves[: len(unfinished)].fill_(1)
-                if states is not None and step.states is not None:
-                    step.states[: len(unfinished)].copy_(states if len(unfinished) == len(batch) else states[places])
-                for index in range(done, until):
-                    replay()
-                    tokens = step.tokens[: len(unfinished)]
-                    if choices is not None:
-                        tokens = choices.choose(step.logits[: len(unfinished)], index, unfinished, places)
-                        step.table[0, : len(unfinished)].copy_(tokens)
-                    new_tokens[index].index_copy_(0, places, tokens)
-                if states is not None and step.states is not None and until < max(gammas):
-                    states.index_copy_(0, places, step.states[: len(unfinished)])
-                for at in unfinished:
-                    batch[at].span.length += until - done
-                done = until
+                new_tokens[0].copy_(choices.choose(first_step.logits[last], 0, range(len(batch)), every))
+            states = None if first_step.states is None else first_step.entering[self.decoder.depth][last]
+            for stage in stages:
+                self._run_stage(stage, table, new_tokens, choices, states)
+            for rows, gamma in zip(batch, gammas, strict=True):
+                rows.span.length += gamma - 1
             flags = [] if choices is None else [choices.exact.long().expand(1, len(batch))]
-            steps = (torch.cat([*flags, new_tokens]) if flags else new_tokens).tolist()
+            steps = read_back(torch.cat([*flags, new_tokens]) if flags else new_tokens)
         if choices is not None and not all(steps.pop(0)):
             return None
-        return [[step[at] for step in steps[:gamma]] for at, gamma in enumerate(gammas)]
+        return [list(tokens[:gamma]) for tokens, gamma in zip(zip(*steps, strict=True), gammas, strict=True)]
+
+    def _plan_stages(
+        self, first: _PlannedPass, ends: Sequence[int], gammas: Sequence[int], vocabulary: int, table: HostTable
+    ) -> list[_ChainStage]:
+        """Return the passes of chains after the first, by the chains that they continue."""
+        stages, done = list[_ChainStage](), 1
+        while unfinished := [at for at, gamma in enumerate(gammas) if gamma > done]:
+            until = min([gammas[at] for at in unfinished])
+            step, replay = self.step(_padded_rows(len(unfinished)), vocabulary, chained=True)
+            last = [ends[at] for at in unfinished]
+            columns = table.add(chained_columns(table.host(first.columns), last, done, self.decoder.axes, step.idle))
+            stages.append(_ChainStage(step, replay, columns, unfinished, table.add(unfinished), done, until))
+            done = until
+        return stages
+
+    def _run_stage(
+        self,
+        stage: _ChainStage,
+        table: HostTable,
+        new_tokens: torch.Tensor,
+        choices: ChainChoices | None,
+        states: torch.Tensor | None,
+    ) -> None:
+        """Run the passes of a stage, which add to ``new_tokens`` (gamma, chains) and replace ``states``."""
+        step, count, places = stage.step, len(stage.chains), table[stage.places]
+        step.table.copy_(table[stage.columns])
+        step.table[0, :count].copy_(new_tokens[stage.done - 1, places])
+        step.moves.zero_()
+        step.moves[:count].fill_(1)
+        if states is not None and step.states is not None:
+            step.states[:count].copy_(states if count == len(states) else states[places])
+        for index in range(stage.done, stage.until):
+            stage.replay()
+            tokens = step.tokens[:count]
+            if choices is not None:
+                tokens = choices.choose(step.logits[:count], index, stage.chains, places)
+                step.table[0, :count].copy_(tokens)
+            new_tokens[index].index_copy_(0, places, tokens)
+        if states is not None and step.states is not None and stage.until < len(new_tokens):
+            states.index_copy_(0, places, step.states[:count])
 
     def trees(self, trees: Sequence[StaticTree], vocabulary: int) -> list[list[int]]:
         """Grow trees as ``Engine.trees``, one pass per level; the host waits for the last only."""
-        grown: list[torch.Tensor] = []
+        grown, levels = list[torch.Tensor](), list[_TreeLevel]()
         order: list[tuple[int, int]] = []  # tree and node of each token
         tokens: torch.Tensor | None = None
+        table, lengths = HostTable(), [tree.span.length for tree in trees]
         with self._on_device():
-            for level in range(max(len(tree.levels) for tree in trees)):
-                growing = [(at, tree) for at, tree in enumerate(trees) if level < len(tree.levels)]
-                batch = [tree.level_rows(level) for _, tree in growing]
-                width = max(rows.top for rows in batch)
-                step, sizes = self._run_pass(batch, vocabulary, tokens)
-                picks, following = list[int](), list[int]()
-                for (at, tree), end in zip(growing, accumulate(sizes), strict=True):
-                    nodes = tree.levels[level]
-                    for row, node in enumerate(nodes, end - len(nodes)):
-                        for child in tree.children[node]:
-                            if child in tree.children:
-                                following.append(len(picks))
-                            picks.append(row * width + tree.ranks[child])
-                            order.append((at, child))
-                places = to_device(torch.tensor([*picks, *following]), self.device)
-                best = step.logits[: sum(sizes)].topk(width).indices
-                grown.append(best.view(-1).index_select(0, places[: len(picks)]))
-                tokens = grown[-1].index_select(0, places[len(picks) :])
-            numbers = torch.cat(grown).tolist()
+            for number in range(max(len(tree.levels) for tree in trees)):
+                levels.append(self._plan_level(trees, number, lengths, vocabulary, table, order))
+            for level in levels:
+                step, sizes = self._run_pass(level.planned, table, tokens)
+                best = step.logits[: sum(sizes)].topk(level.width).indices
+                grown.append(best.view(-1).index_select(0, table[level.picks]))
+                tokens = grown[-1].index_select(0, table[level.following])
+            numbers = read_back(torch.cat(grown))
         answers = [[0] * len(tree.parents) for tree in trees]
         for (at, child), token in zip(order, numbers, strict=True):
             answers[at][child] = token
         return answers
 
+    def _plan_level(
+        self,
+        trees: Sequence[StaticTree],
+        number: int,
+        lengths: list[int],
+        vocabulary: int,
+        table: HostTable,
+        order: list[tuple[int, int]],
+    ) -> _TreeLevel:
+        """Return the pass over one level of trees.
+
+        Args:
+            trees: all trees; some may have fewer levels.
+            number: of the level.
+            lengths: entries of each sequence before the pass; they are advanced.
+            vocabulary: number of logits to keep.
+            table: receives the host's data.
+            order: receives tree and node of each token that the level adds.
+        """
+        growing = [(at, tree) for at, tree in enumerate(trees) if number < len(tree.levels)]
+        batch = [tree.level_rows(number) for _, tree in growing]
+        planned = self._plan_pass(batch, vocabulary, table, [lengths[at] for at, _ in growing])
+        width, picks, following = max(rows.top for rows in batch), list[int](), list[int]()
+        for (at, tree), end, size in zip(growing, accumulate(planned.sizes), planned.sizes, strict=True):
+            lengths[at] += size
+            nodes = tree.levels[number]
+            for row, node in enumerate(nodes, end - len(nodes)):
+                for child in tree.children[node]:
+                    if child in tree.children:
+                        following.append(len(picks))
+                    picks.append(row * width + tree.ranks[child])
+                    order.append((at, child))
+        return _TreeLevel(planned, width, table.add(picks), table.add(following))
+
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _run_pass(
-        self, batch: Sequence[Rows], vocabulary: int, tokens: torch.Tensor | None = None
-    ) -> tuple[GraphStep, list[int]]:
-        """Run the pass, which grows its sequences; return it with the number of rows of each.
+    def _plan_pass(
+        self, batch: Sequence[Rows], vocabulary: int, table: HostTable, lengths: Sequence[int] | None = None
+    ) -> _PlannedPass:
+        """Return a pass, whose host data is added to a table.
 
         Args:
             batch: the rows of each sequence.
             vocabulary: number of logits to keep.
-            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+            table: receives the host's data.
+            lengths: entries of each sequence before the pass, if they are not those of now.
         """
         sizes = [len(rows.token_ids) for rows in batch]
         self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded_rows(sum(sizes))), vocabulary)
-        self.decoder.slab.move_entries()
-        self._write_table(step, batch)
-        if step.inputs is not None and step.states is not None:
-            step.inputs.gather(batch, out=step.states[: sum(sizes)])
+        lengths = [rows.span.length for rows in batch] if lengths is None else lengths
+        every: list[TableRows] = [
+            (rows.span, length, rows.token_ids, rows.parents) for rows, length in zip(batch, lengths, strict=True)
+        ]
+        columns = table.add(table_columns(every, self.decoder.axes, step.idle))
+        states = None if step.states is None else table.add(state_places(batch))
+        return _PlannedPass(batch, sizes, step, replay, columns, states)
+
+    def _run_pass(
+        self, planned: _PlannedPass, table: HostTable, tokens: torch.Tensor | None = None
+    ) -> tuple[GraphStep, list[int]]:
+        """Run the pass, which grows its sequences; return it with the number of rows of each.
+
+        Args:
+            planned: the pass.
+            table: its host data, sent to the device here if it is not there.
+            tokens: (R,) of all rows, if they are on the device; the rows' own are ignored then.
+        """
+        batch, sizes, step, replay, columns, states = planned
+        slab = self.decoder.slab
+        if not table.is_sent:
+            moves = table.add(slab.planned_moves())
+            table.send(self.device)
+            slab.move_entries(table[moves])
+        step.table.copy_(table[columns])
+        if step.inputs is not None and step.states is not None and states is not None:
+            step.inputs.gather(batch, table[states], out=step.states[: sum(sizes)])
         if tokens is not None:
             step.table[0, : len(tokens)].copy_(tokens)
         replay()
         for rows, size in zip(batch, sizes, strict=True):
             rows.span.length += size
         return step, sizes
-
-    def _write_table(self, step: GraphStep, batch: Sequence[Rows]) -> None:
-        """Write the table of a pass, from memory that the host does not write to again."""
-        columns = table_columns(batch, self.decoder.axes)
-        table = torch.cat([torch.tensor(columns), step.idle[:, len(columns[0]) :]], 1)
-        to_device(table, self.device, out=step.table)
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[GraphStep, Callable[[], None]]:
         """Return the pass of ``count`` rows and the function that runs it."""

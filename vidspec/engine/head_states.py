@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.engine.device import to_device
-
 if TYPE_CHECKING:
     from vidspec.engine.rows import Rows
 
-__all__ = ["StateInputs"]
+__all__ = ["StateInputs", "state_places"]
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,32 @@ class StateInputs:
     project: Callable[[torch.Tensor], torch.Tensor]
     ids: torch.Tensor
 
-    def gather(self, batch: Sequence[Rows], out: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, batch: Sequence[Rows], index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the states (R, width) of a pass's token rows: one projection and one gather for all sequences.
 
         Args:
             batch: the rows of each sequence.
+            index: :func:`state_places` on the device of the states.
             out: receives the states.
         """
-        needed = [state for rows in batch for state in rows.head_states]
-        sources = {id(state.states): state for state in needed}
-        targets = [state.states for state in sources.values() if not state.own]
-        owns = [state.states for state in sources.values() if state.own]
-        starts, start = dict[int, int](), 0
-        for states in (*targets, *owns):
-            starts[id(states)] = start
-            start += len(states)
+        targets, owns = _sources(batch)
         projected = [self.project(_concatenate(targets))] if targets else []
-        every = _concatenate([*projected, *owns])
-        index = torch.tensor([starts[id(state.states)] + state.row for state in needed])
-        return torch.index_select(every, 0, to_device(index, every.device), out=out)
+        return torch.index_select(_concatenate([*projected, *owns]), 0, index, out=out)
+
+
+def state_places(batch: Sequence[Rows]) -> list[int]:
+    """Return the place of each row's state among those of all sources."""
+    starts, start = dict[int, int](), 0
+    for states in chain(*_sources(batch)):
+        starts[id(states)] = start
+        start += len(states)
+    return [starts[id(state.states)] + state.row for rows in batch for state in rows.head_states]
+
+
+def _sources(batch: Sequence[Rows]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors that states are gathered from, those of the target and the head's own."""
+    sources = {id(state.states): state for rows in batch for state in rows.head_states}.values()
+    return [one.states for one in sources if not one.own], [one.states for one in sources if one.own]
 
 
 def _concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -65,7 +65,7 @@ class HeadState(NamedTuple):
     own: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen, which takes four times as long to make
 class Rows:
     """The rows that one sequence adds to a pass: a stretch of its prompt, or tokens after its entries.
 

@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import lt
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from vidspec.engine.device import slab_budget, to_device
@@ -199,15 +200,29 @@ class Slab:
         moves = {new: self._moves.get(old, old) for new, old in enumerate(places, start)}
         self._moves.update({new: old for new, old in moves.items() if new != old})
 
+    def planned_moves(self) -> np.ndarray:
+        """Return (M, 2) int64, the planned moves in order: new place and old one of an entry."""
+        return np.array(sorted(self._moves.items()), np.int64).reshape(-1, 2)
+
     @torch.inference_mode()
-    def move_entries(self) -> None:
-        """Make all planned moves, in one gather for all layers and sequences; access to entries begins with it."""
-        moves, self._moves = sorted(self._moves.items()), {}
-        for first in range(0, len(moves), _MOVED):  # no move overwrites an entry of a later one
-            host = torch.tensor(moves[first : first + _MOVED]).t().contiguous()
-            places = {device: to_device(host, device) for device in {block.device for block in self._blocks}}
+    def move_entries(self, planned: torch.Tensor | None = None) -> None:
+        """Make all planned moves, in one gather for all layers and sequences; access to entries begins with it.
+
+        Args:
+            planned: :meth:`planned_moves` on the device of all layers, if they are there already.
+        """
+        if not self._moves:
+            return
+        devices = {block.device for block in self._blocks}
+        if planned is None:
+            host = torch.from_numpy(self.planned_moves())
+            places = {device: to_device(host, device) for device in devices}
+        else:
+            places = dict.fromkeys(devices, planned)
+        count, self._moves = len(self._moves), {}
+        for first in range(0, count, _MOVED):  # no move overwrites an entry of a later one
             for block in self._blocks:
-                new, old = places[block.device]
+                new, old = places[block.device][first : first + _MOVED].unbind(1)
                 block.index_copy_(3, new, block.index_select(3, old))
 
     def layers(self, start: int, end: int) -> list[torch.Tensor]:

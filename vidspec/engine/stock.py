@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Self
 
 import torch
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.decoder import AttendFunction, sliding_windows
@@ -57,8 +55,13 @@ def _attention(
     return out[None], None
 
 
-AttentionInterface.register(NAME, _attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+@cache
+def _register_attention() -> None:
+    from transformers import AttentionInterface  # seconds, which processes without stock models do not need
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+    AttentionInterface.register(NAME, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
 class StockDecoder:
@@ -80,6 +83,7 @@ class StockDecoder:
 
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget
+        _register_attention()
         config = language.config
         config._attn_implementation = NAME
         self.depth, self.windows = len(language.layers), sliding_windows(config)

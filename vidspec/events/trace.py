@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = ["KINDS", "Span", "SpanKind", "Trace", "TracePiece", "by_kind", "innermost", "to_chrome"]
 
@@ -31,8 +31,7 @@ SpanKind: TypeAlias = Literal[
 KINDS: tuple[str, ...] = SpanKind.__args__  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One piece of work; ``start`` and ``end`` are seconds since the clip was opened.
 
     ``about`` are further facts by name. In the parallel schedule a draft pass has the ``epoch`` of the draft's text,

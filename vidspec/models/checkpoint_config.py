@@ -11,7 +11,7 @@ from vidspec.errors import ModelError, VidspecError
 from vidspec.models.base import StockConfig, families
 from vidspec.models.hub import download_hint, is_local, retries_offline
 from vidspec.models.processor_files import read_text
-from vidspec.models.quantised import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
+from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
 from vidspec.models.unsupported import KIN, unsupported_error
 from vidspec.models.weight_files import optional_file
 
@@ -79,15 +79,15 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
             ) from error
         kind = claimed_config(source).get("model_type")
         needs_code = "trust_remote_code" in str(error) and kind not in KIN
-        if isinstance(kind, str) and not needs_code and kind not in families.names() and kind not in TYPES:
+        if isinstance(kind, str) and not needs_code and kind not in families and kind not in TYPES:
             raise unsupported_error(name, kind) from error
         raise load_error(name, error) from error
     check_kernels(name, source)
     if (settings := quantization_config(config)) is not None:
         check_method(name, settings)
     family = str(config.model_type)
-    text_only = family not in families.names() and family in TYPES
-    if family not in families.names() and not (text_only and text):
+    text_only = family not in families and family in TYPES
+    if family not in families and not (text_only and text):
         raise unsupported_error(name, family, blind=text_only)
     return config
 

@@ -25,13 +25,8 @@ from vidspec.models.identity import is_related
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import read_processor, read_template
-from vidspec.models.quantised import (
-    KeptCodes,
-    dequantised_tensors,
-    quantization_config,
-    weight_sizes,
-    without_quantization,
-)
+from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_sizes
+from vidspec.models.quantization_config import quantization_config, without_quantization
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, stored_tensors
 
@@ -79,7 +74,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     config = read_config(name, text=text)
     show_downloads()
     source, family = weight_source(name), str(config.model_type)
-    text_only = family not in families.names()
+    text_only = family not in families
     kind = adapter_class(family)
     try:
         if not where.settled:
@@ -116,14 +111,14 @@ def adapter_class(family: str) -> type[VideoLanguageModel]:
     """Return the adapter of a ``model_type``; one without vision if it is no family's."""
     from vidspec.models.text_only import TextModel
 
-    return families.get(family) if family in families.names() else TextModel
+    return families.get(family) if family in families else TextModel
 
 
 def empty_model(kind: type[VideoLanguageModel], config: StockConfig, dtype: torch.dtype) -> StockModel:
     """Build the stock model of a config on torch's meta device, without weights."""
     import transformers
 
-    text = str(config.model_type) not in families.names()
+    text = str(config.model_type) not in families
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     with torch.device("meta"):
         return automatic.from_config(kind.config_of(config), dtype=dtype, trust_remote_code=False)

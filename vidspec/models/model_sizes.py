@@ -14,7 +14,8 @@ from vidspec.engine.quantised import Precision, quantised_bytes
 from vidspec.errors import DeviceError
 from vidspec.models.memory_estimate import ModelSizes
 from vidspec.models.placement import Placement, fit_placement
-from vidspec.models.quantised import quantization_config, weight_sizes
+from vidspec.models.quantised import weight_sizes
+from vidspec.models.quantization_config import quantization_config
 from vidspec.models.vision import token_bytes
 
 if TYPE_CHECKING:

@@ -7,13 +7,11 @@ extra layer. Activations are never quantised: of a W8A8 checkpoint only the weig
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
-from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
@@ -21,67 +19,13 @@ from torch import nn
 from vidspec.engine.matrix import Precision, release_weights, row_blocks
 from vidspec.engine.quantised import BLOCK
 from vidspec.engine.stored_codes import StoredCodes
-from vidspec.errors import ModelError
-from vidspec.models.base import StockConfig, StockModel
+from vidspec.models.base import StockModel
 from vidspec.models.placement import Placement
+from vidspec.models.quantization_config import PACKINGS, QuantizationConfig, block_shape, code_format
 from vidspec.models.weight_files import StoredTensor
 
-__all__ = [
-    "MODELOPT_FILE",
-    "KeptCodes",
-    "QuantizationConfig",
-    "check_method",
-    "dequantised_tensors",
-    "method_description",
-    "modelopt_settings",
-    "quantization_config",
-    "weight_sizes",
-    "without_quantization",
-]
+__all__ = ["KeptCodes", "dequantised_tensors", "weight_sizes"]
 
-#: Settings file of NVIDIA's ModelOpt, whose older checkpoints have no ``quantization_config``.
-MODELOPT_FILE = "hf_quant_config.json"
-
-
-class _WeightArgs(TypedDict, total=False):
-    """Quantisation arguments of a group's weights, as in compressed-tensors."""
-
-    num_bits: int
-    type: str
-    group_size: int | None
-    block_structure: list[int] | None
-    symmetric: bool
-    actorder: str | None
-
-
-class QuantizationGroup(TypedDict, total=False):
-    weights: _WeightArgs | None
-
-
-class QuantizationConfig(TypedDict, total=False):
-    """``quantization_config`` of a ``config.json``; each method uses some of the keys."""
-
-    quant_method: str
-    bits: int
-    group_size: int
-    version: str
-    checkpoint_format: str
-    format: str
-    config_groups: dict[str, QuantizationGroup]
-    weight_block_size: list[int] | None
-    load_in_4bit: bool
-    desc_act: bool
-    sym: bool
-    packing_format: str
-    quant_algo: str
-
-
-#: Supported formats of compressed-tensors.
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
-#: Supported packings of auto-round, and the method whose tensors they use.
-_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-#: Supported algorithms of ModelOpt: one scale per tensor, per output, or per block of 128 x 128.
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 #: AWQ's order of the eight codes of a word.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 #: Names of a quantised weight's tensors, after the layer's name.
@@ -155,73 +99,6 @@ class _DequantisedWeight:
         return made.dense if self._kept is None else self._kept.stand_in(made)
 
 
-def quantization_config(config: StockConfig) -> QuantizationConfig | None:
-    """Return ``quantization_config`` of a model's or its language model's config; None if it is not quantised."""
-    for part in (config, getattr(config, "text_config", None)):
-        settings = getattr(part, "quantization_config", None)
-        if settings is not None:
-            return cast(QuantizationConfig, settings if isinstance(settings, dict) else settings.to_dict())
-    return None
-
-
-def modelopt_settings(file: Mapping[str, Any]) -> QuantizationConfig | None:
-    """Return the settings in ModelOpt's file; None if it quantised only the KV cache."""
-    settings = file.get("quantization")
-    if not isinstance(settings, dict) or not settings.get("quant_algo"):
-        return None
-    return cast(QuantizationConfig, {**settings, "quant_method": "modelopt"})
-
-
-def without_quantization(config: StockConfig) -> StockConfig:
-    """Return a copy of the config without ``quantization_config``."""
-    config = copy.deepcopy(config)
-    for part in filter(None, (config, getattr(config, "text_config", None))):
-        if hasattr(part, "quantization_config"):
-            del part.quantization_config
-    return config
-
-
-def method_description(settings: QuantizationConfig) -> str:
-    """Describe the method in words, such as ``gptq, 4 bits, groups of 128``."""
-    method, args = str(settings.get("quant_method")), _weight_args(settings)
-    bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
-    words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
-    if method == "modelopt":
-        words = [method, _algorithm(settings)]
-    group, block = args.get("group_size"), _block_shape(settings)
-    if block:
-        words.append(f"blocks of {' x '.join(map(str, block))}")
-    elif group and group > 0:
-        words.append(f"groups of {group}")
-    return ", ".join(words)
-
-
-def check_method(name: str, settings: QuantizationConfig) -> None:
-    """Refuse a checkpoint of an unsupported method.
-
-    Raises:
-        ModelError: names the method.
-    """
-    method = description = str(settings.get("quant_method"))
-    version, format_ = settings.get("version", "gemm"), settings.get("format", "dense")
-    packing = settings.get("packing_format") or "of its own"
-    if method == "awq" and version != "gemm":
-        description = f"awq in version {version}"
-    elif method == "compressed-tensors" and format_ not in _FORMATS:
-        description = f"compressed-tensors in format {format_}"
-    elif method == "modelopt" and _algorithm(settings) not in _ALGORITHMS:
-        description = f"modelopt in {_algorithm(settings)}"
-    elif method == "auto-round" and packing not in _PACKINGS:
-        description = f"auto-round in packing {packing}"
-    elif method in _READERS:
-        return
-    raise ModelError(
-        f"{name}: is quantised by {description}, which is not read",
-        hint="take the model it was made from, or one by AWQ, GPTQ, compressed-tensors, bitsandbytes or in FP8",
-        kind="unreadable",
-    )
-
-
 def weight_sizes(
     model: StockModel, language: StockModel, settings: QuantizationConfig | None, where: Placement
 ) -> tuple[int, int, int]:
@@ -230,7 +107,7 @@ def weight_sizes(
 
     The weights kept as codes, those of all supported linear layers of the blocks, are emptied.
     """
-    stored, codes = None if settings is None or not where.keeps_codes else _code_format(settings), 0
+    stored, codes = None if settings is None or not where.keeps_codes else code_format(settings), 0
     for layer in language.layers.modules() if stored else ():
         if stored and type(layer) is nn.Linear:
             shape = layer.out_features, layer.in_features
@@ -240,20 +117,6 @@ def weight_sizes(
     language_weights = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
     sizes = [(weight.numel(), id(weight) in language_weights) for weight in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, is_language in sizes if not is_language), codes
-
-
-def _code_format(settings: QuantizationConfig) -> tuple[int, int] | None:
-    """Return the bits and the group size (0 for a whole row); None for codes that are not integers or are reordered."""
-    method, args = settings.get("quant_method"), _weight_args(settings)
-    if method == "modelopt":
-        return None
-    bits, group = args.get("num_bits", 0), max(args.get("group_size") or 0, 0)
-    if method == "bitsandbytes":
-        return None if settings.get("load_in_4bit") else (8, 0)
-    if method == "fp8" or args.get("type") == "float" or settings.get("desc_act") or args.get("actorder") == "group":
-        return None
-    even = settings.get("sym", True) and args.get("symmetric", True)
-    return None if bits == 8 and not even else (bits, group)
 
 
 def dequantised_tensors(
@@ -282,24 +145,6 @@ def dequantised_tensors(
             parts["weight"] = rest[key]
         rest[key] = _DequantisedWeight(partial(read, parts, settings), None if ".experts." in key else kept)
     return rest
-
-
-def _weight_args(settings: QuantizationConfig) -> _WeightArgs:
-    """Return the weight arguments of the first group."""
-    for group in settings.get("config_groups", {}).values():
-        return group.get("weights") or {}
-    return {"num_bits": settings.get("bits", 0), "group_size": settings.get("group_size")}
-
-
-def _algorithm(settings: QuantizationConfig) -> str:
-    """Return ModelOpt's algorithm, which some versions write in lower case."""
-    return str(settings.get("quant_algo")).upper()
-
-
-def _block_shape(settings: QuantizationConfig) -> list[int] | None:
-    if _algorithm(settings) == "FP8_PB_WO":
-        return [128, 128]
-    return settings.get("weight_block_size") or _weight_args(settings).get("block_structure")
 
 
 def _unpack_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
@@ -371,7 +216,7 @@ def _read_awq(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -
 
 def _read_auto_round(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read auto-round: tensors of GPTQ version 1, or of AWQ."""
-    return (_read_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _read_awq)(parts, settings)
+    return (_read_gptq if PACKINGS[settings["packing_format"]] == "gptq" else _read_awq)(parts, settings)
 
 
 def _read_compressed(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
@@ -406,7 +251,7 @@ def _read_scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig
         return _row_codes(codes, scales)
     if scales.dim() < 2:  # one for all, or one per row
         scales, zeros = scales.reshape(-1, 1), None if zeros is None else zeros.reshape(-1, 1)
-    block, places = _block_shape(settings), list[torch.Tensor]()
+    block, places = block_shape(settings), list[torch.Tensor]()
     for axis in (-2, -1):
         count, length = scales.shape[axis], codes.shape[axis]
         step = block[axis] if block and -(-length // block[axis]) == count else length // count

@@ -68,7 +68,7 @@ def find_target_problem(target: str) -> TargetProblem | None:
             family = str(json.loads(file.read_text(encoding="utf-8"))["model_type"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None  # loading reports the error
-        if family in families.names():
+        if family in families:
             return None
         title, near = _nearest_supported(family)
         return TargetProblem(

@@ -32,7 +32,7 @@ from vidspec.models.frame_rules import FrameRule
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import split_pixels, tower_budget
+from vidspec.models.vision import register_window_attention, split_pixels, tower_budget
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
@@ -121,6 +121,7 @@ class VideoLanguageModel:
 
     def _init_parts(self) -> None:
         """Set the attention implementations, the language model and the placeholder token."""
+        register_window_attention()
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
         self.language: StockModel = self.language_of(self.model)
         self.visual_id = int(getattr(self.model.config, self.visual_token))

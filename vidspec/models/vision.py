@@ -9,18 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import torch
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AttentionInterface
 
 from vidspec.engine.device import free_memory
 from vidspec.models.base import Pixels, StockConfig
 from vidspec.models.memory_estimate import BUDGET
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "split_pixels", "token_bytes", "tower_budget", "window_attention"]
+__all__ = [
+    "BUDGET",
+    "WINDOWS",
+    "calls_of",
+    "register_window_attention",
+    "split_pixels",
+    "token_bytes",
+    "tower_budget",
+    "window_attention",
+]
 
 #: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
 #: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
@@ -142,4 +151,9 @@ def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
     return 4 * (config.hidden_size * (9 + kept) + 3 * config.intermediate_size)  # type: ignore[no-any-return]
 
 
-AttentionInterface.register(WINDOWS, window_attention)
+@cache
+def register_window_attention() -> None:
+    """Register :func:`window_attention` with ``transformers``, whose import takes seconds, as :data:`WINDOWS`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(WINDOWS, window_attention)

@@ -6,11 +6,14 @@ Pictures are scaled as coded and converted to RGB afterwards, so that no full-si
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import av
 import numpy as np
 
 from vidspec.video.base import Frame, Index
+
+if TYPE_CHECKING:
+    import av
 
 __all__ = ["fitted", "resized", "upright"]
 
@@ -58,6 +61,8 @@ def resized(frame: Frame, width: int, height: int) -> Frame:
     """Return ``frame`` (H, W, 3) scaled to (height, width, 3) by swscale's bicubic filter, widened for reduction."""
     if frame.shape[:2] == (height, width):
         return frame
+    import av  # not needed by a command whose reader runs in another process
+
     small = np.empty((height, width, 3), np.uint8)
     # One channel at a time: as RGB, swscale would halve the colour resolution; all at once take three times the memory.
     for channel in range(3):

@@ -29,9 +29,14 @@ def plain_round(sequence: Sequence, begun: float) -> Steps[bool]:
     trace.begin()
     token = yield from target.step()
     verify_s, elapsed = trace.lap("verify"), trace.elapsed() - begun
-    texts, _ = sequence.add_text((token,))
-    sequence.emit(Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=target.probabilities))
-    return sequence.limits.is_finished(sequence.token_ids)
+    probabilities, over = target.probabilities, sequence.limits.is_finished([*sequence.token_ids, token])
+
+    def make() -> Round:
+        texts, _ = sequence.add_text((token,))
+        return Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=probabilities)
+
+    sequence.emit_round((token,), make, last=over)
+    return over
 
 
 @schedules.register("autoregressive")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
 from vidspec.schedule import Schedule, schedules
+
+if TYPE_CHECKING:
+    from vidspec.acceptance.base import Verdict
 
 
 def sequential(sequence: Sequence) -> Steps[None]:
@@ -54,25 +60,31 @@ def sequential(sequence: Sequence) -> Steps[None]:
         if window is not None:
             window.update(len(draft.tokens), len(verdict.path))
         tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
-        emitted = len(tokens)
-        texts, rejected = sequence.add_text(tokens, verdict.rejected)
-        sequence.emit(
-            Round(
-                tokens,
-                verdict.origins[:emitted],
-                drafted=len(draft.tokens),
-                accepted=min(len(verdict.path), emitted),
-                elapsed=trace.elapsed() - begun,
-                draft_s=draft_s,
-                verify_s=verdict.seconds,
-                texts=texts,
-                weights=draft.weights,
-                gamma=gamma if window is not None else 0,
-                loosened=verdict.loosened and tuple([loose for loose in verdict.loosened if loose.at < emitted]),
-                rejected=rejected,
-                probabilities=verdict.probabilities[:emitted],
-            )
-        )
+        measured = trace.elapsed() - begun, draft_s, gamma if window is not None else 0
+        sequence.emit_round(tokens, partial(_make_round, sequence, tokens, verdict, *measured), last=over)
+
+
+def _make_round(
+    sequence: Sequence, tokens: tuple[int, ...], verdict: Verdict, elapsed: float, draft_s: float, gamma: int
+) -> Round:
+    """Return the event of a verified window of which ``tokens`` are emitted."""
+    emitted, draft = len(tokens), verdict.draft
+    texts, rejected = sequence.add_text(tokens, verdict.rejected)
+    return Round(
+        tokens,
+        verdict.origins[:emitted],
+        drafted=len(draft.tokens),
+        accepted=min(len(verdict.path), emitted),
+        elapsed=elapsed,
+        draft_s=draft_s,
+        verify_s=verdict.seconds,
+        texts=texts,
+        weights=draft.weights,
+        gamma=gamma,
+        loosened=verdict.loosened and tuple([loose for loose in verdict.loosened if loose.at < emitted]),
+        rejected=rejected,
+        probabilities=verdict.probabilities[:emitted],
+    )
 
 
 @schedules.register("sequential")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -162,7 +161,7 @@ class DraftClip(LoopClient):
     def spans(self) -> DraftSpans:
         """Return the timed work so far."""
         origin = self.trace.origin
-        shifted = (replace(span, start=span.start + origin, end=span.end + origin) for span in self.trace.spans)
+        shifted = (span._replace(start=span.start + origin, end=span.end + origin) for span in self.trace.spans)
         return DraftSpans(self.number, tuple(shifted), self.forwards)
 
 

@@ -54,7 +54,8 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
             assert target.prompt is not None
             sequence.emit(target.prompt.prefilled(setup.profile, begun))
         texts, rejected = sequence.add_text(settled.token_ids, settled.rejected)
-        sequence.emit(replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
+        settled = replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected)
+        sequence.emit_round(settled.token_ids, lambda: settled)
 
     try:
         with slot.sharing():

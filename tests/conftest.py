@@ -95,6 +95,24 @@ def reader() -> Iterator[ClipReader]:
     reader.close()
 
 
+@pytest.fixture(scope="module")
+def clips_read_once() -> Iterator[None]:
+    """The tests of a file share the frames of clips, which are checked for each captioner."""
+    from vidspec import video
+
+    frames = cache(video.read)
+
+    def read(path: str, *, check: Any = None, **options: Any) -> video.Clip:
+        clip = frames(path, **options)
+        if check is not None:
+            check(*clip.frames.shape[:3])
+        return clip
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(video, "read", read)
+        yield
+
+
 #: What a draft process spends its first seconds on.
 IMPORTED = (
     "vidspec.decoding.workers.draft",

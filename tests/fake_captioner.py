@@ -21,7 +21,7 @@ from vidspec.captioner import Captioner
 from vidspec.dataset.reader import ClipReader
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
-from vidspec.events.events import Event, Finished, LoopLoad, Opened, Prefilled, Round
+from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
@@ -167,8 +167,12 @@ class FakeCaptioner(Captioner):
             with open(path + ".died", "w"):
                 os._exit(9)
         print("a library prints this")
+        released = False
         for event in events(path):
             yield event
+            if isinstance(event, Round) and not released:
+                released = True
+                yield InputsReleased(0.6)
             if isinstance(event, Prefilled) and kind == "bug":
                 raise TypeError("broken")
             if isinstance(event, Prefilled) and kind == "stop":

@@ -19,7 +19,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError, ModelError, VideoError
-from vidspec.events.events import Finished, Opened, Prefilled, PrefillProgress, Round
+from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
 
@@ -78,9 +78,37 @@ def test_values_left_open_are_reported_with_the_reason(captioner):
 
 
 def test_events_come_in_order(events):
-    opened, prefilled, *rounds, finished = events
-    assert isinstance(opened, Opened) and isinstance(prefilled, Prefilled) and isinstance(finished, Finished)
-    assert rounds and all(isinstance(event, Round) for event in rounds)
+    kinds = [type(event) for event in events]
+    assert kinds[:4] == [Opened, Prefilled, Round, InputsReleased] and kinds[-1] is Finished
+    assert len(kinds) > 5 and set(kinds[4:-1]) == {Round}
+
+
+def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monkeypatch):
+    model, looked = captioner.draft.model, []
+    encode = model.encode_steps
+
+    def looking(*args, **options):
+        looked.append(1)
+        return (yield from encode(*args, **options))
+
+    monkeypatch.setattr(model, "encode_steps", looking)
+    emitted = 0
+    for event in captioner.stream(CLIP):
+        emitted += isinstance(event, Round)
+        assert bool(looked) == (emitted > 1 or isinstance(event, InputsReleased | Finished))
+    assert event.caption.token_ids == record.token_ids
+    one = captioner.caption(CLIP, max_new_tokens=1)
+    assert len(looked) == 1 and one.token_ids == record.token_ids[:1] and one.timings["decode"] == 0
+
+
+def test_models_that_preprocess_alike_share_pixels(captioner, record, monkeypatch):
+    models, done = (captioner.target.model, captioner.draft.model), []
+    for model in models:
+        preprocess = model.preprocess
+        monkeypatch.setattr(model, "preprocess", lambda clip, m=model, run=preprocess: done.append(m) or run(clip))
+    assert captioner.caption(CLIP).token_ids == record.token_ids and done == [models[0]]
+    monkeypatch.setattr(models[1], "_processor", {**models[1]._processor, "image_mean": [0.1, 0.1, 0.1]})
+    assert captioner.caption(CLIP).token_ids == record.token_ids and done == [models[0], *models]
 
 
 def test_opened(events):
@@ -105,7 +133,7 @@ def test_prefilled(events):
 
 
 def test_the_rounds_are_the_record(events, record, captioner):
-    rounds = events[2:-1]
+    rounds = [event for event in events if isinstance(event, Round)]
     assert [token for step in rounds for token in step.token_ids] == record.token_ids
     assert all(len(step.texts) == len(step.token_ids) for step in rounds)
     assert "".join(text for step in rounds for text in step.texts).strip() == record.caption != ""
@@ -141,7 +169,9 @@ def test_timings(record, events):
     assert kinds <= set(timings) and all(seconds >= 0 for seconds in timings.values())
     assert timings["time_to_first_token"] == events[1].elapsed
     assert timings["time_to_first_token"] + timings["decode"] <= timings["end_to_end"]
-    assert sum(timings[kind] for kind in ("draft", "verify")) <= timings["decode"] == events[-2].elapsed
+    read = timings["draft_reading"]
+    assert read == events[3].elapsed - events[1].elapsed and timings["draft_prefill"] <= read
+    assert read + sum(timings[kind] for kind in ("draft", "verify")) <= timings["decode"] == events[-2].elapsed
     assert record.speed["tokens_per_s"] == (len(record.token_ids) - 1) / timings["decode"]
     assert {span.worker for span in record.trace.spans} == {"target", "draft"}
 

@@ -4,13 +4,15 @@ Equal texts alone do not show it: a method that has stopped drafting writes plai
 compared with those of batch 1 and prompts read in one pass.
 """
 
+from functools import cache
+
 import pytest
 
 from research.world.samples import draw
 from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
-from tests.test_lossless import LOSSLESS
+from tests.test_lossless import LOSSLESS, MECHANISMS
 from tests.tiers import full_but
 from vidspec.decoding import loop
 from vidspec.engine import forward
@@ -21,7 +23,7 @@ from vidspec.models.request import CaptionRequest
 TOKENS, LONG = 16, 64
 #: Rows of a prompt in a pass: several passes for every prompt.
 SMALL = 11
-pytestmark = pytest.mark.usefixtures("forked_drafts")
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +111,16 @@ def drafted(profile, captions):
         assert sum(caption.counters["draft_forwards"] for caption in captions) > 0, profile.name
 
 
+@cache
+def plain(pair, path, tokens):
+    return pair.captioner("ar", {"generate.max_new_tokens": tokens}).caption(path).token_ids
+
+
 def alone(pair, name, paths):
-    captioner, plain = captioner_of(pair, name), captioner_of(pair, "ar")
-    if captioner.profile.concurrent:
-        plain = pair.captioner("ar", {"generate.max_new_tokens": LONG})
+    captioner = captioner_of(pair, name)
+    tokens = LONG if captioner.profile.concurrent else TOKENS
     found = until_drafted(captioner.profile, lambda: {str(path): captioner.caption(path) for path in paths})
-    assert all(caption.token_ids == plain.caption(path).token_ids for path, caption in found.items())
+    assert all(caption.token_ids == plain(pair, path, tokens) for path, caption in found.items())
     drafted(captioner.profile, found.values())
     return found
 
@@ -130,8 +136,9 @@ def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monke
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_sixteen_clips_at_once(pair, clips, name, small):
+    """Each way of drafting; every profile has company of three above."""
     check(pair, name, clips, 16, 16, alone(pair, name, clips))
 
 

@@ -5,7 +5,6 @@ under every profile.
 """
 
 import os
-from functools import cache
 
 import pytest
 from PIL import Image
@@ -86,14 +85,7 @@ MECHANISMS = (
     "tabed-mtcp-star",
     "vanilla-sd",
 )
-pytestmark = pytest.mark.usefixtures("forked_drafts")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clips_are_read_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(video, "read", cache(video.read))
-        yield
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import typer
 from research.commands import application
 from research.peers.__main__ import command as peers_command
 from research.peers.outside import OUTSIDE
-from tests.golden.keys import reference
 from tests.test_rooms import ORDER
 from vidspec.cli.app import app
 from vidspec.config.profiles import available, load
@@ -41,24 +40,25 @@ def options(command):
     return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
-def test_options_of_caption():
-    pages = section("reference", "Options of `vidspec caption`"), PAGES["keys"]
-    named = {name for page in pages for cell in first_cells(page) for name in re.findall(r"`(-[\w-]+)", cell)}
-    real = {name for name in options(COMMANDS["caption"]) if name.startswith("-")}
-    assert named == real - {"--help", "-h"}
-
-
-def test_keys_of_profiles():
-    assert reference() in PAGES["keys"], "python -m tests.golden.make keys"
+@pytest.mark.parametrize("page", ["caption", "damage", "lora", "own-models", "profiles", "reference", "shards"])
+def test_options_that_a_page_names_exist(page):
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    named = set(re.findall(r"`(?:vidspec [\w ]+)?(--[a-z][\w-]*)", text))
+    commands = [
+        *COMMANDS.values(),
+        *(one for group in COMMANDS.values() for one in getattr(group, "commands", {}).values()),
+    ]
+    assert named and named <= set().union(*map(options, commands))
 
 
 def test_keys_of_the_record():
     assert [cell.strip(" `") for cell in first_cells(section("reference", "The JSON record"))] == list(RECORD_KEYS)
 
 
-def test_packaged_profiles():
-    named = [name for cell in first_cells(PAGES["profiles"]) for name in re.findall("`([^`]+)`", cell)]
-    assert sorted(named) == sorted(info.name for info in available() if info.source == "packaged")
+def test_profiles_to_choose_from_exist():
+    cells = [row.split("|")[2] for row in section("profiles", "Which profile should I use?").splitlines() if "|" in row]
+    named = {name for cell in cells for name in re.findall("`([a-z0-9-]+)`", cell)}
+    assert named <= {info.name for info in available() if info.source == "packaged"} | {"--batch"} and len(named) > 10
 
 
 def test_profile_of_ones_own_is_valid(tmp_path):

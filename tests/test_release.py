@@ -17,7 +17,7 @@ from vidspec.decoding.protocol import PrefillDraft, Propose, Proposed
 from vidspec.decoding.workers.draft import DraftWorker
 from vidspec.decoding.workers.messages import ClipOrder, OpenClip
 from vidspec.embedded.samples import shipped
-from vidspec.events.events import Finished, Prefilled, Restarted
+from vidspec.events.events import Finished, InputsReleased, Restarted
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.families.llava_onevision import LlavaOnevision
 from vidspec.models.request import CaptionRequest
@@ -106,7 +106,7 @@ def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, wit
         source, frames = requests(captioner, paths)
         read = ended = checked = 0
         for _, event in captioner.serve(source, batch=batch):
-            read += isinstance(event, Prefilled)
+            read += isinstance(event, InputsReleased)
             ended += isinstance(event, Finished)
             if read == CLIPS and not isinstance(event, Finished):
                 assert made and not alive(made)
@@ -120,7 +120,7 @@ def test_what_was_prepared_ahead_is_let_go_of(pair, paths, made, without_collect
         source, frames = requests(captioner, paths[:1])
         assert captioner.prepare(source.requests[0].clip) > 0
         for _, event in captioner.serve(source):
-            if isinstance(event, Prefilled):
+            if isinstance(event, InputsReleased):
                 assert made and not alive(made) and not alive(frames)
 
 
@@ -135,7 +135,7 @@ def test_a_single_clip_lets_go_of_its_frames(pair, made, without_collector, monk
 
         monkeypatch.setattr(captioner, "read", reading)
         for event in captioner.stream(str(shipped()[0])):
-            if isinstance(event, Prefilled):
+            if isinstance(event, InputsReleased):
                 assert frames and not alive(frames) and not alive(made)
 
 
@@ -175,7 +175,7 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
         monkeypatch.setattr(captioner.target, "run", failing)
         read, found = 0, {}
         for key, event in captioner.serve(source, batch=2):
-            read += isinstance(event, Prefilled)
+            read += isinstance(event, InputsReleased)
             if isinstance(event, Restarted):
                 again.append(key)
             elif isinstance(event, Finished):

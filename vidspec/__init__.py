@@ -59,7 +59,8 @@ _MODULES = {
     "CaptionOptions": "vidspec.models.request",
     "Captioner": "vidspec.captioner",
     **dict.fromkeys(
-        ("Event", "Finished", "Opened", "PrefillProgress", "Prefilled", "Restarted", "Round"), "vidspec.events.events"
+        ("Event", "Finished", "InputsReleased", "Opened", "PrefillProgress", "Prefilled", "Restarted", "Round"),
+        "vidspec.events.events",
     ),
 }
 

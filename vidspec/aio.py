@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Unpack
 
 from vidspec.decoding.text_stream import TextStream
-from vidspec.events.events import Event, Finished, Prefilled
+from vidspec.events.events import Event, Finished, InputsReleased
 from vidspec.models.request import CaptionOptions, CaptionRequest, make_request
 from vidspec.serve.service import CaptionService
 
@@ -83,7 +83,7 @@ class AsyncCaptioner:
                     event = await ticket.events.get()
                     if isinstance(event, Exception):
                         raise event
-                    if isinstance(event, Prefilled):
+                    if isinstance(event, InputsReleased):
                         await reading.aclose()
                     yield event
                     if isinstance(event, Finished):

@@ -110,8 +110,6 @@ class Captioner:
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
             describe = DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
-        shown = draft if profile.shows_the_video and not profile.concurrent else None
-        self._vision = VisionAhead([model for model in (target, shown) if model is not None])
         self.slot = slot if profile.concurrent else None
         if profile.concurrent and slot is None:
             self.slot = start_draft_process(profile, target if draft is None else draft)
@@ -120,6 +118,7 @@ class Captioner:
         self._setup: DecodingSetup | None = DecodingSetup.of(
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
+        self._vision = VisionAhead(self.setup.vision_models)
         self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
         overlaps = any(device.type != "cpu" for device in self.devices)
         self._serving = Serving(synchroniser(*self.devices), overlaps=overlaps)
@@ -314,8 +313,9 @@ class Captioner:
 
         Yields:
             ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; one
-            ``Round`` per verification; and ``Finished`` with the record. If the draft's process dies or hangs,
-            ``Restarted``, and the events from ``Prefilled`` on again with a new process, once.
+            ``Round`` per verification, with ``InputsReleased`` after the first; and ``Finished`` with the record. If
+            the draft's process dies or hangs, ``Restarted``, and the events from ``Prefilled`` on again with a new
+            process, once.
 
         Raises:
             VideoError: the file gives no frames.

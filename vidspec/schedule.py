@@ -27,7 +27,7 @@ class Schedule:
 
     @staticmethod
     def run(sequence: Any) -> Steps[None]:
-        """Decode a :class:`~vidspec.decoding.sequence.Sequence`; a generator of engine requests.
+        """Continue the text of a :class:`~vidspec.decoding.sequence.Sequence` after its first token.
 
         Not called if ``beside``: workers decode the clip.
         """

@@ -12,6 +12,7 @@ from textwrap import fill, shorten
 from typing import Any, TypeAlias
 
 from research.evidence.parts import PAIRS, PARTS, Part
+from research.gains import gains
 from vidspec.bench.tables import inverted, table
 from vidspec.embedded.prompts import QUESTIONS
 from vidspec.errors import VidspecError
@@ -58,8 +59,8 @@ README_ROWS = {
 RACED = ("vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
 #: Contenders in the table of docs/research/measured.md; the pages of the pairs have all.
 SHOWN = {
-    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "hippo-sequential", "pearl-syn-prefill"),
-    *("std", "self-sd", "self-int8", "ngram", "suffix", "token-recycling", "eagle3"),
+    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "pearl-syn-prefill"),
+    *("self-sd", "ngram", "suffix", "eagle3"),
 }
 
 Results: TypeAlias = Mapping[str, Any]
@@ -211,32 +212,32 @@ def profiles(both: Mapping[str, Results]) -> str:
             order.setdefault(named(row), {})[pair] = row
     heads = ["method"]
     for pair in both:
-        heads += [
-            f"{pair}: same tokens",
-            "tau",
-            "tokens/s",
-            "time to first token",
-            "decoding",
-            "end to end",
-            "of limit",
-        ]
-    lines = []
+        heads += [f"{pair}: tau", "tokens/s", "time to first token", "decoding", "end to end", "of limit"]
+    lines, differing = [], []
     for name, by in order.items():
         cells = [name]
         for pair, results in both.items():
             if (row := by.get(pair)) is None:
-                cells += ["-"] * 7
+                cells += ["-"] * 6
                 continue
-            same = "-" if row["equal"] is None else f"{row['equal']}/{row['clips']}"
-            cells += [same, figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(inverted(row["first"]))]
+            if row["equal"] not in (None, row["clips"]):
+                differing.append(f"{name} of {row['clips'] - row['equal']} of {row['clips']} clips ({pair})")
+            cells += [figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(inverted(row["first"]))]
             cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
         lines.append(cells)
-    left = [
-        f"- {pair}: {name} was left out: {shorten(why.removeprefix(f'{name}: '), 160, placeholder=' ...')}"
-        for pair, one in both.items()
-        for name, why in one["left_out"].items()
-    ]
-    return "\n".join([table(heads, lines), "", *left]).rstrip()
+    same = f"Other tokens than `ar`: {', '.join(differing) or 'none'}."
+    return "\n".join([table(heads, lines), "", same, *_left_out(both)])
+
+
+def _left_out(both: Mapping[str, Results]) -> list[str]:
+    """Return a line for each reason why contenders were left out."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for pair, one in both.items():
+        for name, why in one["left_out"].items():
+            reason = shorten(why.removeprefix(f"{name}: "), 90, placeholder=" ...")
+            found.setdefault((pair, reason), []).append(name)
+    lines = [f"- {pair}: {', '.join(names)} left out: {reason}" for (pair, reason), names in found.items()]
+    return ["", *lines] if lines else []
 
 
 def folders(results: Mapping[str, Results]) -> str:
@@ -272,7 +273,7 @@ def race(results: Mapping[str, Results]) -> str:
                 rates[f"{title}, {row['batch']} at once", row["name"]] = row["clips_per_s"]
             else:
                 rates[f"{title}, single clips", row["name"]] = row["end_to_end"][0]
-    lines, where = [], list(dict.fromkeys(place for place, _ in rates))
+    lines, raced, where = [], 0, list(dict.fromkeys(place for place, _ in rates))
     behind: dict[str, list[float]] = {name: [] for name in RACED}
     for place in where:
         known = {name: rates[place, name] for name in RACED if (place, name) in rates}
@@ -281,11 +282,12 @@ def race(results: Mapping[str, Results]) -> str:
         best = max(known.values())
         for name, rate in known.items():
             behind[name].append(best / rate - 1)
-        lines.append((place, *(f"{best / known[name] - 1:.1%}" if name in known else "-" for name in RACED)))
-    if not lines:
+        raced += 1
+    if not raced:
         return ""
-    lines.append(("median", *(f"{median(some):.1%}" if some else "-" for some in behind.values())))
-    return table(("longer than the fastest of these", *(f"`{name}`" for name in RACED)), lines)
+    for label, of in (("median", median), ("most", max)):
+        lines.append((label, *(f"{of(some):.1%}" if some else "-" for some in behind.values())))
+    return table((f"of {raced} runs", *(f"`{name}`" for name in RACED)), lines)
 
 
 INTRO = """\
@@ -294,15 +296,22 @@ INTRO = """\
 `make evidence` measures everything here on an idle machine. It writes this page, the pages in [measured/](measured/),
 the README's table and the pictures. Each page in that folder has its commands, the commit, the machine and the complete
 output; the `.json` file of the same name has the rows of its tables. Within a table all methods took turns in one run;
-do not compare figures of two tables. Unless a page names others, the models are the built-in pairs of 4.4 million
-parameters in float32. Nothing was run on a GPU. Definitions: [metrics.md](metrics.md).
+do not compare figures of two tables. Unless a page names others, the models are the built-in pairs, in float32, whose
+targets have 9 million parameters. Nothing was run on a GPU. Definitions: [metrics.md](metrics.md).
 """
 SECTIONS = {
+    "What you gain": (
+        "Over plain decoding of one clip at a time, by `vidspec caption clip.mp4 --target MODEL`, or `clips/` for a "
+        "folder; the caption is the same. MODEL is `Qwen/Qwen2.5-VL-7B-Instruct` or "
+        "`llava-hf/llava-onevision-qwen2-7b-ov-hf`, of folders with `--profile sd-uniform-chain`; the 32B takes "
+        "`--profile ar --set models.weights=int4`. Measured rows are from the tables below. Predicted rows are "
+        "arithmetic on data sheets with assumed acceptance ([how](predicted.md)), from 2,000 to 25,000 visual tokens, "
+        "folders at 2,000; not yet run on a GPU. `--baseline` measures yours."
+    ),
     "Profiles and peers": (
-        "Single clips of 32 frames, two cores. *Same tokens*: clips with the tokens of `ar`. *tau*: drafted tokens "
-        "accepted per verification. *Of limit*: passes per second over those that the memory bandwidth allows. Ratios "
-        "are medians over clips of ratios to `ar`. Every profile, with spreads, run lengths, kept tokens and the speed "
-        "model: {links}."
+        "Single clips of 32 frames, two cores. *tau*: drafted tokens accepted per verification. *Of limit*: passes per "
+        "second over those that the memory bandwidth allows. Ratios are medians over clips of ratios to `ar`. Every "
+        "profile, with spreads, run lengths, kept tokens and the speed model: {links}."
     ),
     "Folders": (
         "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
@@ -315,8 +324,8 @@ SECTIONS = {
         "`make evidence ARGS='--quick --keep NAME'` adds a column."
     ),
     "The default profile": (
-        "How much longer each candidate takes than the fastest of them in the runs above. `vanilla-sd-auto` is the "
-        "default."
+        "How much longer each candidate takes than the fastest of them, over single clips and folders of both pairs. "
+        "`vanilla-sd-auto` is the default."
     ),
 }
 #: The pages that a section links to.
@@ -347,11 +356,13 @@ def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequen
         "folder-200": "embedded-qwen, 200",
     }
     many = {title: data[name] for name, title in titles.items() if name in data}
+    qwen = [single["embedded-qwen"], *machines] if "embedded-qwen" in single else []
     tables = {
+        "What you gain": gains(qwen, data["folder-200"]) if qwen and "folder-200" in data else "",
         "Profiles and peers": profiles(single) if single else "",
         "Folders": folders(many) if many else "",
         "The default profile": race({**single, **many}),
-        "Other machines": elsewhere([single["embedded-qwen"], *machines]) if machines and single else "",
+        "Other machines": elsewhere(qwen) if machines and qwen else "",
     }
     parts = [INTRO]
     for title, text in tables.items():
@@ -359,9 +370,22 @@ def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequen
             links = (f"[{label}](measured/{name}.md)" for label, name in LINKS.get(title, {}).items() if name in known)
             parts += [f"## {title}\n", _filled(SECTIONS[title].format(links=", ".join(links))) + "\n", text + "\n"]
     parts += ["## All parts\n"]
-    parts += [f"- [{part.title}](measured/{part.name}.md)" for part in PARTS if part.name in known]
-    parts.append("")
+    parts += [*_all_parts(known), ""]
     return "\n".join(parts)
+
+
+def _all_parts(known: Sequence[str]) -> list[str]:
+    """Return a line for each part that has a page; parts of both pairs share one."""
+    found: dict[str, list[str]] = {}
+    for part in PARTS:
+        title, _, pair = part.title.partition(": `")
+        if part.name in known:
+            label = pair.strip("`") if pair.strip("`") in PAIRS else part.title
+            key = title if label in PAIRS else part.title
+            found.setdefault(key, []).append(f"[{label}](measured/{part.name}.md)")
+    return [
+        f"- {links[0]}" if title in links[0] else f"- {title}: {', '.join(links)}" for title, links in found.items()
+    ]
 
 
 def filled(text: str, name: str, inside: str) -> str:

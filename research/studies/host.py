@@ -113,7 +113,9 @@ def begin_clips(loop: Loop, clips: int, target: Engine, draft: Engine, temperatu
         one.target = Target(target, read(target, clip), sampling, one.rng)
         one.limits, one.gamma, one.acceptance = StoppingRules(10**6), GAMMA, ExactRule()
         one.drafter = ChainDrafter(draft, read(draft, clip).span, sampling, torch.Generator().manual_seed(2))
-        one.key, one.steps, one.text = clip, sequential(one), Detokenizer(Words())  # type: ignore[arg-type]
+        one.text = Detokenizer(Words())  # type: ignore[arg-type]
+        one.emit_first()
+        one.key, one.steps = clip, sequential(one)
         sequences.append(one)
         loop.begin(one)
     return sequences

@@ -33,7 +33,7 @@ from vidspec.models.request import CaptionRequest
 CLIP = shipped()[0]
 TOKENS = 48
 PLACE = resolve_placement("cpu", "float32")
-pytestmark = pytest.mark.usefixtures("forked_drafts")
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 LOSSY = [name for name, profile in packaged().items() if profile.accept.rule != "exact"]
 #: Each changes several tokens of this pair's text; of the others rounding may leave none.
 OFTEN_LOOSE = {"fly-minus", "lvspec", "lvspec-0.9", "lvspec-no-shift", "lvspec-tree", "random-loose", "self-lvspec"}

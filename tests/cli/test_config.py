@@ -101,3 +101,20 @@ def test_mistakes_name_the_file(vidspec, config, text, message):
     config.write_text(text)
     ran = vidspec("caption", "good.mp4")
     assert ran.code == 2 and f"{config}: {message}" in ran.err and not FakeCaptioner.made
+
+
+def test_all_keys_with_their_options(vidspec):
+    """The reference has every key of the schema, the parts' own too, and the option that sets it."""
+    rows = {row["key"].partition(",")[0]: row for row in json.loads(vidspec("config", "keys", "--format", "json").out)}
+    assert set(rows) == {key for key in shown(vidspec) if "." in key}
+    assert rows["video.audio"]["key"] == "video.audio, --audio, --no-audio"
+    alpha = rows["prune.alpha"]
+    assert (alpha["values"], alpha["default"]) == ("0 to 0.99", "0.9") and "does not see" in alpha["about"]
+    assert "specvlm" in rows["prune.method"]["values"] and rows["accept.theta"]["about"].startswith("fly, fly_minus: ")
+    assert all(row["about"].strip(".") for row in rows.values())
+
+
+def test_keys_of_a_section(vidspec):
+    lines = vidspec("config", "keys", "accept").out.splitlines()
+    assert {line.partition(".")[0] for line in lines} == {"accept"} and all(line.count("\t") == 3 for line in lines)
+    assert "no section acept" in vidspec("config", "keys", "acept").err

@@ -118,7 +118,7 @@ def test_observer_sees_every_clip_from_begin_to_end(captioner):
             seen.append((number, caption.caption))
 
     list(run(captioner, ["missing.mp4", "good.mp4"], JobConfig(total=2), Watching()))
-    rounds = [(2, name) for name in ("Opened", "Prefilled", "Round", "Round", "Finished")]
+    rounds = [(2, name) for name in ("Opened", "Prefilled", "Round", "InputsReleased", "Round", "Finished")]
     assert seen == [(1, "missing.mp4", 2), (1, None), (2, "good.mp4", 2), *rounds, (2, TEXT)]
 
 

@@ -81,7 +81,7 @@ def test_observers_see_clips_side_by_side(captioner):
             seen[number].append(caption.caption)
 
     captioned(captioner, ["good.mp4", "broken.mp4", "2/good.mp4"], JobConfig(batch=4, total=3), Watching())
-    rounds = ["Opened", "Prefilled", "Round", "Round", "Finished"]
+    rounds = ["Opened", "Prefilled", "Round", "InputsReleased", "Round", "Finished"]
     assert sorted(map(tuple, seen.values()), key=str) == sorted(
         [("good.mp4", *rounds, TEXT), ("broken.mp4", None), ("2/good.mp4", *rounds, TEXT)], key=str
     )

@@ -19,7 +19,7 @@ from vidspec.dataset.records import SettingsDigest, lean_record
 from vidspec.dataset.run import caption_jobs
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
-from vidspec.events.events import Finished, Prefilled
+from vidspec.events.events import Finished, InputsReleased
 
 PROMPTS = ("What is there?", "What moves?", "Where to?")
 ASKED = JobQuestions(PROMPTS, in_turns=False)
@@ -75,14 +75,14 @@ def test_several_clips(batch):
     assert sorted(captioner.begun) == sorted(2 * PROMPTS) and captioner.most == batch
 
 
-@pytest.mark.parametrize("when", [Prefilled, Finished])
+@pytest.mark.parametrize("when", [InputsReleased, Finished])
 def test_a_prompt_that_fails_loses_no_other(when):
     captioner = Asked()
     captioner.fails = {(PROMPTS[0], when)}
     found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
     assert [one.caption.error is None for one in found] == [False, True, True]
     assert captioner.begun == list(PROMPTS)
-    if when is Prefilled:  # the next one reads, and the last waits for it
+    if when is InputsReleased:  # the next one reads, and the last waits for it
         assert captioner.beside[1:] == [(PROMPTS[1], []), (PROMPTS[2], [PROMPTS[1]])]
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of, text_steps
 from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import SHARED, Loop, LoopClient
@@ -44,7 +44,7 @@ def begun(loop, key, steps):
 
 def added(loop, key, one, schedule):
     """A sequence, in the loop."""
-    one.key, one.steps = key, schedule(one)
+    one.key, one.steps = key, text_steps(schedule, one)
     loop.begin(one)
     return one
 

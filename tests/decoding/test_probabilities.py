@@ -9,7 +9,7 @@ from vidspec.engine.rows import Rows
 from vidspec.events.events import Finished, Round
 
 CLIP = CLIPS["two-objects"]
-pytestmark = pytest.mark.usefixtures("forked_drafts")
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 
 @pytest.fixture(scope="module")

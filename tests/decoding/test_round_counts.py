@@ -26,6 +26,7 @@ from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
@@ -45,6 +46,15 @@ ROUNDS = 3
 CALLS = 1210
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
 PENALTIES = Penalties(1.2, 0.3)
+LAUNCHED = [
+    ("chain", GREEDY, None),
+    ("chain", DRAWN, None),
+    ("chain", Sampling(0.8, 1.0, 20, 0.05), None),
+    ("chain", GREEDY, Penalties(repetition_penalty=1.2)),
+    ("chain", GREEDY, Penalties(presence_penalty=0.3)),
+    ("chain", DRAWN, PENALTIES),
+    ("tree", GREEDY, None),
+]
 
 
 class Waits(TorchFunctionMode):
@@ -78,8 +88,9 @@ class Launches(TorchDispatchMode):
 
     def __init__(self, monkeypatch):
         super().__init__()
-        self.found, self.replaying, self._pass = Counter(), False, GraphStep.__call__
-        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.replay(step))
+        self.found, self.replaying = Counter(), False
+        for kind in (GraphStep, ChoiceStep):
+            monkeypatch.setattr(kind, "__call__", lambda step, run=kind.__call__: self.replay(step, run))
         self.copies = Counter()
         for name, module in list(sys.modules.items()):
             if name.startswith("vidspec.engine.") and hasattr(module, "to_device"):
@@ -89,9 +100,9 @@ class Launches(TorchDispatchMode):
         self.copies[name] += 1
         return to_device(host, device, out)
 
-    def replay(self, step):
+    def replay(self, step, run):
         self.replaying = True
-        self._pass(step)
+        run(step)
         self.replaying = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -138,21 +149,24 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
         one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
         one.drafter.history = history
-        one.key, one.steps = clip, sequential(one)
         one.text = text and text()
+        one.emit_first()
+        one.key, one.steps = clip, sequential(one)
         sequences.append(one)
         loop.begin(one)
     return sequences
 
 
-def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2)):
+def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2), penalties=None):
     """Operations of a round outside of replayed passes, copies to the device included, and what they are."""
     loop, launches = Loop(), Launches(monkeypatch)
-    sequences = begun(loop, kind, clips, sampling, models=models)
+    sequences = begun(loop, kind, clips, sampling, models=models, penalties=penalties)
+    for _ in range(2):  # the passes are made
+        list(loop.turn())
     launches.found.clear()
     launches.copies.clear()
     with launches:
-        while max(len(one.rounds) for one in sequences) < 1 + ROUNDS:
+        while max(len(one.rounds) for one in sequences) < 2 + ROUNDS:
             list(loop.turn())
     return (launches.found.total() + launches.copies.total()) / ROUNDS, launches
 
@@ -202,13 +216,14 @@ class Calls:
     """Python functions that are entered or resumed, those of a model's pass left out: a device does that by itself."""
 
     def __init__(self, monkeypatch):
-        self.found, self._pass = Counter(), GraphStep.__call__
-        monkeypatch.setattr(GraphStep, "__call__", lambda step: self.uncounted(step))
+        self.found = Counter()
+        for kind in (GraphStep, ChoiceStep):
+            monkeypatch.setattr(kind, "__call__", lambda step, run=kind.__call__: self.uncounted(step, run))
 
-    def uncounted(self, step):
+    def uncounted(self, step, run):
         counting = sys.getprofile()
         sys.setprofile(None)
-        self._pass(step)
+        run(step)
         sys.setprofile(counting)
 
     def profile(self, frame, event, _):
@@ -237,17 +252,17 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     assert calls.found.total() / rounds <= CALLS
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_few_launches_outside_of_replayed_passes(monkeypatch, kind):
-    each, launches = launched(monkeypatch, kind, 16)
+@pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
+def test_few_launches_outside_of_replayed_passes(monkeypatch, kind, sampling, penalties):
+    each, launches = launched(monkeypatch, kind, 16, sampling, penalties=penalties)
     assert each < 40, (launches.found, launches.copies)
 
 
 @pytest.mark.parametrize("clips", [1, 16])
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, clips):
+@pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
+def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, sampling, penalties, clips):
     """One for the draft, all of whose passes are known before, and one for the target."""
-    _, launches = launched(monkeypatch, kind, clips)
+    _, launches = launched(monkeypatch, kind, clips, sampling, penalties=penalties)
     assert launches.copies == {"vidspec.engine.host_table": 2 * ROUNDS}
 
 

@@ -48,7 +48,7 @@ def watched(one):
 
     one.emit = checked
     rounds = rounds_of(sequential, one)
-    assert one.drafter.prefix[: len(one.token_ids)] == one.token_ids
+    assert len(rounds) == 1 or one.drafter.prefix[: len(one.token_ids)] == one.token_ids
     return rounds
 
 
@@ -227,7 +227,7 @@ def test_sequential_needs_somebody_who_drafts():
 def test_time_is_told_by_its_half():
     one = on_tables(random_table(1, 5), StoppingRules(6, frozenset()), draft=random_table(1, 5), gamma=2)
     ticks = iter(range(10**6))
-    one.trace.clock = lambda: float(next(ticks))
+    one.trace.clock, one.trace.origin = lambda: float(next(ticks)), 0.0
     rounds = rounds_of(sequential, one)
     assert all(step.draft_s > 0 and step.verify_s > 0 for step in rounds[1:])
     assert sum(step.draft_s + step.verify_s for step in rounds) <= rounds[-1].elapsed

@@ -167,9 +167,15 @@ class SharedToyEngine(ToyEngine):
         return span
 
 
+def text_steps(schedule: ScheduleFunction, sequence: Sequence) -> Steps[None]:
+    """The whole text of a prefilled sequence."""
+    if not sequence.emit_first():
+        yield from schedule(sequence)
+
+
 def rounds_of(schedule: ScheduleFunction, sequence: Sequence) -> list[Round]:
     """The rounds of a sequence, decoded without others."""
-    run_to_completion(schedule(sequence))
+    run_to_completion(text_steps(schedule, sequence))
     if sequence.drafter is not None:
         sequence.drafter.finish(sequence.token_ids)
     return sequence.rounds

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.decoding.toys import (
+    SharedToyEngine,
+    blend,
+    greedy_text,
+    on_tables,
+    proposed,
+    random_table,
+    rounds_of,
+    text_steps,
+)
 from tests.tiers import examples, full_but
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
@@ -59,7 +68,7 @@ class SharedPasses:
         return one
 
     def closing(self, one, window):
-        yield from sequential(one)
+        yield from text_steps(sequential, one)
         window.close()
 
     def texts(self, pairs, limits, *, batch=1, **how):

@@ -21,13 +21,15 @@ from tests.engine.test_fused import SIZE, engine_of
 from tests.pruning.target.families import case
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
+from vidspec.engine.choice_step import ChoiceStep
+from vidspec.engine.choices import ChoiceKind
 from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import GraphStep, table_columns
 from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import Chain
 from vidspec.engine.rows import ChainRule, Rows
-from vidspec.engine.sampling import Sampling
+from vidspec.engine.sampling import DrawRule, Sampling, SamplingCuts
 from vidspec.errors import DeviceError
 from vidspec.pruning.target.span import PrunedSpan
 
@@ -327,6 +329,8 @@ class Sizes(TorchDispatchMode):
         name = func.overloadpacket.__name__
         assert name not in ("_local_scalar_dense", "item", "nonzero", "unique", "masked_select"), name
         assert torch.Tag.data_dependent_output not in func.tags, name
+        # A number among its arguments would be copied to a device.
+        assert name != "where" or all(one.ndim for one in tree_leaves(args) if isinstance(one, torch.Tensor))
         masked = any(one.dtype is torch.bool for one in tree_leaves(args[1:]) if isinstance(one, torch.Tensor))
         assert torch.Tag.dynamic_output_shape not in func.tags or (name == "index" and not masked), name
         out = func(*args, **(kwargs or {}))
@@ -348,6 +352,14 @@ def test_a_pass_reads_nothing_back_and_its_sizes_do_not_depend_on_lengths(engine
             replay()
         seen.append(sizes.seen)
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 50
+    sampling = Sampling(0.8, 0.9, 20, 0.1)
+    chain = graphs.step(4, vocabulary, chained=True)[0]
+    for done in (step, chain):
+        cuts = SamplingCuts.of([sampling, Sampling(0.8, 0.9), Sampling(0.8)])
+        _, choose = graphs.choice(done, ChoiceKind(cuts, True, not done.chained, 4 * (not done.chained)))
+        with Sizes() as sizes:
+            choose()
+        assert len(sizes.seen) > 30
 
 
 def test_such_a_reading_would_be_seen():
@@ -359,14 +371,15 @@ class RecordedGraphs:
     """CUDA's graphs as far as a pass touches them: capturing computes nothing, a replay runs the pass."""
 
     def __init__(self, patch):
-        self.done, self.pools, self.capturing, self.call = [], 0, None, GraphStep.__call__
+        self.done, self.choices, self.pools, self.pooled, self.capturing = [], [], 0, None, None
         patch.setattr(torch.cuda, "current_stream", lambda: self)
         patch.setattr(torch.cuda, "Stream", lambda: self)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "graph_pool_handle", self.pool)
         patch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
         patch.setattr(torch.cuda, "graph", self.capture)
-        patch.setattr(GraphStep, "__call__", lambda step: self.run(step))
+        for kind in (GraphStep, ChoiceStep):
+            patch.setattr(kind, "__call__", lambda step, call=kind.__call__: self.run(step, call))
 
     def wait_stream(self, other):
         pass
@@ -377,21 +390,24 @@ class RecordedGraphs:
 
     @contextmanager
     def capture(self, graph, pool, stream, *, capture_error_mode):
-        self.capturing = graph
+        self.capturing, self.pooled = graph, pool
         yield
         self.capturing = None
-        self.done.append(f"captured in {pool}")
 
-    def run(self, step):
+    def run(self, step, call):
+        done = self.done if isinstance(step, GraphStep) else self.choices
         if self.capturing is None:
-            self.done.append(f"ran {step.count}")
-            return self.call(step)
-        assert torch.equal(step.table, step.idle)
-        self.capturing.replay = partial(self.replay, step)
+            done.append(f"ran {step.count}")
+            return call(step)
+        done.append(f"captured in {self.pooled}")
+        assert torch.equal(
+            *((step.table, step._idle_table) if isinstance(step, GraphStep) else (step.fields, step._idle))
+        )
+        self.capturing.replay = partial(self.replay, step, call, done)
 
-    def replay(self, step):
-        self.done.append(f"replayed {step.count}")
-        self.call(step)
+    def replay(self, step, call, done):
+        done.append(f"replayed {step.count}")
+        call(step)
 
 
 def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
@@ -413,7 +429,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     assert cuda.done == ["replayed 8", "replayed 8", "replayed 16"]
     cuda.done.clear()
     engine.greedy([(span, TOKENS[:2], 3)])
-    assert cuda.done == ["replayed 8", *captured([1, 2, 4, *counts]), "replayed 1", "replayed 1"]
+    assert cuda.done == [*captured([1, 2, 4, *counts]), "replayed 8", "replayed 1", "replayed 1"]
     cuda.done.clear()
     engine.open(span.slab.capacity + 1)
     check(engine, [Rows(span, TOKENS[:3])])
@@ -501,8 +517,79 @@ def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_on
             torch.testing.assert_close(probs, torch.cat(one.probs), rtol=1e-3, atol=1e-5)
 
 
+def verified(engine, spans, penalties, sampling, drafted):
+    """Windows that drafts have drawn and greedy trees after texts, of clips with and without rules."""
+    batch = []
+    for at, span in enumerate(spans):
+        tokens, parents = ([60, 41, 77, 77], None) if at != 1 else ([60, 3, 5, 9, 9, 2], TREE)
+        history = penalties and at < 2 and PenaltyHistory(penalties, TOKENS)
+        changes = None
+        if history:
+            history.add([38, 60])
+            paths = [()]
+            for node, token in enumerate(tokens[1:], 1):
+                paths.append((*paths[node - 1 if parents is None else parents[node]], token))
+            changes = history.changes_for_paths(paths)
+        draw = None
+        if sampling and at != 2:
+            probs = drafted if at == 0 else None
+            draw = DrawRule(sampling[at], (0.3, 0.9, 0.1, 0.7, 0.5, 0.2)[: len(tokens)], probs, keeps_probs=True)
+        batch.append(Rows(span, tokens, parents, draw=draw, processor=changes, top=3 * (at == 2)))
+    return batch
+
+
+@pytest.mark.parametrize("kind", ["drawn", "penalised", "both"])
+def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch, kind):
+    """Of clips that are sampled differently, or not; the second replay writes over the first one's tensors."""
+    penalties, _ = RULES[kind]
+    sampling = (Sampling(0.8, 0.9), Sampling(1.3, 1.0, 20, 0.02)) if kind != "penalised" else None
+    graphs = engine.model.decoder.graphs
+    graphs._can_capture, cuda = True, RecordedGraphs(monkeypatch)
+    spans = [engine.prefill(prompt, ROOM).span for prompt in prompts(engine)]
+    drafted = torch.rand(3, engine.model.vocabulary, generator=torch.Generator().manual_seed(4)) ** 20
+    drafted /= drafted.sum(-1, keepdim=True)
+    got = engine.run(verified(engine, spans, penalties, sampling, drafted))
+    assert cuda.choices == ["ran 16", "captured in 1", "replayed 16"]
+    again = [engine.prefill(prompt, ROOM).span for prompt in prompts(engine)]
+    engine.run([Rows(span, TOKENS[:5]) for span in again])
+    for span in again:
+        span.rollback(span.length - 5)
+    engine.run(verified(engine, again, penalties and Penalties(2.0), sampling and sampling[::-1], drafted.flip(0)))
+    assert cuda.choices[-1] == "replayed 16" and cuda.choices.count("captured in 1") <= 3
+    for span in again:
+        span.rollback(span.length - (6 if span is again[1] else 4))
+    monkeypatch.setattr("vidspec.engine.graphs.window_kind", lambda batch: None)
+    expected = engine.run(verified(engine, again, penalties, sampling, drafted))
+    for one, other in zip(got, expected, strict=True):
+        assert (one.chosen, one.likeliest, one.finite) == (other.chosen, other.likeliest, other.finite)
+        assert [ids for ids, _ in one.top] == [ids for ids, _ in other.top]
+        torch.testing.assert_close(one.logits, other.logits, **CLOSE)
+        assert (one.probs is None) == (other.probs is None)
+        if one.probs is not None:
+            torch.testing.assert_close(one.probs, other.probs, rtol=1e-3, atol=1e-5)
+
+
+def test_windows_of_a_flat_distribution_are_drawn_from_exactly(engine, monkeypatch):
+    monkeypatch.setattr("vidspec.engine.sampling.PREFIX", 1)
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    rule = DrawRule(Sampling(2.0, 0.99), (0.9, 0.4), keeps_probs=True)
+    (got,) = engine.run([Rows(span, TOKENS[:2], draw=rule)])
+    torch.testing.assert_close(got.probs, rule.sampling.distribution(got.logits))
+    expected = [int((row.cumsum(-1) <= u * row.sum()).sum()) for row, u in zip(got.probs, rule.uniforms, strict=True)]
+    assert got.chosen == expected and (got.probs > 0).sum(-1).min() > 1
+
+
+def test_only_some_choices_stay_captured(engine, monkeypatch):
+    graphs = engine.model.decoder.graphs
+    monkeypatch.setattr("vidspec.engine.graphs._MOST_CHOICES", 2)
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    for sampling in (Sampling(0.5), Sampling(0.5, 0.9), Sampling(0.5, 0.9, 4), Sampling(0.5, 0.9, 4, 0.1)):
+        engine.run([Rows(span, [1], draw=DrawRule(sampling, (0.5,)))])
+    assert len(graphs._choices) == 2
+
+
 def test_a_chain_of_a_flat_distribution_is_drawn_pass_by_pass(engine, monkeypatch):
-    monkeypatch.setattr(Sampling.distribution_of_prefix, "__defaults__", (1,))
+    monkeypatch.setattr("vidspec.engine.sampling.PREFIX", 1)
     span = engine.prefill(prompts(engine)[0], ROOM).span
     length = span.length
     assert engine.chain([(span, TOKENS[:2], 3)], [ChainRule(None, (), Sampling(2.0, 0.99), [0.1] * 3)]) is None

@@ -116,7 +116,7 @@ def test_all_choices_of_a_pass_are_by_the_changed_logits():
     """Argmax, draws and the likeliest tokens, of the clip that has a history alone; excluded tokens are no fault."""
     history = PenaltyHistory(Penalties(no_repeat_ngram=1), [2, 1])
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
-    same = DrawRule(Sampling(0.5), (0.999999,))
+    same = DrawRule(Sampling(0.5), (0.999999,), keeps_probs=True)
     batch = [
         Rows(None, [0], draw=same, top=2, processor=history.changes_for_paths([()])),
         Rows(None, [0], draw=same, top=2),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.rows import PassResult, Rows
-from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, draw_token
+from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, SamplingCuts, cut_rows, draw_token
 
 LOGITS = st.lists(st.floats(-12, 12, width=32), min_size=1, max_size=12)
 
@@ -174,8 +174,9 @@ def test_cuts_are_those_of_a_whole_sort_to_the_bit(scale, settings):
 def test_a_flat_distribution_is_drawn_from_exactly():
     """A second read-back, only where a prefix does not reach top-p."""
     sampling, flat = Sampling(1.0, 0.95), torch.zeros(1, 3 * PREFIX)
-    assert not sampling.distribution_of_prefix(flat)[1].all()
-    batch = [Rows(None, [0], draw=DrawRule(sampling, (0.9,)))]
+    fields = torch.tensor(sampling.fields)[:, None, None]
+    assert not cut_rows(flat.softmax(-1), fields, SamplingCuts.of([sampling]))[1].all()
+    batch = [Rows(None, [0], draw=DrawRule(sampling, (0.9,), keeps_probs=True))]
     (found,) = read_back_tokens(batch, [PassResult(flat, flat)])
     assert torch.equal(found.probs, sampling.distribution(flat)) and (found.probs > 0).sum() > PREFIX
     assert found.chosen == [int(0.9 * (found.probs > 0).sum())]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vidspec.events.compare import MIN_TOKENS, estimate_speedup, speed_against
+from vidspec.events.compare import MIN_TOKENS, estimate_speedup, speed_against, time_at_length
 from vidspec.events.record import Caption
 
 
@@ -20,3 +20,10 @@ def test_estimate_equals_the_measured_speed_up_of_steady_passes():
 @pytest.mark.parametrize(("tokens", "decode", "step"), [(41, 0.8, None), (MIN_TOKENS, 0.8, 0.05), (41, 0.0, 0.05)])
 def test_no_estimate_without_timed_steps_or_of_a_short_text(tokens, decode, step):
     assert estimate_speedup(tokens, decode, step) is None
+
+
+def test_the_drafts_reading_does_not_grow_with_the_text():
+    method = record(21, 1.0)
+    method.timings["draft_reading"] = 0.2
+    assert time_at_length(method, 21) == 2.0 and time_at_length(method, 41) == pytest.approx(1.0 + 0.2 + 40 * 0.04)
+    assert time_at_length(method, 1) == 1.0 and time_at_length(record(1, 0.0), 5) is None

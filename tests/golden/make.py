@@ -2,7 +2,7 @@
 
 Texts and counters of ten profiles on both built-in pairs, one clip after the other; the options of ``vidspec caption``;
 the schema of records. Only a change that is meant to alter one of them may write them anew, and says so in the
-changelog. ``keys`` writes the reference of a profile's keys into docs/use/keys.md.
+changelog.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-
-from tests.golden.keys import write_reference
 
 FOLDER = Path(__file__).parent
 PAIRS = ("embedded", "embedded-qwen")
@@ -92,10 +90,7 @@ MADE = {"texts": texts, "caption_options": options, "record_schema": schema}
 
 
 def main(names):
-    for name in names or (*MADE, "keys"):
-        if name == "keys":
-            write_reference()
-            continue
+    for name in names or MADE:
         content = json.dumps(MADE[name](), separators=(",", ":"), sort_keys=True)
         (FOLDER / f"{name}.json").write_text(content + "\n", encoding="utf-8")
 

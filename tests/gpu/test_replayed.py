@@ -12,8 +12,11 @@ from tests.engine.passing import unreplayed
 from tests.gpu.places import DEVICE, DTYPES, SMOKE, cuda_only, needs_replay
 from vidspec.dataset.ties import tie_limit
 from vidspec.engine.attention import attend
+from vidspec.engine.choice_step import window_kind
 from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.host_table import HostTable
 from vidspec.engine.rows import Rows
+from vidspec.engine.sampling import DrawRule, Sampling
 
 pytestmark = pytest.mark.gpu
 
@@ -118,11 +121,33 @@ def test_a_replay_waits_for_nothing(engine):
     try:
         for count in (1, 3):
             for _ in range(5):
-                graphs.run([Rows(span, TOKENS[:count])], engine.model.vocabulary)
+                graphs.run([Rows(span, TOKENS[:count])], engine.model.vocabulary, choose=False)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     # Logits and states that are returned, of ten passes.
     assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 2 * 10
+
+
+@cuda_only
+@needs_replay
+@torch.inference_mode()
+def test_draws_are_replayed_without_a_wait(engine):
+    span, graphs = behind(engine, 1000), engine.model.decoder.graphs
+    batch = [Rows(span, TOKENS[:3], draw=DrawRule(Sampling(0.8, 0.9), (0.5, 0.1, 0.9)))]
+    expected = engine.run(batch)[0].chosen
+    for _ in range(2):
+        span.rollback(span.length - 3)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            planned = graphs.plan_pass(batch, engine.model.vocabulary, table := HostTable())
+            choice, replay = graphs.choice(planned.step, window_kind(batch))
+            plan = choice.plan_windows(batch, planned.sizes, table)
+            graphs.run_pass(planned, table)
+            choice.begin(plan, table)
+            replay()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert choice.chosen.tokens[:3].tolist() == expected
 
 
 @pytest.mark.parametrize("rows, length", [(1, 30), (6, 3000), (90, 3000), (2000, 2000)])

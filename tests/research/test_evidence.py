@@ -10,6 +10,7 @@ from research.evidence import __main__ as evidence
 from research.evidence import pages
 from research.evidence.__main__ import kept, main, measure
 from research.evidence.parts import PAIRS, PARTS, Part, words
+from research.gains import gains
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
 
@@ -92,28 +93,45 @@ def data():
 
 def test_the_page_has_every_contender_and_says_who_was_left_out(data):
     page = pages.measured(data, ["lookup"])
-    assert "| `vanilla-sd-auto` = `same` | 16/16 | - | 200 | 0.50x |" in page
-    assert "- embedded: openvino was left out: no" in page
+    assert "| `vanilla-sd-auto` = `same` | - | 200 | 0.50x |" in page
+    assert "- embedded: openvino left out: no" in page
     assert (
         "[Texts replayed: drafts that are looked up](measured/lookup.md)" in page and "(measured/damage.md)" not in page
     )
     # 100 passes a second of 25 MB of 25 GB/s.
-    assert "| `ar` | 16/16 | - | 100 | 1.00x | 1.00x | 1.00x | 10% |" in page
+    assert "| `ar` | - | 100 | 1.00x | 1.00x | 1.00x | 10% |" in page
+    assert "Other tokens than `ar`: none." in page
+
+
+def test_other_tokens_are_named(data):
+    data["profiles-embedded-qwen"]["rows"][3]["equal"] = 9
+    assert "Other tokens than `ar`: vLLM, CPU build, plain of 7 of 16 clips (embedded" in pages.measured(data, [])
+
+
+def test_gains_are_measured_on_every_machine_or_marked_as_predicted(data):
+    qwen = data["profiles-embedded-qwen"]
+    other = {**qwen, "rows": [row("ar", 100), row("vanilla-sd-auto", 130)]}
+    rows = [
+        line for line in gains([qwen, other], data["folder-200"]).splitlines() if line.endswith(("ed |", "machines |"))
+    ]
+    assert "| 1.30x to 2.00x | 1.30x to 2.00x | measured, 2 machines |" in rows[0]
+    assert "| 16.00x; plain decoding of 8 at once 8.00x | measured |" in rows[1]
+    assert len(rows) == 9 and all(line.endswith("| predicted |") for line in rows[2:])
+    assert "## What you gain" in pages.measured(data, []) and "## What you gain" not in pages.measured({}, [])
 
 
 def test_folders_and_the_race_are_ratios_of_one_run(data):
     page = pages.measured(data, [])
     assert "| embedded-qwen, 200 | `vanilla-sd-auto` | 2.00 | 16.00 | 16.00x | 32/32 |" in page
     assert "| embedded-qwen, 200 | vLLM, CPU build, plain | 1.50 | 12.00 | 12.00x | - |" in page
-    assert "| embedded-qwen, 200, 8 at once | 0.0% | - | - | 25.0% |" in page
-    assert "| embedded, single clips | 0.0% | - | - | 11.1% |" in page
+    assert "| of 4 runs | `vanilla-sd-auto` | `vanilla-sd` | `sd-adaptive-tree` | `hybrid` |" in page
+    assert "| median | 0.0% | - | - | 18.1% |" in page and "| most | 0.0% | - | - | 25.0% |" in page
 
 
 def test_one_candidate_runs_no_race(data):
     data["folder-200"]["rows"] = [one for one in data["folder-200"]["rows"] if one["name"] != "hybrid"]
     page = pages.measured(data, [])
-    assert "| embedded, single clips | 0.0% | - | - | 11.1% |" in page
-    assert "| embedded-qwen, 200, 8 at once |" not in page
+    assert "| of 2 runs |" in page and "| most | 0.0% | - | - | 11.1% |" in page
     assert "The default profile" not in pages.measured({"folder-200": data["folder-200"]}, [])
 
 
@@ -155,6 +173,14 @@ def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, m
     assert "| method | two cores, today | one core, later |" in page
     assert "| `vanilla-sd-auto` | 2.00x, 2.00x | 1.30x, 1.30x |" in page
     assert "## Other machines" not in pages.measured(data, [])
+
+
+def test_the_committed_gains_are_those_of_the_committed_figures():
+    folder = pages.ROOT / "docs" / "research" / "measured"
+    found = pages.read_results(folder)
+    single = [found["profiles-embedded-qwen"], *pages.read_results(folder / "machines").values()]
+    page = (folder.parent / "measured.md").read_text(encoding="utf-8")
+    assert gains(single, found["folder-200"]) in page, "python -m research.evidence --pages"
 
 
 def test_keep_needs_quick(capsys):

@@ -230,8 +230,8 @@ def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> floa
     """Return the decode speed-up of the speed model over plain decoding; None for methods it does not describe.
 
     T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``.
-    Sequential: (tau + 1) T_p(1) / (passes T_q + T_p(window)). Parallel: the renewal formula with beta = M / (1 + M) of
-    the run length M and the mean window.
+    Sequential: (tau + 1) T_p(1) / (passes T_q + T_p(window) + the draft's reading over the number of windows).
+    Parallel: the renewal formula with beta = M / (1 + M) of the run length M and the mean window.
 
     Args:
         runs, plain: records of one method and of plain decoding, with their traces.
@@ -250,7 +250,8 @@ def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> floa
         return speed.parallel(beta, gamma, tp1, tp, median(drafts))
     # In the sequential schedule a draft span is a whole window.
     tokens = sum(one["emitted"] - 1 for one in counters) / passes
-    return speed.sequential(tokens, 1, tp1, tp, median(drafts))
+    reading = sum(run.timings.get("draft_reading", 0.0) for run in runs if run.counters.get("drafted"))
+    return speed.sequential(tokens, 1, tp1, tp, median(drafts), overhead=reading / passes)
 
 
 def _spans(runs: Sequence[Caption], kind: str) -> list[float]:

@@ -89,7 +89,7 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
 
 def timing_summary(caption: Caption) -> str:
     """Return the decoder and the times of a captioned clip on one line, the longest first."""
-    whole = ("time_to_first_token", "decode", "end_to_end")
+    whole = ("time_to_first_token", "draft_reading", "decode", "end_to_end")
     times = sorted(((s, kind) for kind, s in caption.timings.items() if kind not in whole), reverse=True)
     totals = [f"{kind.replace('_', ' ')} {caption.timings[kind]:.2f} s" for kind in whole if kind in caption.timings]
     facts = [f"decoder {caption.video['decoder']}"] if "decoder" in caption.video else []

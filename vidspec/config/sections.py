@@ -1,8 +1,8 @@
 """The sections of a profile that name no part: their keys, each declared once, and refused combinations. No torch.
 
 A key's declaration has its type, bounds, default and help. One with a :class:`Flag` is an option of ``vidspec caption``
-too. The command line (:mod:`vidspec.cli.keys`), environment variables, error messages and the reference in
-docs/use/keys.md follow from it.
+too. The command line (:mod:`vidspec.cli.keys`), environment variables, error messages and ``vidspec config
+keys`` follow from it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from vidspec.dataset.job import CONTEXT, Job, JobConfig, JobResult
 from vidspec.decoding.prompts import PromptQueue
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.compare import first_difference, speed_against
-from vidspec.events.events import Event, Finished, LoopLoad, Prefilled
+from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption, failed_caption
 from vidspec.models.prefix_cache import PrefixCache
@@ -107,8 +107,8 @@ class _ClipParts:
             return self._ready.popleft()
         return self._prompts.take() if self._prompts is not None else None
 
-    def mark_prefilled(self, job: Job) -> None:
-        """Note the end of a part's prefill."""
+    def mark_read(self, job: Job) -> None:
+        """Note that the models have read a part."""
         if self._prompts is not None:
             self._prompts.read(job.segment or 0)
 
@@ -264,9 +264,9 @@ class _JobSource:
         self._observer.event(key, event)
         if isinstance(event, Finished):
             yield from self._finish_job(self._running.pop(key), event.caption, None)
-        elif isinstance(event, Prefilled):
+        elif isinstance(event, InputsReleased):
             job = self._running[key]
-            self._clips[job.number].mark_prefilled(job)
+            self._clips[job.number].mark_read(job)
             if job.reread is not None:
                 self._running[key] = job.without_frames()
                 self._source.mark_encoded(job)

@@ -31,7 +31,8 @@ def decode(
 ) -> Steps[None]:
     """Read both prompts and write the text.
 
-    Emits ``Prefilled``, a round per target pass, of which the first is the prefill's own token, and ``Finished``.
+    Emits ``Prefilled``, a round per target pass, of which the first is the prefill's own token, and ``Finished``;
+    ``InputsReleased`` after the first round.
 
     Args:
         sequence: the clip.
@@ -46,9 +47,10 @@ def decode(
             if sequence.job.reread is not None and not sequence.job.frames.frames.size:
                 sequence.job = replace(sequence.job, clip=sequence.job.reread())
             sequence.attempt(setup)
-            if not parallel:
-                yield from prefill(sequence)
-            yield from (run_parallel if parallel else setup.schedule)(sequence)
+            if parallel:
+                yield from run_parallel(sequence)
+            elif not (yield from prefill(sequence)):
+                yield from setup.schedule(sequence)
             break
         except WorkerLost as error:
             if attempt == 2:

@@ -18,7 +18,7 @@ from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.draft_length.batch import SIZES
 from vidspec.engine.device import synchroniser
 from vidspec.errors import DeviceError, GenerationError
-from vidspec.events.events import Finished, Prefilled, Restarted, Round
+from vidspec.events.events import Finished, InputsReleased, Restarted, Round
 from vidspec.events.trace import Trace
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Flights:
         if len(self._flights) >= max(SIZES[-1], call.limit):
             return False
         for key, (other, sequence) in self._flights.items():
-            if sequence.prefilled is None and key not in self._claims:
+            if sequence.released is None and key not in self._claims:
                 self._claims[key] = other.needs(sequence.job)
         return has_room([*chain(*self._claims.values()), *call.needs(request)])
 
@@ -96,7 +96,7 @@ class Flights:
             event = sequence.events.popleft()
             if isinstance(event, Round):
                 call.accepted += event.accepted
-            elif isinstance(event, Prefilled):
+            elif isinstance(event, InputsReleased):
                 self._claims.pop(sequence.key, None)  # its memory is allocated now
             if not call.result_only or isinstance(event, Finished):
                 call.news.append((key, event))

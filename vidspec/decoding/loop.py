@@ -275,11 +275,9 @@ class Loop:
         drafted: list[tuple[list[int], torch.Tensor | None]] | None
         try:
             states = [chain.states for chain in chains] if chains[0].states else None
-            if states is not None and any(rules):
-                return None
             if not any(rules):
                 drafted = [(tokens, None) for tokens in engine.greedy(batch, states)]
-            elif (drafted := engine.chain(batch, [rule or ChainRule() for rule in rules])) is None:
+            elif (drafted := engine.chain(batch, [rule or ChainRule() for rule in rules], states)) is None:
                 return None
         except Exception as error:
             if len(requests) == 1:

@@ -53,6 +53,7 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
         return len(token_ids) > UNTIMED + LEAST and plain.trace.elapsed() > max(SECONDS, SHARE * spent)
 
     plain.limits = StoppingRules(steps + 1, stopped=enough)
+    plain.emit_first()
     yield from autoregressive(plain)
     times = [after.elapsed - before.elapsed for before, after in pairwise(plain.rounds[UNTIMED:])]
     early, late = median(times[: len(times) // 2]), median(times[len(times) // 2 :])

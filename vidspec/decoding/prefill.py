@@ -23,10 +23,11 @@ from vidspec.engine.requests import Encode, PrefillPrompt, Steps
 from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
-from vidspec.events.events import Prefilled
+from vidspec.events.events import InputsReleased, Prefilled
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
+from vidspec.models.prompt import share_pixels
 from vidspec.pruning.base import attention_ranks, make_signals, make_taps
 from vidspec.pruning.placement import token_places
 from vidspec.pruning.target.engine import kept_per_layer
@@ -73,6 +74,7 @@ class TargetPrompt:
     def embed(cls, sequence: Sequence, cache: PrefixCache | None = None) -> Steps[TargetPrompt]:
         """Encode the clip and embed the prompt."""
         setup = sequence.setup
+        sequence.job = yield from share_pixels(setup.vision_models, sequence.job, sequence.trace)
         prefix = yield from setup.read(sequence.job, sequence.trace)
         hit = _find_prefix(setup, cache, prefix)
         return cls(prefix, cache, hit, make_taps(setup.needs, prefix) if hit is None else None)
@@ -97,12 +99,10 @@ class TargetPrompt:
 
     def release(self) -> None:
         """Drop embeddings, observations and results once both prompts have been read."""
-        assert self.read is not None
-        self.signals, self.kept_per_layer = attention_ranks(self.taps), kept_per_layer(self.read.span)
         self.prefix, self.taps, self.hit, self.read = self.prefix.outline(), None, None, None
 
     def prefilled(self, profile: Profile, elapsed: float) -> Prefilled:
-        """Return the event of the prefilled prompts, ``elapsed`` seconds after the trace began."""
+        """Return the event of the prefilled prompt, ``elapsed`` seconds after the trace began."""
         assert self.kept is not None
         prefix, kept, drafts = self.prefix, self.kept, profile.draft.kind != "none"
         grid, cells = token_places(prefix.visual)
@@ -149,6 +149,7 @@ def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | 
     read = prompt.read = yield from _read_prompt(sequence, prompt)
     if prompt.kept is None:
         choose()
+    prompt.signals, prompt.kept_per_layer = attention_ranks(prompt.taps), kept_per_layer(read.span)
     sequence.rng = torch.Generator().manual_seed(sequence.seed)
     sequence.limits = setup.limits
     sequence.acceptance = for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None
@@ -162,12 +163,14 @@ def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | 
     )
 
 
-def prefill(sequence: Sequence) -> Steps[None]:
-    """Prefill target and draft in turns."""
+def prefill(sequence: Sequence) -> Steps[bool]:
+    """Prefill the target, emit its first token, and prefill the draft; return True if the text ends with that token."""
     setup = sequence.setup
     prompt = yield from TargetPrompt.embed(sequence, sequence.job.cache)
     yield from prefill_target(sequence, prompt)
-    if setup.drafter is not None:
+    sequence.emit(prompt.prefilled(setup.profile, sequence.trace.now()))
+    over = sequence.emit_first()
+    if setup.drafter is not None and not over:
         drafter = sequence.drafter = yield from setup.drafter.open(_draft_context(sequence, prompt))
         drafter.history, sequence.target.tapped = sequence.target.history, drafter.tapped
     sequence.gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma
@@ -177,7 +180,8 @@ def prefill(sequence: Sequence) -> Steps[None]:
             sequence.drafter.set_pace(setup.pace, window)
             sequence.window = None
     prompt.release()
-    sequence.emit(prompt.prefilled(setup.profile, sequence.trace.now()))
+    sequence.emit(InputsReleased(sequence.trace.now()))
+    return over
 
 
 def _draft_context(sequence: Sequence, prompt: TargetPrompt) -> DraftContext:

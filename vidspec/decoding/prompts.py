@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from vidspec.events.events import Finished, Prefilled
+from vidspec.events.events import Finished, InputsReleased
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import CaptionRequest, Question
 
@@ -104,7 +104,7 @@ def caption_prompts(
         for key, event in events:
             if isinstance(event, Exception):
                 raise event
-            if isinstance(event, Prefilled) and isinstance(key, int):
+            if isinstance(event, InputsReleased) and isinstance(key, int):
                 queue.read(key)
             elif isinstance(event, Finished):
                 queue.ended()

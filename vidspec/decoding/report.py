@@ -83,6 +83,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         timings={
             **sequence.trace.totals(),
             "time_to_first_token": read.elapsed,
+            **_draft_reading(sequence),
             "decode": decode,
             "end_to_end": sequence.finished,
         },
@@ -98,6 +99,13 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         question=_question(sequence),
         trace=sequence.trace,
     )
+
+
+def _draft_reading(sequence: Sequence) -> dict[str, float]:
+    """Return the time after the first token in which the draft read, if it works in this process."""
+    if sequence.drafter is None or sequence.released is None:
+        return {}
+    return {"draft_reading": sequence.released.elapsed - sequence.text_start}
 
 
 def _question(sequence: Sequence) -> QuestionRecord | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.decoding.loop import LoopClient
 from vidspec.engine.requests import Steps
-from vidspec.events.events import Event, Prefilled, RejectedToken, Round
+from vidspec.events.events import Event, InputsReleased, Prefilled, RejectedToken, Round
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScheduleFunction", "Sequence"]
 
-#: Trace spans that count as time to first token.
+#: Trace spans of reading a clip and its prompts.
 READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
 
 
@@ -46,8 +46,9 @@ class Sequence(LoopClient):
         gamma: the draft window, or the largest that ``window`` may choose.
         window: chooses the draft window during decoding; None for ``gamma``.
         opened_window: the clip's window of this attempt, which the drafter may have taken over from ``window``.
-        prefilled, rounds, token_ids: emitted in this attempt.
+        prefilled, released, rounds, token_ids: emitted in this attempt.
         text: text of the rounds; None for token ids only.
+        text_start: time of ``Prefilled``, in seconds of the trace.
         draft_forwards: passes of the draft, prefill excluded.
         finished: time of the last event, in seconds of the trace.
         deadline: time of abandonment, on ``time.monotonic``; None for never.
@@ -71,9 +72,11 @@ class Sequence(LoopClient):
         self.window: DraftWindow | None = None
         self.opened_window: DraftWindow | None = None
         self.prefilled: Prefilled | None = None
+        self.released: InputsReleased | None = None
         self.rounds: list[Round] = []
         self.token_ids: list[int] = []
         self.draft_forwards = 0
+        self.text_start = 0.0
         self.finished = 0.0
         self.deadline: float | None = None
         self.shared = False
@@ -85,8 +88,8 @@ class Sequence(LoopClient):
 
         self.setup = setup
         self.text = Detokenizer(setup.target.model.tokenizer, setup.profile.generate.stop)
-        self.drafter, self.window, self.prefilled = None, None, None
-        self.rounds, self.token_ids, self.draft_forwards = [], [], 0
+        self.drafter, self.window, self.prefilled, self.released = None, None, None, None
+        self.rounds, self.token_ids, self.draft_forwards, self.text_start = [], [], 0, 0.0
 
     def end_attempt(self) -> None:
         """Close what the attempt has opened."""
@@ -108,7 +111,7 @@ class Sequence(LoopClient):
 
     @property
     def reading_s(self) -> float:
-        """Seconds from the clip's file to the end of prefill."""
+        """Seconds of reading the clip and its prompts."""
         totals = self.trace.totals()
         spent = 0.0 if "decode_video" in totals else self.job.spent
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
@@ -138,10 +141,12 @@ class Sequence(LoopClient):
         if isinstance(event, Round):
             self.rounds.append(event)
         elif isinstance(event, Prefilled):
+            event = replace(event, schedule=self.kind)
+            self.prefilled, self.text_start = event, event.elapsed
+        elif isinstance(event, InputsReleased):
+            self.released = event
             if (cache := self.job.cache) is not None and cache.reading_s is None:
                 cache.reading_s = self.reading_s
-            event = replace(event, schedule=self.kind)
-            self.prefilled = event
             if self.job.reread is not None:
                 _ = self.seed  # computed from the frames, which are dropped now
             self.job = self.job.without_pixels()
@@ -170,5 +175,5 @@ class Sequence(LoopClient):
         return self.limits.is_finished([token])
 
 
-#: Decodes a prefilled sequence: one round per verification, or per plain step.
+#: Continues the text of a prefilled sequence after its first token: one round per verification, or per plain step.
 ScheduleFunction: TypeAlias = Callable[[Sequence], Steps[None]]

@@ -143,6 +143,12 @@ class DecodingSetup:
         return self.target
 
     @property
+    def vision_models(self) -> list[VideoLanguageModel]:
+        """Models in this process that encode frames, the target first."""
+        draft = self.draft if self.profile.shows_the_video else None
+        return [engine.model for engine in (self.target, draft) if engine is not None]
+
+    @property
     def lossless(self) -> bool:
         """True if the text is the target's own."""
         return self.profile.lossless

@@ -102,7 +102,7 @@ class Target:
             token: follows them and is read by the next pass.
             passed: the pass over the window.
         """
-        if tuple(path) == tuple(range(len(path))):
+        if self._draft.is_chain or tuple(path) == tuple(range(len(path))):
             self.span.rollback(self._base + 1 + len(path))
         else:
             self.span.gather(self._base + 1, path)

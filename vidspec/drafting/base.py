@@ -107,7 +107,7 @@ class Drafter(ABC):
             refuses it, as it does one with ``tapped``.
         tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
         history: the emitted text with the profile's penalties, which the drafter's choices should follow as the
-            target's do; set before the first token, None without penalties.
+            target's do; set before :meth:`begin`, None without penalties.
     """
 
     forwards: int = 0
@@ -148,7 +148,7 @@ class Drafter(ABC):
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:  # noqa: B027
         """Take the measured cost of passes, and the clip's window, to which the drafter reports every round.
 
-        Called before the first token, if it ``paces``.
+        Called before :meth:`begin`, if it ``paces``.
         """
 
     def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:  # noqa: B027

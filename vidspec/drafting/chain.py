@@ -12,7 +12,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import MOST
 from vidspec.engine.requests import Chain, Forward, Steps
 from vidspec.engine.rows import HeadState, PassResult, Rows
-from vidspec.engine.sampling import Sampling
+from vidspec.engine.sampling import Sampling, UniformNumbers
 from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class ChainDrafter(ChainWindows):
 
     def __init__(self, engine: Engine, span: KVSpan, sampling: Sampling, rng: torch.Generator) -> None:
         super().__init__([span])
-        self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
-        self._is_greedy = sampling.greedy
+        self.engine, self.span, self.sampling = engine, span, sampling
+        self._is_greedy, self._uniforms = sampling.greedy, UniformNumbers(rng)
 
     def propose(self, gamma: int) -> Steps[Draft]:
         tokens: list[int] = []
@@ -139,7 +139,8 @@ class ChainDrafter(ChainWindows):
         if gamma and self._is_greedy:
             tokens = yield from greedy_chain(self.engine, self.span, self._unread, gamma, self.history)
         elif gamma:
-            uniforms = torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist()
+            uniforms = self._uniforms.ahead(gamma)
+            self._uniforms.emitted(gamma)
             chain = Chain(
                 self.engine,
                 self.span,
@@ -152,4 +153,4 @@ class ChainDrafter(ChainWindows):
             tokens, probs = (yield chain), chain.probs
         self.forwards += gamma
         self._window = tuple(tokens)
-        return Draft.chain(tokens, torch.cat(probs) if probs else None)
+        return Draft.chain(tokens, (probs[0] if len(probs) == 1 else torch.cat(probs)) if probs else None)

@@ -10,7 +10,6 @@ import torch
 
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import Draft
-from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.static_tree import TreePath, parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
@@ -60,29 +59,6 @@ class HeadTree(TreeDrafter):
             self._unread, self._states = [*self._unread, *tokens], [*self._states, *states]
         self._draft, self._seen, self._own = Draft((), ()), None, {}
 
-    def propose(self, gamma: int) -> Steps[Draft]:
-        """Propose a tree level by level: a node reads the state of its parent."""
-        nodes = [node for node in self._nodes if len(node) <= gamma]
-        number = {node: index for index, node in enumerate(nodes)}
-        parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
-        children: dict[int, list[int]] = {}
-        for index, parent in enumerate(parents):
-            children.setdefault(parent, []).append(index)
-        tokens = [0] * len(nodes)
-        self._entry = {}
-        read: list[int] = []  # nodes in the cache, in its order
-        frontier = [-1] if nodes else []
-        while frontier:
-            offered = [children[node] for node in frontier]
-            widest = max(nodes[child][-1] for every in offered for child in every) + 1
-            best = yield from self._forward(frontier, read, tokens, parents, widest)
-            for (ids, _), every in zip(best, offered, strict=True):
-                for child in every:
-                    tokens[child] = ids[nodes[child][-1]]
-            frontier = [child for every in offered for child in every if child in children]
-        self._draft = Draft(tuple(tokens), parents)
-        return self._draft
-
     def _run(self, rows: Rows, frontier: Sequence[int], parents: Sequence[int]) -> Steps[PassResult]:
         first = list(frontier) == [-1]
         states = self._states if first else [self._own[parents[node]] for node in frontier]
@@ -91,13 +67,6 @@ class HeadTree(TreeDrafter):
         after = passed.own_states[-len(frontier) :]
         self._own |= dict(zip(frontier, after, strict=True))
         return passed
-
-    def _propose_chain(self, length: int) -> Steps[Draft]:
-        given = self.engine, self.span, self._unread, length, self.history
-        tokens = yield from greedy_chain(*given, states=self._states, ids=self._ids)
-        self.forwards += length
-        self._base = self.span.length - (length - 1)
-        return Draft.chain(tokens)
 
 
 class HeadChain(HeadTree):

@@ -11,7 +11,7 @@ from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.static_tree import TreePath
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, StaticTree, Steps
-from vidspec.engine.rows import PassResult, Rows
+from vidspec.engine.rows import HeadState, PassResult, Rows
 from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class TreeDrafter(Drafter):
         nodes: see :func:`parse_tree`.
     """
 
-    _ids: torch.Tensor | None = None  # the token id of each logit, if it is not its index
+    _ids: torch.Tensor | None = None  # of a head, see Chain
+    _states: Sequence[HeadState] = ()
 
     def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[TreePath]) -> None:
         self.engine, self.span = engine, span
@@ -54,7 +55,8 @@ class TreeDrafter(Drafter):
         number = {node: index for index, node in enumerate(nodes)}
         parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
         ranks = [node[-1] for node in nodes]
-        tree = StaticTree(self.engine, self.span, self._unread, parents, ranks, history=self.history)
+        given = self.engine, self.span, self._unread, parents, ranks
+        tree = StaticTree(*given, history=self.history, states=self._states, ids=self._ids)
         base = self.span.length + len(self._unread)
         tokens = yield tree
         self.forwards += len(tree.levels)
@@ -90,7 +92,8 @@ class TreeDrafter(Drafter):
         return passed  # type: ignore[no-any-return]
 
     def _propose_chain(self, length: int) -> Steps[Draft]:
-        tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
+        given = self.engine, self.span, self._unread, length, self.history
+        tokens = yield from greedy_chain(*given, states=self._states, ids=self._ids)
         self.forwards += length
         self._base = self.span.length - (length - 1)
         self._entry = {node: node for node in range(length - 1)}

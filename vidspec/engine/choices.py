@@ -3,17 +3,177 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
-from vidspec.engine.device import read_back, to_device
+from vidspec.engine.device import read_back
 from vidspec.engine.history import change_rows
+from vidspec.engine.penalties import PenaltyHistory, penalise
 from vidspec.engine.rows import PassResult, Rows
-from vidspec.engine.sampling import PREFIX, DrawRule, Sampling, choose_tokens, on_device
+from vidspec.engine.sampling import Sampling, SamplingCuts, choose_tokens, cut_rows, on_device
 
-__all__ = ["read_back_tokens"]
+__all__ = [
+    "CLIP",
+    "FIELDS",
+    "NEUTRAL",
+    "ChoiceKind",
+    "ChosenRows",
+    "choice_kind",
+    "choose_rows",
+    "drafted_rows",
+    "host_results",
+    "numbers_of",
+    "read_back_tokens",
+    "row_fields",
+]
+
+#: Fields of a row: a uniform number, negative if its token is not drawn; the drafted token after it; its sampling's
+#: :attr:`~vidspec.engine.sampling.Sampling.fields`; repetition and presence penalty; index of its clip.
+UNIFORM, DRAFTED, SAMPLED, PENALISED, CLIP, FIELDS = 0, 1, slice(2, 6), slice(6, 8), 8, 9
+
+
+class ChoiceKind(NamedTuple):
+    """The operations that choose the tokens of a pass.
+
+    Attributes:
+        cuts: of rows whose tokens are drawn; None if there are none.
+        penalised: True if some rows have penalties.
+        drafted: True if some rows are followed by tokens that a draft has drawn.
+        top: number of likeliest tokens of each row to return.
+    """
+
+    cuts: SamplingCuts | None = None
+    penalised: bool = False
+    drafted: bool = False
+    top: int = 0
+
+
+class ChosenRows(NamedTuple):
+    """The choices of a pass, on the device.
+
+    Attributes:
+        logits: (n, V), with penalties.
+        likeliest: (n,) argmax of each row.
+        tokens: (n,) a draw or the likeliest of each row.
+        probs: (n, V) that tokens are drawn from; None if none is.
+        exact: (n,) True if ``probs`` are exact, see :func:`~vidspec.engine.sampling.cut_rows`; None if all are.
+    """
+
+    logits: torch.Tensor
+    likeliest: torch.Tensor
+    tokens: torch.Tensor
+    probs: torch.Tensor | None = None
+    exact: torch.Tensor | None = None
+
+
+def choose_rows(
+    logits: torch.Tensor,
+    kind: ChoiceKind,
+    fields: torch.Tensor | None = None,
+    marks: torch.Tensor | None = None,
+    drafted: torch.Tensor | None = None,
+) -> ChosenRows:
+    """Choose the token of each row.
+
+    Args:
+        logits: (n, V).
+        kind: what is to be done.
+        fields: (FIELDS, n), see :func:`row_fields`; only for draws and penalties.
+        marks: (n, V) for penalties, see :func:`~vidspec.engine.penalties.mark_rows`.
+        drafted: (n, V) for :func:`~vidspec.engine.sampling.choose_tokens`.
+    """
+    if kind.penalised and marks is not None and fields is not None:
+        logits = penalise(logits.float(), marks, fields[PENALISED].float()[..., None])
+    likeliest = logits.argmax(-1)
+    if kind.cuts is None or fields is None:
+        return ChosenRows(logits, likeliest, likeliest)
+    sampled = fields[SAMPLED].float()[..., None]
+    probs, exact = cut_rows((logits.float() / sampled[0]).softmax(-1), sampled, kind.cuts)
+    uniforms = fields[UNIFORM]
+    drawn = choose_tokens(probs, uniforms.clamp(min=0), fields[DRAFTED].long(), drafted if kind.drafted else None)
+    return ChosenRows(logits, likeliest, torch.where(uniforms < 0, likeliest, drawn), probs, exact)
+
+
+def numbers_of(sums: torch.Tensor, chosen: ChosenRows, top: int, ids: torch.Tensor | None) -> torch.Tensor:
+    """Return (3 + 2 * top, n) float32, or one more, what :func:`host_results` needs of each row.
+
+    Args:
+        sums: (n,) of the logits without changes, finite if all logits of a row are.
+        chosen: choices of the rows.
+        top: number of likeliest tokens.
+        ids: (V,) the token id of each logit, if it is not its index.
+    """
+    tokens = torch.stack([chosen.likeliest, chosen.tokens])
+    # Token ids are exact in float32 up to 2^24.
+    columns = [sums[None], tokens if ids is None else ids[tokens]]
+    columns += [] if chosen.exact is None else [chosen.exact[None]]
+    if top := min(top, chosen.logits.shape[1]):
+        index = chosen.logits.topk(top).indices
+        columns.append((index if ids is None else ids[index]).t())
+        columns.append(chosen.logits.float().softmax(-1).gather(1, index).t())
+    return torch.cat([column.float() for column in columns])
+
+
+def choice_kind(batch: Sequence[Rows], *, penalised: bool = False) -> ChoiceKind:
+    """Return the kind of the choices that rows ask for; their processors are ignored."""
+    draws = [rows.draw for rows in batch if rows.draw is not None]
+    cuts = SamplingCuts.of({draw.sampling for draw in draws}) if draws else None
+    top = max([rows.top for rows in batch])
+    top = 1 << (top - 1).bit_length() if top else 0
+    return ChoiceKind(cuts, penalised, any([draw.drafted is not None for draw in draws]), top)
+
+
+def row_fields(batch: Sequence[Rows], counts: Sequence[int]) -> list[list[float]]:
+    """Return FIELDS lists of one number for each row with logits.
+
+    Args:
+        batch: the rows of each sequence.
+        counts: number of its rows with logits.
+    """
+    columns: list[list[float]] = [[] for _ in range(FIELDS)]
+    for clip, (rows, count) in enumerate(zip(batch, counts, strict=True)):
+        draw, history = rows.draw, rows.processor and rows.processor.history
+        uniforms, sampling = ((), _GREEDY) if draw is None else (draw.uniforms, draw.sampling.fields)
+        before = count - len(uniforms)
+        columns[UNIFORM] += [*[-1.0] * before, *uniforms]
+        drafted = (
+            () if draw is None or draw.drafted is None else rows.token_ids[len(rows.token_ids) - len(uniforms) + 1 :]
+        )
+        columns[DRAFTED] += [*[0] * (before if drafted else count - 1), *drafted, *[0] * min(count, 1)]
+        for column, field, none in zip(columns[SAMPLED], sampling, _GREEDY, strict=True):
+            column += [*[none] * before, *[field] * len(uniforms)]
+        penalties = (1.0, 0.0)
+        if isinstance(history, PenaltyHistory):
+            penalties = history.penalties.repetition_penalty, history.penalties.presence_penalty
+        for column, field in zip(columns[PENALISED], penalties, strict=True):
+            column += [field] * count
+        columns[CLIP] += [clip] * count
+    return columns
+
+
+#: Sampling fields of rows that draw nothing; all fields of a row without a rule.
+_GREEDY = Sampling().fields
+NEUTRAL = -1.0, 0.0, *_GREEDY, 1.0, 0.0, 0.0
+
+
+def drafted_rows(batch: Sequence[Rows], counts: Sequence[int], blank: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parts of the draft's distributions (R, V) after each row, infinite where there are none.
+
+    Args:
+        batch, counts: see :func:`row_fields`.
+        blank: (1, V) infinite.
+    """
+    parts = list[torch.Tensor]()
+    for rows, count in zip(batch, counts, strict=True):
+        drafted = None if rows.draw is None else rows.draw.drafted
+        if drafted is None:
+            parts.append(blank.expand(count, -1))
+        else:
+            parts += [blank.expand(count - 1 - len(drafted), -1), drafted.to(blank), blank]
+    return parts
 
 
 @torch.inference_mode()
@@ -22,8 +182,8 @@ def read_back_tokens(
 ) -> list[PassResult]:
     """Return the results with the tokens their rows choose and whether their logits are finite.
 
-    One argmax, one draw and one top-k for all sequences, then one copy to the host, the only one that waits for the
-    pass. A pass without logits reads nothing back.
+    All sequences are computed together, then copied to the host once, the only wait for the pass. A pass without logits
+    reads nothing back.
 
     Args:
         batch: the rows of each sequence.
@@ -36,7 +196,7 @@ def read_back_tokens(
         return list(passed)
     logits = torch.cat(nonempty) if len(nonempty) > 1 else nonempty[0]
     # A row's sum is finite if all its logits are. Summed before processors, which may exclude tokens by infinities.
-    row_sums = logits.sum(-1, dtype=torch.float32)
+    sums = logits.sum(-1, dtype=torch.float32)
     ends = list(accumulate(counts))
     changes = [
         (rows.processor, end)
@@ -45,76 +205,58 @@ def read_back_tokens(
     ]
     if changes:
         logits = change_rows(changes, logits)
-        parts = logits.split(counts)
-        passed = [
-            result if rows.processor is None else result._replace(logits=part)
-            for rows, result, part in zip(batch, passed, parts, strict=True)
-        ]
-    likeliest = logits.argmax(-1) if ids is None else ids[logits.argmax(-1)]
-    drawn, probs_of, exact = _draw_tokens(batch, counts, logits, likeliest)
-    # Token ids are exact in float32 up to 2^24.
-    columns = [row_sums[None], likeliest[None], drawn[None]]
-    if width := min(max([rows.top for rows in batch]), logits.shape[1]):
-        index = logits.topk(width).indices
-        columns += [(index if ids is None else ids[index]).t(), logits.float().softmax(-1).gather(1, index).t()]
-    columns += [] if exact is None else [exact.expand(1, len(logits))]
-    sums, *numbers = read_back(torch.cat([column.float() for column in columns]))
-    if exact is not None and not all(
-        numbers.pop()
-    ):  # a second wait, for a distribution so flat that top-p keeps many tokens
-        drawn, probs_of, _ = _draw_tokens(batch, counts, logits, likeliest, logits.shape[1])
-        numbers[1] = drawn.tolist()
-    tokens = [list(map(int, column)) for column in numbers[: 2 + width]]
-    best = list(zip(zip(*tokens[2:], strict=True), zip(*numbers[2 + width :], strict=True), strict=True))
-    finite = math.isfinite(sum(sums))
+    kind, fields, drafted = choice_kind(batch), None, None
+    if kind.cuts is not None:
+        fields = on_device(row_fields(batch, counts), logits.device)
+        if kind.drafted:
+            drafted = torch.cat(drafted_rows(batch, counts, logits.new_full((1, logits.shape[1]), torch.inf).float()))
+    chosen = choose_rows(logits, kind, fields, None, drafted)
+
+    def choose_exactly(cuts: SamplingCuts) -> ChosenRows:
+        return choose_rows(logits, kind._replace(cuts=cuts), fields, None, drafted)
+
+    return host_results(batch, passed, chosen, numbers_of(sums, chosen, kind.top, ids), kind, choose_exactly)
+
+
+def host_results(
+    batch: Sequence[Rows],
+    passed: Sequence[PassResult],
+    chosen: ChosenRows,
+    numbers: torch.Tensor,
+    kind: ChoiceKind,
+    choose_exactly: Callable[[SamplingCuts], ChosenRows],
+) -> list[PassResult]:
+    """Read the choices of a pass back.
+
+    Args:
+        batch, passed: see :func:`read_back_tokens`.
+        chosen: of all rows with logits, and perhaps of further ones.
+        numbers: see :func:`numbers_of`.
+        kind: of the choices.
+        choose_exactly: chooses the tokens again, with other cuts.
+    """
+    counts = [result.logits.shape[0] for result in passed]
+    total, vocabulary = sum(counts), chosen.logits.shape[1]
+    sums, likeliest, tokens, *others = read_back(numbers)
+    if chosen.exact is not None and not all(others.pop(0)[:total]):
+        # A second wait, for a distribution so flat that top-p keeps many tokens.
+        assert kind.cuts is not None
+        chosen = choose_exactly(kind.cuts.with_all(vocabulary))
+        tokens = chosen.tokens.tolist()
+    width = len(others) // 2
+    ids_by_row = zip(*(map(int, column) for column in others[:width]), strict=True)
+    best = list(zip(ids_by_row, zip(*others[width:], strict=True), strict=True))
+    finite = math.isfinite(sum(sums[:total]))
     results, start = list[PassResult](), 0
     for rows, result, count in zip(batch, passed, counts, strict=True):
         part = slice(start, start + count)
-        top = [(ids[: rows.top], probs[: rows.top]) for ids, probs in best[part]] if rows.top else ()
+        top = [(ids[: rows.top], shares[: rows.top]) for ids, shares in best[part]] if rows.top else ()
+        draw, probs = rows.draw, None
+        if draw is not None and draw.keeps_probs and chosen.probs is not None:
+            probs = chosen.probs[start + count - len(draw.uniforms) : start + count]
+        logits = result.logits if rows.processor is None else chosen.logits[part]
         sound = finite or all(map(math.isfinite, sums[part]))
-        choices = tokens[0][part], tokens[1][part], top, probs_of.get(start)
-        results.append(PassResult(result.logits, result.hidden, result.tapped, sound, *choices))
+        found = list(map(int, likeliest[part])), list(map(int, tokens[part]))
+        results.append(PassResult(logits, result.hidden, result.tapped, sound, *found, top, probs))
         start += count
     return results
-
-
-def _draw_tokens(
-    batch: Sequence[Rows],
-    counts: Sequence[int],
-    logits: torch.Tensor,
-    likeliest: torch.Tensor,
-    prefix: int = PREFIX,
-) -> tuple[torch.Tensor, dict[int, torch.Tensor], torch.Tensor | None]:
-    """Return the token each row chooses, the distributions of sequences that draw by their first row, and a flag.
-
-    The flag is True if these distributions are exact, see :meth:`Sampling.nucleus_of_prefix`; None if all must be.
-    """
-    kinds: dict[Sampling, list[tuple[int, int, Rows, DrawRule]]] = {}
-    start = 0
-    for rows, count in zip(batch, counts, strict=True):
-        if rows.draw is not None:
-            kinds.setdefault(rows.draw.sampling, []).append((start, start + count, rows, rows.draw))
-        start += count
-    distributions: dict[int, torch.Tensor] = {}
-    chosen = likeliest.clone() if kinds else likeliest
-    exact: torch.Tensor | None = None
-    for sampling, drawing in kinds.items():
-        places = [place for _, end, _, draw in drawing for place in range(end - len(draw.uniforms), end)]
-        index = to_device(torch.tensor(places), logits.device)
-        probs, flags = sampling.distribution_of_prefix(logits if len(places) == len(logits) else logits[index], prefix)
-        if flags is not None:
-            exact = flags.all() if exact is None else exact & flags.all()
-        uniforms, drafted_rows, tokens, drafted = list[float](), list[int](), list[int](), list[torch.Tensor]()
-        for begin, _, rows, draw in drawing:
-            first, count = len(uniforms), len(draw.uniforms)
-            uniforms += draw.uniforms
-            distributions[begin] = probs[first : first + count]
-            if draw.drafted is not None:
-                drafted_rows += range(first, first + count - 1)
-                tokens += rows.token_ids[1 - count :]
-                drafted.append(draw.drafted)
-        device = logits.device
-        rows_of = to_device(torch.tensor(drafted_rows), device), to_device(torch.tensor(tokens), device)
-        all_drafted = torch.cat([part.to(logits.device) for part in drafted]) if drafted else None
-        chosen.index_copy_(0, index, choose_tokens(probs, on_device(uniforms, device), *rows_of, all_drafted))
-    return chosen, distributions, exact

@@ -104,9 +104,21 @@ class ReplayableDecoder(Decoder, Protocol):
     Attributes:
         device: of its weights.
         width: of an attention head.
+        hidden: of a state.
+        logit_width: logits of a row, padding of the vocabulary included.
+        pass_width: numbers of a row while a block computes, at most.
     """
 
     width: int
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def logit_width(self) -> int: ...
+
+    @property
+    def pass_width(self) -> int: ...
 
     @property
     def device(self) -> torch.device: ...

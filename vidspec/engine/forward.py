@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
 from typing_extensions import TypeVar
 
 from vidspec.engine.attention import PassAttention
-from vidspec.engine.chain_choices import make_choices
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
+from vidspec.engine.graph_drafts import replay_chains, replay_trees
 from vidspec.engine.head_states import state_places
 from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import ChainRule, HeadState, PassResult, PrefillResult, Prompt, Rows
@@ -22,7 +21,6 @@ from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
 
 if TYPE_CHECKING:
-    from vidspec.engine.chain_choices import ChainChoices
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import ReplayedPasses
     from vidspec.engine.requests import StaticTree
@@ -37,6 +35,7 @@ _PRODUCTS, _FEWEST = 10**11, 32
 
 
 #: The model; an engine uses only its :class:`~vidspec.engine.decoder.LanguageModel` interface.
+T = TypeVar("T")
 M = TypeVar("M", bound="LanguageModel", default="LanguageModel", covariant=True)
 
 
@@ -96,20 +95,25 @@ class Engine(Generic[M]):
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
         if graphs is not None and replayed:
             prepared = graphs.preparing
-            results = read_back_tokens(batch, self._run_replayed(graphs, batch, replayed, others), ids)
+            results = self._run_replayed(graphs, batch, replayed, others)
             self.preparing += graphs.preparing - prepared
-            return results
+            if results is not None:
+                return results if len(replayed) == 1 and not others else read_back_tokens(batch, results, ids)
         return read_back_tokens(batch, self._run_eager(batch), ids)
 
     def _run_replayed(
         self, graphs: ReplayedPasses, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
-    ) -> list[PassResult]:
-        """Replay passes of token rows; run the rest of the batch, such as a prompt stretch, in an eager pass."""
+    ) -> list[PassResult] | None:
+        """Replay passes of token rows; run the rest of the batch, such as a prompt stretch, in an eager pass.
+
+        The tokens of a single pass are chosen. None, with the sequences unchanged, if the passes cannot be replayed.
+        """
         passed: dict[int, PassResult] = {}
         lengths = [rows.span.length for rows in batch]
         try:
+            choose = len(replayed) == 1 and not others
             for places in replayed:
-                results = graphs.run([batch[at] for at in places], self.model.vocabulary)
+                results = graphs.run([batch[at] for at in places], self.model.vocabulary, choose=choose)
                 passed.update(zip(places, results, strict=True))
             if others:
                 passed.update(zip(others, self._run_eager([batch[at] for at in others]), strict=True))
@@ -119,9 +123,8 @@ class Engine(Generic[M]):
             if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)) or others:
                 raise
             self._give_up_replaying(error)
-        else:
-            return [passed[at] for at in range(len(batch))]
-        return self._run_eager(batch)
+            return None
+        return [passed[at] for at in range(len(batch))]
 
     def _give_up_replaying(self, error: Exception) -> None:
         """Fall back to eager passes if a kernel cannot be built or a pass cannot be captured."""
@@ -170,14 +173,9 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for them.
         """
-        tapped = () if states is None else (self.model.decoder.depth,)
-        first = [
-            Rows(span, token_ids, tapped=tapped, head_states=given)
-            for (span, token_ids, _), given in zip(batch, states or repeat(()), strict=False)
-        ]
-        gammas = [gamma for _, _, gamma in batch]
+        first, gammas = _chain_rows(self.model, batch, states), [gamma for *_, gamma in batch]
         if (drafted := self._replay_chains(first, gammas)) is not None:
-            return drafted
+            return [tokens for tokens, _ in drafted]
         lengths = [span.length for span, _, _ in batch]
         tokens: list[list[int]] = [[] for _ in batch]
         try:
@@ -187,7 +185,8 @@ class Engine(Generic[M]):
                 self.check(passed)
                 for i, result in zip(unfinished, passed, strict=True):
                     tokens[i].append(result.chosen[-1])
-                    first[i] = Rows(batch[i][0], tokens[i][-1:], tapped=tapped, head_states=result.own_states[-1:])
+                    states_after = result.own_states[-1:]
+                    first[i] = Rows(batch[i][0], tokens[i][-1:], tapped=first[i].tapped, head_states=states_after)
         except Exception:  # so that a retry begins at the same state
             for (span, _, _), length in zip(batch, lengths, strict=True):
                 span.rollback(length)
@@ -196,7 +195,10 @@ class Engine(Generic[M]):
 
     @torch.inference_mode()
     def chain(
-        self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], rules: Sequence[ChainRule]
+        self,
+        batch: Sequence[tuple[KVSpan, Sequence[int], int]],
+        rules: Sequence[ChainRule],
+        states: Sequence[Sequence[HeadState]] | None = None,
     ) -> list[tuple[list[int], torch.Tensor | None]] | None:
         """Continue sequences as :meth:`greedy`, by penalties or by drawing, without a wait between passes.
 
@@ -204,14 +206,7 @@ class Engine(Generic[M]):
             The tokens of each and the distributions (gamma, V) they were drawn from, None if they were not drawn. None
             if the host has to see each pass; the sequences are unchanged then.
         """
-        graphs = self.model.decoder.graphs
-        first = [Rows(span, token_ids) for span, token_ids, _ in batch]
-        if graphs is None or not graphs.is_replayable(first):
-            return None
-        choices = make_choices(rules, self.model.vocabulary, self.model.device)
-        if choices is None or (drafted := self._replay_chains(first, [gamma for *_, gamma in batch], choices)) is None:
-            return None
-        return [(tokens, choices.probs(at)) for at, tokens in enumerate(drafted)]
+        return self._replay_chains(_chain_rows(self.model, batch, states), [gamma for *_, gamma in batch], rules)
 
     @torch.inference_mode()
     def trees(self, trees: Sequence[StaticTree]) -> list[list[int]] | None:
@@ -225,21 +220,23 @@ class Engine(Generic[M]):
         for level in range(max(len(tree.levels) for tree in trees)):
             if not graphs.is_replayable([tree.level_rows(level) for tree in trees if level < len(tree.levels)]):
                 return None
-        return self._replay(graphs, [tree.span for tree in trees], partial(graphs.trees, trees, self.model.vocabulary))
+        return self._replay(
+            graphs, [tree.span for tree in trees], partial(replay_trees, graphs, trees, self.model.vocabulary)
+        )
 
     def _replay_chains(
-        self, first: Sequence[Rows], gammas: Sequence[int], choices: ChainChoices | None = None
-    ) -> list[list[int]] | None:
+        self, first: Sequence[Rows], gammas: Sequence[int], rules: Sequence[ChainRule] | None = None
+    ) -> list[tuple[list[int], torch.Tensor | None]] | None:
         """Return the tokens of chains by replayed passes; None, with the sequences unchanged, if there are none."""
         graphs = self.model.decoder.graphs
         if graphs is None or not graphs.is_replayable(first):
             return None
-        replay = partial(graphs.chain, first, gammas, self.model.vocabulary, choices)
+        replay = partial(replay_chains, graphs, first, gammas, self.model.vocabulary, rules)
         return self._replay(graphs, [rows.span for rows in first], replay)
 
     def _replay(
-        self, graphs: ReplayedPasses, spans: Sequence[KVSpan], replay: Callable[[], list[list[int]] | None]
-    ) -> list[list[int]] | None:
+        self, graphs: ReplayedPasses, spans: Sequence[KVSpan], replay: Callable[[], list[T] | None]
+    ) -> list[T] | None:
         """Return the result of replayed passes; None, with the sequences unchanged, if there is none."""
         lengths, prepared = [span.length for span in spans], graphs.preparing
         drafted = None
@@ -360,6 +357,21 @@ class Engine(Generic[M]):
             states = [entering[block][start : start + len(part)].to(device) for block in part.tapped]
             results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
         return results
+
+
+def _chain_rows(
+    model: LanguageModel,
+    batch: Sequence[tuple[KVSpan, Sequence[int], int]],
+    states: Sequence[Sequence[HeadState]] | None,
+) -> list[Rows]:
+    """Return the rows of the first pass of chains."""
+    if states is None:
+        return [Rows(span, token_ids) for span, token_ids, _ in batch]
+    tapped = (model.decoder.depth,)
+    return [
+        Rows(span, token_ids, tapped=tapped, head_states=given)
+        for (span, token_ids, _), given in zip(batch, states, strict=True)
+    ]
 
 
 def _last_rows(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

@@ -192,9 +192,16 @@ class FusedDecoder:
         return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)
 
     @property
+    def hidden(self) -> int:
+        return int(self.embedding.shape[1])
+
+    @property
+    def logit_width(self) -> int:
+        return self.head.shape[0]
+
+    @property
     def pass_width(self) -> int:
-        """Numbers of a row while a block computes, at most."""
-        return 3 * self._mlp_width + 6 * int(self.embedding.shape[1])
+        return 3 * self._mlp_width + 6 * self.hidden
 
     @property
     def _matrices(self) -> list[Matrix]:

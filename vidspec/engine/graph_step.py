@@ -69,7 +69,7 @@ class StepAttention:
         In a sliding window each row counts as a sequence of its own that begins with the first entry the row sees. All
         nodes of a tree are within the window of each other.
         """
-        seen = self._table[self._slot + 1 :]
+        seen = self._table[self._slot + 1 : self._slot + 7]
         if size is None:
             return seen
         out = (self._table[self._slot - 1] - (size - 1)).clamp_(min=0)
@@ -93,12 +93,13 @@ class GraphStep:
         table: (9 + axes, count) int64, for each row: token id; rotary positions; entries of its sequence before it on
             its path; slot in the slab; entries that all rows of its sequence see; entries of the sequence; its first
             entry in the slab; its first row in the pass; the later entries that this row sees, as bits; entries of its
-            sequence in its first replayed pass. The fields that a next token advances come first.
+            sequence in its first replayed pass. The fields that a next token advances come first. For a chained pass a
+            last row has the number of tokens to read, 0 for idle rows.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
         entering: (count, hidden) input of each ``tapped`` block in the last pass, by block.
         states: (count, width) of a head, the state that it reads with each row's token; a chained pass replaces it.
         tokens: (count,) argmax of each row, as ids of the target.
-        moves: (count,) for a chained pass: 1 for rows that advance by a token, 0 for idle ones.
+        marked: size of a vocabulary that holds the ids of all logits, for the marks of penalties.
     """
 
     logits: torch.Tensor
@@ -118,12 +119,14 @@ class GraphStep:
         self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
         self.decoder, self.count, self.vocabulary = decoder, count, vocabulary
         self._slot = 2 + decoder.axes
-        self.idle = _idle_table(decoder.slab, decoder.axes, count)
-        self._idle_table = torch.from_numpy(self.idle)
-        self.table = self._idle_table.to(decoder.device, copy=True)
-        self.moves = torch.zeros(count, dtype=torch.long, device=decoder.device)
+        self.idle = _idle_table(decoder.slab, decoder.axes, count)[: None if chained else -1]
+        self._idle_table = torch.from_numpy(self.idle).to(decoder.device, copy=True)
+        self.table = self._idle_table.clone()
+        if chained:
+            self.logits = torch.zeros(count, vocabulary, dtype=decoder.slab.dtype, device=decoder.device)
         self._attention = StepAttention(decoder, self.table, attend)
         self.inputs = inputs = decoder.state_inputs
+        self.marked = vocabulary if inputs is None else inputs.marked
         self.states: torch.Tensor | None = None
         if inputs is not None:
             self.states = torch.zeros(count, inputs.width, dtype=decoder.slab.dtype, device=decoder.device)
@@ -131,7 +134,6 @@ class GraphStep:
     def set_idle(self) -> None:
         """Make all rows idle."""
         self.table.copy_(self._idle_table)
-        self.moves.zero_()
 
     def __call__(self) -> None:
         """Run the pass; a chained one then advances its rows."""
@@ -147,15 +149,25 @@ class GraphStep:
         if decoder.depth in self.tapped:
             self.entering[decoder.depth] = rows
         self.hidden = decoder.norm(rows)
-        self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
-        self.tokens = self.logits.argmax(-1)
+        logits = decoder.logits(self.hidden)[:, : self.vocabulary]
+        self.tokens = logits.argmax(-1)
         if self.inputs is not None:
             self.tokens = self.inputs.ids[self.tokens]
-        if self.chained:
-            if self.states is not None:
-                self.states.copy_(rows)
-            table[0].copy_(self.tokens)
-            table[1 : self._slot + 3].add_(self.moves)
+        if not self.chained:
+            self.logits = logits
+            return
+        self.logits.copy_(logits)
+        if self.states is not None:
+            self.states.copy_(rows)
+        table[0].copy_(self.tokens)
+        table[1 : self._slot + 3].add_(1)
+        table[-1].sub_(1)
+        table.copy_(torch.where(table[-1] > 0, table, self._idle_table))
+
+    @property
+    def tokens_seen(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens of the rows, the first row of each one's sequence, and the rows from there that each sees, as bits."""
+        return self.table[0], self.table[self._slot + 4], self.table[self._slot + 5]
 
 
 #: The rows of one sequence: its span, its entries before the pass, tokens, and parents as in ``Rows``.
@@ -206,22 +218,24 @@ def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray) -> np
     return table
 
 
-def chained_columns(table: np.ndarray, last: Sequence[int], done: int, axes: int, idle: np.ndarray) -> np.ndarray:
+def chained_columns(
+    table: np.ndarray, last: Sequence[int], left: Sequence[int], axes: int, idle: np.ndarray
+) -> np.ndarray:
     """Return :attr:`GraphStep.table` of a chained pass, whose tokens are on the device.
 
     Args:
         table: of the chains' first pass.
         last: last row of each chain in it.
-        done: tokens that the pass before has added to each.
+        left: number of tokens that each reads.
         axes, idle: see :func:`table_columns`.
     """
     columns, count, slot = table[:, last], len(last), 2 + axes
-    columns[1 : slot + 1] += done
+    columns[1 : slot + 1] += 1
     columns[slot + 1] = columns[slot - 1]
-    columns[slot + 2] += done
+    columns[slot + 2] += 1
     columns[slot + 4], columns[slot + 5] = range(count), 1
     table = idle.copy()
-    table[:, :count] = columns
+    table[:-1, :count], table[-1, :count] = columns, left
     return table
 
 
@@ -249,6 +263,6 @@ _CAUSAL = np.array(_visible_bits(range(-1, MOST - 1)))
 
 
 def _idle_table(slab: Slab, axes: int, count: int) -> np.ndarray:
-    """Return :attr:`GraphStep.table` of rows that attend only to themselves, in the slab's scratch entry."""
-    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
+    """Return the table of a chained pass of rows that attend only to themselves, in the slab's scratch entry."""
+    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1, 0] for place in range(count)]
     return np.ascontiguousarray(np.array(columns).T)

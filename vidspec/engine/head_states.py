@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,11 @@ class StateInputs:
     width: int
     project: Callable[[torch.Tensor], torch.Tensor]
     ids: torch.Tensor
+
+    @cached_property
+    def marked(self) -> int:
+        """Size of a vocabulary that holds all of ``ids``, for the marks of penalties."""
+        return int(self.ids.max()) + 1
 
     def gather(self, batch: Sequence[Rows], index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the states (R, width) of a pass's token rows: one projection and one gather for all sequences.

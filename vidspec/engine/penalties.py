@@ -10,7 +10,17 @@ import torch
 from vidspec.engine.device import to_device
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = ["IN_TEXT", "Penalties", "PenaltyHistory", "mark_rows", "penalise", "strengths"]
+__all__ = [
+    "IN_TEXT",
+    "Penalties",
+    "PenaltyHistory",
+    "mark_rows",
+    "mark_texts",
+    "new_marks",
+    "penalise",
+    "set_marks",
+    "strengths",
+]
 
 #: Marks of tokens: in the prompt, in the text, completing a run of tokens that may not occur twice.
 IN_PROMPT, IN_TEXT, EXCLUDED = 1, 2, 3
@@ -80,6 +90,10 @@ class PenaltyHistory(TextHistory):
             index = to_device(torch.tensor(places), logits.device)
             logits.index_copy_(0, index, penalise(logits.index_select(0, index), marks, factors))
 
+    def ends_with(self, token: int) -> bool:
+        """Return True if ``token`` is the last one of the text."""
+        return len(self._ids) > self._prompt and self._ids[-1] == token
+
     def vocabulary(self, tokens: torch.Tensor) -> int:
         """Return the size of a vocabulary that holds ``tokens``, the same at each call."""
         self._width = self._width or int(tokens.max()) + 1
@@ -117,43 +131,65 @@ def mark_rows(
 ) -> torch.Tensor:
     """Return (n, width) uint8: the mark of each token for each row, 0 for those that did not occur.
 
-    The marks of each text stay on the device; a pass adds the tokens that were emitted since.
-
     Args:
         histories: of each clip.
         paths: of the rows of each clip.
         width: size of the vocabulary.
         device: of the marks.
     """
-    known: list[torch.Tensor | None] = []
-    places: tuple[list[int], list[int], list[int], list[int], list[int]] = ([], [], [], [], [])
-    prompts, texts, clips, drafted, excluded = places
+    clips, drafted, excluded = list[int](), list[int](), list[int]()
     for clip, (history, own) in enumerate(zip(histories, paths, strict=True)):
-        marks, prompt, text = history.unmarked(width, device)
-        known.append(marks)
-        prompts += [clip * width + token for token in set(prompt) if token < width]
-        texts += [clip * width + token for token in text if token < width]
         for path in own:
             begin = len(clips) * width
             clips.append(clip)
             drafted += [begin + token for token in path if token < width]
             excluded += [begin + token for token in history.completing_tokens(path) if token < width]
-    table = to_device(torch.tensor([*prompts, *texts, *clips, *drafted, *excluded]), device).split(
-        list(map(len, places))
-    )
-    blank = torch.zeros(width, dtype=torch.uint8, device=device) if any([marks is None for marks in known]) else None
-    common = torch.stack([marks if marks is not None else blank for marks in known])  # type: ignore[misc]
-    _set_marks(common, table[0], IN_PROMPT)
-    _set_marks(common, table[1], IN_TEXT)
-    for history, marks in zip(histories, common, strict=True):
-        history.keep_marks(marks)
-    rows = common.index_select(0, table[2])
-    _set_marks(rows, table[3], IN_TEXT)
-    _set_marks(rows, table[4], EXCLUDED)
+    places = *new_marks(histories, width, device), clips, drafted, excluded
+    table = to_device(torch.tensor([place for part in places for place in part]), device)
+    prompts, texts, of_clips, of_drafted, of_excluded = table.split(list(map(len, places)))
+    rows = mark_texts(histories, prompts, texts, width, device).index_select(0, of_clips)
+    set_marks(rows, of_drafted, IN_TEXT)
+    set_marks(rows, of_excluded, EXCLUDED)
     return rows
 
 
-def _set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
+def new_marks(histories: Sequence[PenaltyHistory], width: int, device: torch.device) -> tuple[list[int], list[int]]:
+    """Return the places in marks (clips, width) of the prompts' and texts' tokens that are not marked yet."""
+    prompts, texts = list[int](), list[int]()
+    for clip, history in enumerate(histories):
+        _, prompt, text = history.unmarked(width, device)
+        prompts += [clip * width + token for token in set(prompt) if token < width]
+        texts += [clip * width + token for token in text if token < width]
+    return prompts, texts
+
+
+def mark_texts(
+    histories: Sequence[PenaltyHistory],
+    prompts: torch.Tensor,
+    texts: torch.Tensor,
+    width: int,
+    device: torch.device,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return (n, width) uint8: the marks of the tokens of each clip's prompt and text, which stay on the device.
+
+    Args:
+        histories, width, device: see :func:`mark_rows`.
+        prompts, texts: :func:`new_marks` on the device.
+        out: receives the marks.
+    """
+    known = [history.unmarked(width, device)[0] for history in histories]
+    blank = torch.zeros(width, dtype=torch.uint8, device=device) if any([marks is None for marks in known]) else None
+    found = torch.stack([marks if marks is not None else blank for marks in known], out=out)  # type: ignore[misc]
+    set_marks(found, prompts, IN_PROMPT)
+    set_marks(found, texts, IN_TEXT)
+    if len(prompts) or len(texts):
+        for history, marks in zip(histories, found if out is None else found.clone(), strict=True):
+            history.keep_marks(marks)
+    return found
+
+
+def set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
     """Set marks (n, V) at places of the flattened tensor."""
     if len(places):
         marks.view(-1).index_fill_(0, places, mark)

@@ -162,7 +162,7 @@ class Chain(Forward):
         if self.sampling is not None:
             from vidspec.engine.sampling import DrawRule
 
-            draw = DrawRule(self.sampling, (self.uniforms[len(self.answer)],))
+            draw = DrawRule(self.sampling, (self.uniforms[len(self.answer)],), keeps_probs=True)
         states = self.states
         return [Rows(self.span, self.token_ids, tapped=tapped, draw=draw, processor=processor, head_states=states)]
 
@@ -186,8 +186,11 @@ class StaticTree(Forward):
         parents: of each node, -1 for the first ones; parents come first.
         ranks: of each node, 0 for the likeliest token after its parent.
         history: penalties and grammar of the new tokens.
+        states: for a head, the state that it reads with each token.
+        ids: for a head, the token id of each logit, on the host; for ``history``.
 
     Attributes:
+        after: for a head, its state after each node of the last level.
         levels: nodes that each pass reads; -1 stands for the tokens before the tree.
         children: by node, in the order of nodes.
     """
@@ -203,8 +206,11 @@ class StaticTree(Forward):
         ranks: Sequence[int],
         *,
         history: TextHistory | None = None,
+        states: Sequence[HeadState] = (),
+        ids: torch.Tensor | None = None,
     ) -> None:
         self.engine, self.rows, self.lane = engine, (), "draft"
+        self.states, self.ids, self.after = states, ids, dict[int, HeadState]()
         self.span, self.token_ids, self.parents, self.ranks, self.history = span, token_ids, parents, ranks, history
         self.children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
@@ -224,13 +230,16 @@ class StaticTree(Forward):
         nodes, top = self.levels[level], 1 + max(self.ranks[child] for child in self.grown(level))
         changes = None
         if self.history is not None:
-            changes = self.history.changes_for_paths([self._path(node) for node in nodes])
+            changes = self.history.changes_for_paths([self._path(node) for node in nodes], self.ids)
+        tapped = (self.engine.model.decoder.depth,) if self.states else ()
         if level == 0:
-            return Rows(self.span, self.token_ids, top=top, processor=changes)
+            return Rows(self.span, self.token_ids, tapped=tapped, top=top, processor=changes, head_states=self.states)
         read = [node for before in self.levels[1 : level + 1] for node in before]
         entry = {-1: -1, **{node: index for index, node in enumerate(read)}}
         above = [entry[self.parents[node]] for node in read]
-        return Rows(self.span, [self.answer[node] for node in nodes], above, top=top, processor=changes)
+        tokens = [self.answer[node] for node in nodes]
+        states = [self.after[self.parents[node]] for node in nodes] if self.after else ()
+        return Rows(self.span, tokens, above, tapped=tapped, top=top, processor=changes, head_states=states)
 
     def _path(self, node: int) -> list[int]:
         return [] if node < 0 else [*self._path(self.parents[node]), self.answer[node]]
@@ -241,6 +250,7 @@ class StaticTree(Forward):
     def add_result(self, passed: Sequence[PassResult]) -> bool:
         self.engine.check(passed)
         nodes = self.levels[self.done]
+        self.after = dict(zip(nodes, passed[0].own_states[-len(nodes) :], strict=False))
         for node, (tokens, _) in zip(nodes, passed[0].top[-len(nodes) :], strict=True):
             for child in self.children[node]:
                 self.answer[child] = tokens[self.ranks[child]]

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from vidspec.engine.device import to_device
 
-__all__ = ["PREFIX", "DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "invert_cdf", "on_device"]
+__all__ = [
+    "PREFIX",
+    "DrawRule",
+    "Sampling",
+    "SamplingCuts",
+    "UniformNumbers",
+    "choose_tokens",
+    "cut_rows",
+    "draw_token",
+    "on_device",
+]
 
 #: Probabilities of a row that top-p sorts at first.
 PREFIX = 512
@@ -45,50 +57,95 @@ class Sampling:
         Keep the ``top_k`` highest, of these the smallest set that reaches ``top_p``, and of these the tokens with at
         least ``min_p`` times the highest probability. Of equal ones those with lower ids are kept.
         """
-        cut, exact = self.nucleus_of_prefix(probs)
-        return cut if exact is None or bool(exact.all()) else self.nucleus_of_prefix(probs, probs.shape[1])[0]
+        cuts = SamplingCuts.of([self])
+        fields = to_device(torch.tensor(self.fields), probs.device)[:, None, None]
+        found, exact = cut_rows(probs, fields, cuts)
+        return (
+            found if exact is None or bool(exact.all()) else cut_rows(probs, fields, cuts.with_all(probs.shape[1]))[0]
+        )
 
-    def distribution_of_prefix(
-        self, logits: torch.Tensor, prefix: int = PREFIX
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return :meth:`distribution`, not greedy, with the flags of :meth:`nucleus_of_prefix`."""
-        return self.nucleus_of_prefix((logits.float() / self.temperature).softmax(-1), prefix)
+    @property
+    def fields(self) -> tuple[float, float, float, float]:
+        """Temperature, 1 if greedy; ``top_p`` and ``top_k``, infinite for none; ``min_p``: see :func:`cut_rows`."""
+        return (
+            self.temperature or 1.0,
+            self.top_p if self.top_p < 1 and not self.greedy else math.inf,
+            self.top_k or math.inf if not self.greedy else math.inf,
+            0.0 if self.greedy else self.min_p,
+        )
 
-    def nucleus_of_prefix(self, probs: torch.Tensor, prefix: int = PREFIX) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return :meth:`nucleus` without sorting all probabilities, and no wait for a device.
 
-        Args:
-            probs: (n, V).
-            prefix: number of highest probabilities that are sorted, at least.
+class SamplingCuts(NamedTuple):
+    """The cuts that some rows of a pass need.
 
-        Returns:
-            The result, and for each row True if it is exact, because these reach ``top_p``; None if all are.
-        """
-        exact = None
-        if self.top_k or self.top_p < 1:
-            width = min(max(prefix, self.top_k), probs.shape[1])
-            highest = probs.topk(width).values
-            ranks = highest
-            if self.top_k:
-                ranks = highest * (torch.arange(width, device=probs.device) < self.top_k)
-                total = functional.pad(ranks, (0, probs.shape[1] - width)).sum(-1, keepdim=True)
-                ranks, probs, highest = ranks / total, probs / total, highest / total
-            sums = ranks.cumsum(-1)
-            kept = sums - ranks < self.top_p if self.top_p < 1 else ranks >= 0
-            if self.top_k:
-                kept &= torch.arange(width, device=probs.device) < self.top_k
-            elif width < probs.shape[1]:
-                exact = sums[:, -1] >= self.top_p
-            count = kept.sum(-1, keepdim=True)
-            lowest = highest.gather(-1, count - 1)
-            tied = probs == lowest
-            few = tied.cumsum(-1) <= count - (highest > lowest).sum(-1, keepdim=True)
-            probs = probs.masked_fill((probs < lowest) | (tied & ~few), 0.0)
-            probs = probs / probs.sum(-1, keepdim=True)
-        if self.min_p > 0:
-            probs = probs.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), 0.0)
-            probs = probs / probs.sum(-1, keepdim=True)
-        return probs, exact
+    Attributes:
+        width: number of highest probabilities that are sorted; 0 if no row has ``top_k`` or ``top_p``.
+        top_p, top_k, min_p: True if some row has them.
+        uncut: True if some row has neither ``top_k`` nor ``top_p``.
+    """
+
+    width: int
+    top_p: bool
+    top_k: bool
+    min_p: bool
+    uncut: bool
+
+    @classmethod
+    def of(cls, samplings: Iterable[Sampling]) -> SamplingCuts:
+        """Return the cuts of rows that are sampled in these ways."""
+        rows = [sampling.fields for sampling in samplings]
+        top_ks = [int(top_k) for _, _, top_k, _ in rows if top_k < math.inf]
+        uncut = any(min(top_p, top_k) == math.inf for _, top_p, top_k, _ in rows)
+        top_p, min_p = any(top_p < math.inf for _, top_p, _, _ in rows), any(min_p > 0 for *_, min_p in rows)
+        # A power of two, so that few passes differ.
+        width = max(PREFIX, *(1 << (top_k - 1).bit_length() for top_k in top_ks)) if top_ks else PREFIX
+        return cls(width if top_ks or top_p else 0, top_p, bool(top_ks), min_p, uncut)
+
+    def with_all(self, vocabulary: int) -> SamplingCuts:
+        """Return the same cuts by a sort of all probabilities."""
+        return self._replace(width=vocabulary)
+
+
+def cut_rows(probs: torch.Tensor, fields: torch.Tensor, cuts: SamplingCuts) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return :meth:`Sampling.nucleus` of rows, without sorting all probabilities, and no wait for a device.
+
+    Args:
+        probs: (n, V).
+        fields: (4, n, 1) float32, :attr:`Sampling.fields` of each row.
+        cuts: what some rows need.
+
+    Returns:
+        The result, and for each row True if it is exact, because the sorted ones reach ``top_p``; None if all are.
+    """
+    _, top_p, top_k, min_p = fields
+    exact = None
+    if cuts.width:
+        vocabulary = probs.shape[1]
+        width = min(cuts.width, vocabulary)
+        given, highest = probs, probs.topk(width).values
+        ranks = highest
+        inside = torch.arange(width, device=probs.device) < top_k
+        if cuts.top_k:
+            ranks = highest * inside
+            total = functional.pad(ranks, (0, vocabulary - width)).sum(-1, keepdim=True)
+            total = total.masked_fill(top_k == torch.inf, 1.0)
+            ranks, probs, highest = ranks / total, probs / total, highest / total
+        sums = ranks.cumsum(-1)
+        kept = (sums - ranks < top_p) & inside
+        if cuts.top_p and width < vocabulary:
+            exact = ((sums[:, -1:] >= top_p) | (top_k < torch.inf) | (top_p == torch.inf))[:, 0]
+        count = kept.sum(-1, keepdim=True)
+        lowest = highest.gather(-1, (count - 1).clamp_(min=0))  # no row counts where logits are not finite
+        tied = probs == lowest
+        few = tied.cumsum(-1) <= count - (highest > lowest).sum(-1, keepdim=True)
+        probs = probs.masked_fill((probs < lowest) | (tied & ~few), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+        if cuts.uncut:
+            probs = torch.where((top_p == torch.inf) & (top_k == torch.inf), given, probs)
+    if cuts.min_p:
+        least = probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = torch.where(min_p > 0, least / least.sum(-1, keepdim=True), probs)
+    return probs, exact
 
 
 @dataclass(frozen=True)
@@ -100,11 +157,13 @@ class DrawRule:
         uniforms: n numbers in [0, 1), one for each of these rows.
         drafted: (n - 1, V) draft distributions of the tokens of all but the first of these rows; None if they were not
             drawn.
+        keeps_probs: True to return the distributions of these rows.
     """
 
     sampling: Sampling
     uniforms: tuple[float, ...]
     drafted: torch.Tensor | None = None
+    keeps_probs: bool = False
 
 
 class UniformNumbers:
@@ -146,7 +205,7 @@ def on_device(uniforms: Sequence[float] | Sequence[Sequence[float]], device: tor
 
 
 def choose_tokens(
-    probs: torch.Tensor, uniforms: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, drafted: torch.Tensor | None
+    probs: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor, drafted: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the token that each row chooses, (n,): a draw, or for rows with a drafted token that token or another.
 
@@ -157,20 +216,18 @@ def choose_tokens(
     Args:
         probs: (n, V) p of each row.
         uniforms: (n,) in [0, 1), from :func:`on_device`.
-        rows: (m,) rows followed by a drafted token.
-        tokens: (m,) these tokens.
-        drafted: (m, V) their q; None if there are none.
+        tokens: (n,) the drafted token after each row; any if there is none.
+        drafted: (n, V) its q; infinite if there is none, so that r is 0 and the draw is from p. None if no row has one.
     """
     if drafted is None:
         return invert_cdf(probs, uniforms)
-    p, q, u = probs[rows], drafted.to(probs), uniforms[rows]
-    ratio = (p.gather(1, tokens[:, None]) / q.gather(1, tokens[:, None]))[:, 0].to(u).clamp_(max=1.0)
-    left = (p - q).clamp_(min=0)
+    at = tokens[:, None]
+    ratio = (probs.gather(1, at) / drafted.gather(1, at))[:, 0].to(uniforms).clamp_(max=1.0)
+    left = (probs - drafted).clamp_(min=0)
     # Rounding can empty a residual that should be tiny; p itself is then the same distribution.
-    left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
-    rescaled = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
-    chosen = invert_cdf(probs.index_copy(0, rows, left), uniforms.index_copy(0, rows, rescaled))
-    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, chosen[rows]))
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, probs)
+    rescaled = ((uniforms - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
+    return torch.where(uniforms < ratio, tokens, invert_cdf(left, rescaled))
 
 
 def invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -44,15 +44,18 @@ def estimate_speedup(tokens: int, decode_s: float, plain_step_s: float | None) -
 def time_at_length(caption: Caption, tokens: int) -> float | None:
     """Return the seconds from the opened file to the last token for a text of ``tokens`` (at least 1) tokens.
 
-    time to first token + (tokens - 1) * seconds per token after the first (metrics.md, Times); the measured time
-    end to end if the text has that length. None if a text of one token, or a missing timing, gives no rate.
+    time to first token + the draft's reading + (tokens - 1) * seconds per token after both (metrics.md, Times); the
+    measured time end to end if the text has that length. None if a text of one token, or a missing timing, gives no
+    rate.
     """
-    if len(caption.token_ids) == tokens:
-        return caption.timings.get("end_to_end")
-    first, rate = caption.timings.get("time_to_first_token"), decode_rate(caption)
-    if first is None or (rate is None and tokens > 1):
+    timings, written = caption.timings, len(caption.token_ids) - 1
+    if written + 1 == tokens:
+        return timings.get("end_to_end")
+    first, reading = timings.get("time_to_first_token"), timings.get("draft_reading", 0.0)
+    decoding = timings.get("decode", 0.0) - reading
+    if first is None or (tokens > 1 and (written < 1 or decoding <= 0)):
         return None
-    return first + (tokens - 1) / (rate or 1.0)
+    return first + (reading + (tokens - 1) * decoding / written if tokens > 1 else 0.0)
 
 
 def speed_against(method: Caption, plain: Caption) -> BaselineRecord:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Event",
     "Finished",
+    "InputsReleased",
     "LoopLoad",
     "LooseToken",
     "Mode",
@@ -103,7 +104,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Target and draft have read their prompts; decoding starts.
+    """The target has read its prompt; the first token follows. The draft may still have to read its own.
 
     ``kept_per_frame[i]`` of ``tokens_per_frame[i]`` visual tokens of (sampled) frame ``i`` are visible to the draft;
     both are empty without a draft. ``kept`` holds the indices of the visual tokens the draft sees, in the order of the
@@ -136,12 +137,23 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class InputsReleased:
+    """No model needs the clip's frames any more: all prompts have been read, and their memory is allocated.
+
+    It follows the first ``Round``, ``elapsed`` seconds after the trace began; in between the draft reads its prompt,
+    unless it works in another process, or the text has ended.
+    """
+
+    elapsed: float
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One verification (or one plain decoding step): proposed and emitted tokens.
 
     ``token_ids``, ``origins`` and ``texts`` run in parallel, one entry per emitted token; ``texts`` holds what each
     token adds to the caption (empty while a character is incomplete). ``drafted`` counts proposed tokens, ``accepted``
-    those of them that were emitted. ``elapsed`` is seconds since the prefill ended; ``draft_s`` and ``verify_s`` are
+    those of them that were emitted. ``elapsed`` is seconds since ``Prefilled``; ``draft_s`` and ``verify_s`` are
     seconds of drafting and of verification. ``weights`` are those of an ensemble's contexts for this window, in the
     order of ``Prefilled.contexts``. ``loosened`` explains each token of origin ``loose``, and ``rejected`` lists the
     proposals that other tokens replaced.
@@ -224,4 +236,4 @@ class PrefillProgress:
 
 
 #: An event of one clip.
-Event: TypeAlias = Opened | PrefillProgress | Restarted | Prefilled | Round | Finished
+Event: TypeAlias = Opened | PrefillProgress | Restarted | Prefilled | InputsReleased | Round | Finished

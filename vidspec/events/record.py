@@ -232,7 +232,7 @@ class Caption:
         profile: the name of the acceleration profile.
         seed: of the clip's random numbers, derived from the run's seed and the clip; None if the clip failed.
         models, video, counters, lengths, speed, schedule: see their types; empty if unknown.
-        timings: seconds by kind of work, plus ``time_to_first_token, decode, end_to_end``.
+        timings: seconds by kind of work, plus ``time_to_first_token, draft_reading, decode, end_to_end``.
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
         ensemble: None without one.
         loose: None with a lossless method.

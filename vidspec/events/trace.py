@@ -45,6 +45,9 @@ class Span(NamedTuple):
     about: tuple[tuple[str, int], ...] = ()
 
 
+_new_tuple = tuple.__new__
+
+
 @dataclass(frozen=True, slots=True)
 class TracePiece:
     """An interval of one worker's time with one innermost kind of work, in seconds."""
@@ -108,10 +111,12 @@ class Trace:
 
     def lap(self, kind: SpanKind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> float:
         """Record a span since the last lap and start the next; return its seconds, without passes of other clips."""
-        (start, waited), end = self._lap, self.clock() - self.origin
-        self._lap = end, self.waited
-        start = min(end, start + self.waited - waited)
-        self.spans.append(Span(worker, kind, start, end, about))
+        (start, before), waited, end = self._lap, self.waited, self.clock() - self.origin
+        self._lap = end, waited
+        start += waited - before
+        if start > end:
+            start = end
+        self.spans.append(_new_tuple(Span, (worker, kind, start, end, about)))  # a third of the time of ``Span(...)``
         return end - start
 
     def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:

@@ -72,6 +72,7 @@ class Eagle3Decoder(HeadDecoder):
 
         self._tensors, self._budget = tensors, budget
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
+        self.logit_width, self.pass_width = len(self._weight), 3 * int(config.intermediate_size) + 10 * self.hidden
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width, self.device = int(config.head_dim), self._weight.device
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)

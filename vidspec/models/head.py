@@ -70,6 +70,9 @@ class HeadDecoder(ABC):
     axes: int
     scaling: float
     width: int
+    hidden: int
+    logit_width: int
+    pass_width: int
     windows: tuple[int | None, ...] | None
     _embed: Callable[[torch.Tensor], torch.Tensor]
 

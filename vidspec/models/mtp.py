@@ -71,6 +71,8 @@ class MtpDecoder(HeadDecoder):
         self.scaling, self.axes = target.scaling, target.axes
         self.device, self.hidden = layer.fc.weight.device, int(layer.config.hidden_size)
         self.width = int(cast(StockModel, layer.layers[0]).self_attn.head_dim)
+        inner = int(getattr(layer.config, "intermediate_size", 0) or 0)
+        self.logit_width, self.pass_width = int(layer.config.vocab_size), 3 * inner + 10 * self.hidden
 
     @cached_property
     def slab(self) -> Slab:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vidspec.engine.requests import Encode, ModelLane, Steps
@@ -12,8 +14,33 @@ from vidspec.models.video_language_model import VideoLanguageModel
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
     from vidspec.models.request import CaptionRequest
+    from vidspec.video.base import Clip
 
-__all__ = ["encode_prompt"]
+__all__ = ["encode_prompt", "preprocess_clip", "share_pixels"]
+
+
+def preprocess_clip(models: Sequence[VideoLanguageModel], clip: Clip) -> list[Pixels]:
+    """Return a clip's pixels for each model, computed once for models that preprocess alike."""
+    pixels: list[Pixels] = []
+    for model in models:
+        alike = (known for other, known in zip(models, pixels, strict=False) if model.has_pixels_of(other))
+        pixels.append(next(alike, None) or model.preprocess(clip))
+    return pixels
+
+
+def share_pixels(models: Sequence[VideoLanguageModel], request: CaptionRequest, trace: Trace) -> Steps[CaptionRequest]:
+    """Return the request with its clip preprocessed for all of ``models`` if they do it alike, else unchanged.
+
+    Not on a GPU, where preprocessing takes little time and the pixels would take memory.
+    """
+    first, *others = models
+    seen = request.cache is not None and request.cache.seen
+    alike = others and all(other.has_pixels_of(first) for other in others)
+    if not alike or first.device.type != "cpu" or first in request.ahead or seen:
+        return request
+    with trace.span("preprocess"):
+        pixels = yield Encode(partial(first.preprocess, request.frames))
+    return replace(request, ahead={model: pixels for model in models})
 
 
 def encode_prompt(
@@ -36,7 +63,8 @@ def encode_prompt(
         vision = precomputed
     else:
         with trace.span("preprocess", worker):
-            pixels = precomputed if isinstance(precomputed, Pixels) else model.preprocess(request.frames)
+            if not isinstance(pixels := precomputed, Pixels):
+                pixels = yield Encode(partial(model.preprocess, request.frames), worker)
         with trace.span("vision", worker):
             vision = yield from _encode_in_steps(model.encode_steps(pixels, pooled=pooled), worker)
     if cache is not None:

@@ -105,6 +105,7 @@ class VideoLanguageModel:
         # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
         self.frame_rule = self.frame_rule_of(model.config, processor)
+        self._processor = processor
         self.set_up(processor)
 
     # Hooks that families override.
@@ -189,6 +190,14 @@ class VideoLanguageModel:
         raise NotImplementedError
 
     # Shared by all families.
+
+    def has_pixels_of(self, other: VideoLanguageModel) -> bool:
+        """Return True if :meth:`preprocess` of both models gives the same; False for families with audio input."""
+        if type(self) is not type(other) or self.device != other.device or self.max_sound_s is not None:
+            return False
+        towers = self.model.config.vision_config, other.model.config.vision_config
+        sizes = [[getattr(tower, name, None) for name in ("image_size", "patch_size")] for tower in towers]
+        return (self._processor, self.frame_rule, sizes[0]) == (other._processor, other.frame_rule, sizes[1])
 
     def encode_chunks(
         self, pixels: Pixels, tokens: int, encode: Callable[[Pixels], T]

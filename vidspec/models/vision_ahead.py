@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from vidspec import video
 from vidspec.engine.device import use_one_core
 from vidspec.models.base import Pixels, VisionOutput
+from vidspec.models.prompt import preprocess_clip
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision_worker import VisionWorker, is_available
 
@@ -49,9 +50,9 @@ class VisionAhead:
         if self.worker is not None and self.worker.alive:
             with suppress(OSError):  # falls back to this process
                 outputs.update(zip(self.models, self.worker.encode(clip), strict=True))
-        for model in self.models if not outputs else ():
-            pixels = model.preprocess(clip)
-            outputs[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
+        if not outputs:
+            for model, pixels in zip(self.models, preprocess_clip(self.models, clip), strict=True):
+                outputs[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
         self._ready[clip] = outputs
         return sum(_bytes_of(output) for output in outputs.values())
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from vidspec.models.base import VisionOutput
+from vidspec.models.prompt import preprocess_clip
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.process import Channel, ChildEnded, can_fork, fork
 
@@ -85,6 +86,6 @@ def _encode_clips(channel: Channel, models: Sequence[VideoLanguageModel]) -> Non
 
 def _encode(clip: Clip, models: Sequence[VideoLanguageModel]) -> list[VisionOutput] | Exception:
     try:
-        return [model.encode(model.preprocess(clip)) for model in models]
+        return [model.encode(pixels) for model, pixels in zip(models, preprocess_clip(models, clip), strict=True)]
     except Exception as error:
         return error

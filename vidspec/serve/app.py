@@ -25,7 +25,7 @@ from vidspec.display.pages.page import render_page
 from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError, VidspecError
-from vidspec.events.events import Event, Finished, Opened, Prefilled
+from vidspec.events.events import Event, Finished, InputsReleased, Opened, Prefilled
 from vidspec.models.request import CaptionRequest
 from vidspec.serve.answers import ChatAnswer, Metrics
 from vidspec.serve.chat import ChatRequest, parse_chat
@@ -195,7 +195,7 @@ class _Api:
 
         A request counts as waiting until the captioner takes it, then as running.
         """
-        ticket, waits, reads = None, True, False
+        ticket, waits, reads, answers = None, True, False, False
         deadline = began + self.config.timeout
         try:
             await self._in_time(self._ahead.acquire(), deadline)
@@ -222,10 +222,12 @@ class _Api:
                     if waits:
                         waits, self.waiting, self.running = False, self.waiting - 1, self.running + 1
                     continue
-                if isinstance(event, Prefilled) and reads:
+                if isinstance(event, Prefilled) and not answers:
+                    answers = True
+                    self.metrics.add_first_token(time.monotonic() - began)
+                if isinstance(event, InputsReleased) and reads:
                     reads = False
                     self._ahead.release()
-                    self.metrics.add_first_token(time.monotonic() - began)
                 if isinstance(event, Prefilled) and shown is not None:
                     answer.frames_html, shown = await asyncio.to_thread(_render_frames, shown, event), None
                 if isinstance(event, Finished):

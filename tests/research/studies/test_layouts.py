@@ -1,9 +1,12 @@
 """The table of what passes cost in each layout of weights, over a tiny size."""
 
+import pytest
+
 from research.sizes import SIZES, Size
 from research.studies import layouts
 
 
+@pytest.mark.full
 def test_every_layout_takes_its_turns(monkeypatch, capsys):
     monkeypatch.setitem(SIZES, "tiny", Size(layers=2, hidden=128, heads=4, kv_heads=2, inner=256, vocabulary=600))
     assert layouts.main(["tiny", "--entries", "20", "--repeats", "2"]) == 0

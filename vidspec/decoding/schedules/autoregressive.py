@@ -12,23 +12,16 @@ __all__ = ["autoregressive", "plain_round"]
 
 def autoregressive(sequence: Sequence) -> Steps[None]:
     """Emit one round per token."""
-    begun = sequence.trace.now()
-    over = sequence.emit_first()
-    while not over:
-        over = yield from plain_round(sequence, begun)
+    while not (yield from plain_round(sequence)):
+        pass
 
 
-def plain_round(sequence: Sequence, begun: float) -> Steps[bool]:
-    """Emit the round of one target token; return True if the text ends with it.
-
-    Args:
-        sequence: the clip.
-        begun: start of its text, in seconds of its trace.
-    """
+def plain_round(sequence: Sequence) -> Steps[bool]:
+    """Emit the round of one target token; return True if the text ends with it."""
     target, trace = sequence.target, sequence.trace
     trace.begin()
     token = yield from target.step()
-    verify_s, elapsed = trace.lap("verify"), trace.elapsed() - begun
+    verify_s, elapsed = trace.lap("verify"), trace.elapsed() - sequence.text_start
     probabilities, over = target.probabilities, sequence.limits.is_finished([*sequence.token_ids, token])
 
     def make() -> Round:

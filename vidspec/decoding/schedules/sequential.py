@@ -30,13 +30,11 @@ def sequential(sequence: Sequence) -> Steps[None]:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
     observes = drafter.learns or bool(drafter.tapped)  # needs every pass
     rests = window.rest if window is not None and not observes else drafter.rest
-    begun = trace.now()
-    over = sequence.emit_first()
     drafter.begin(sequence.token_ids[0])
-    unread = 0  # emitted tokens that the drafter has not read
+    over, unread = False, 0  # emitted tokens that the drafter has not read
     while not over:
         if rests():
-            over = yield from plain_round(sequence, begun)
+            over = yield from plain_round(sequence)
             unread += 1
             drafter.declined += 1
             continue
@@ -60,7 +58,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
         if window is not None:
             window.update(len(draft.tokens), len(verdict.path))
         tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
-        measured = trace.elapsed() - begun, draft_s, gamma if window is not None else 0
+        measured = trace.elapsed() - sequence.text_start, draft_s, gamma if window is not None else 0
         sequence.emit_round(tokens, partial(_make_round, sequence, tokens, verdict, *measured), last=over)
 
 

@@ -16,7 +16,7 @@ from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.draft_length.base import WindowSize
 from vidspec.engine.requests import Steps
-from vidspec.events.events import Round
+from vidspec.events.events import InputsReleased, Round
 
 __all__ = ["run_parallel", "run_rounds"]
 
@@ -24,7 +24,8 @@ __all__ = ["run_parallel", "run_rounds"]
 def run_parallel(sequence: Sequence) -> Steps[None]:
     """Decode a clip with the target's passes in this process and the draft in its own (``setup.slot``).
 
-    Emits ``Prefilled`` and a round per target pass. The draft's lane of the trace is filled in at the end.
+    Emits ``Prefilled``, a round per target pass, and ``InputsReleased`` after the first, as the draft has the frames
+    too. The draft's lane of the trace is filled in at the end.
 
     Raises:
         WorkerLost: the draft's process died or hangs.
@@ -45,17 +46,16 @@ def run_parallel(sequence: Sequence) -> Steps[None]:
         lambda: len(target.prompt.prefix.visual) if target.prompt is not None else None,
         trace,
     )
-    begun = 0.0
 
     def emit(settled: Round) -> None:
-        nonlocal begun
-        if not sequence.rounds:
-            begun = trace.elapsed()
+        if sequence.prefilled is None:
             assert target.prompt is not None
-            sequence.emit(target.prompt.prefilled(setup.profile, begun))
+            sequence.emit(target.prompt.prefilled(setup.profile, trace.elapsed()))
         texts, rejected = sequence.add_text(settled.token_ids, settled.rejected)
-        settled = replace(settled, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected)
+        settled = replace(settled, elapsed=trace.elapsed() - sequence.text_start, texts=texts, rejected=rejected)
         sequence.emit_round(settled.token_ids, lambda: settled)
+        if sequence.released is None:
+            sequence.emit(InputsReleased(trace.elapsed()))
 
     try:
         with slot.sharing():

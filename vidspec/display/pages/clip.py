@@ -270,6 +270,11 @@ class ClipPage:
         equal = "; the speed-up is at equal length" if self.equal_length else ""
         names = (
             ("time_to_first_token", "time to first token", "from the start of work on the clip to the first token"),
+            (
+                "draft_reading",
+                "draft's reading",
+                "the part of decoding in which the draft reads the clip and the prompt",
+            ),
             ("decode", "decoding", "from the first token to the last"),
             ("end_to_end", "end to end", f"{words.END_TO_END}{equal}"),
         )

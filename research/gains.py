@@ -1,0 +1,87 @@
+"""Gains by user: measured with the built-in pairs, predicted for GPUs. A table of docs/research/measured.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from research.predicted import VISUAL, forecasts
+from research.replay.load import DEVICES, Assumed, throughput
+from vidspec.bench.tables import table
+from vidspec.draft_length.cards import CARDS, Card
+
+__all__ = ["gains"]
+
+_QWEN, _LLAVA = "Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+#: Cards by memory, and targets of one clip: user, cards, model, target.
+_SINGLE = (
+    ("a card of 24 GB (RTX 4090), a clip", ("4090",), "Qwen2.5-VL 7B, its four-bit copy drafts", _QWEN),
+    ("the same", ("4090",), "LLaVA-OneVision 7B, its 0.5B drafts", _LLAVA),
+    ("80 GB (A100, H100), a clip", ("a100", "h100"), "Qwen2.5-VL 7B, its four-bit copy drafts", _QWEN),
+    ("the same", ("a100", "h100"), "LLaVA-OneVision 7B, its 0.5B drafts", _LLAVA),
+)
+#: Folders: user, card, clips at once.
+_FOLDERS = (("24 GB, a folder", "4090", 8), ("80 GB, a folder", "h100", 32))
+#: Gains of the whole time are predicted at this length, at which prompts are short.
+_SHORT = VISUAL[0]
+
+
+def gains(single: Sequence[Mapping[str, Any]], folder: Mapping[str, Any], batch: int = 8) -> str:
+    """Return the table: the default over plain decoding of one clip at a time.
+
+    Args:
+        single: results of the profiles over single clips, by machine.
+        folder: results over a folder of clips.
+        batch: clips at once in the folder.
+    """
+    rows = [_measured_clip(single), _measured_folder(folder, batch)]
+    rows += [_predicted_clip(*one) for one in _SINGLE]
+    rows += [_large_target()]
+    rows += [_predicted_folder(*one) for one in _FOLDERS]
+    return table(("you have", "models", "decoding", "end to end", "figure"), rows)
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.2f}x", f"{max(values):.2f}x"
+    return least if least == most else f"{least} to {most}"
+
+
+def _measured_clip(single: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [next(row for row in one["rows"] if row["name"] == "vanilla-sd-auto") for one in single]
+    ranges = (_range([row[key][0] for row in rows]) for key in ("decode", "end_to_end"))
+    where = f"measured, {len(single)} machine{'s' * (len(single) > 1)}"
+    return ["two CPU cores, a clip", "built-in Qwen2.5-VL pair", *ranges, where]
+
+
+def _measured_folder(folder: Mapping[str, Any], batch: int) -> list[str]:
+    rates = {(row["name"], row["batch"]): row["clips_per_s"] for row in folder["rows"]}
+    plain = rates["ar", 1]
+    batched = f"plain decoding of {batch} at once {rates['ar', batch] / plain:.2f}x"
+    gain = f"{rates['vanilla-sd-auto', batch] / plain:.2f}x; {batched}"
+    return ["two CPU cores, a folder", "the same", "", gain, "measured"]
+
+
+def _predicted_clip(user: str, cards: Sequence[str], models: str, target: str) -> list[str]:
+    found = forecasts([CARDS[name] for name in cards], clips=(1,), target=target)
+    #: A published head is the default only if it was downloaded.
+    best = [
+        max(one.gain for one in each.drafts if one.fits and one.draft and one.draft.kind != "eagle3") for each in found
+    ]
+    return [user, models, _range(best), "", "predicted"]
+
+
+def _large_target() -> list[str]:
+    """Return the row of a 32B on 80 GB: in bfloat16 long clips leave no room for a draft."""
+    name = "Qwen/Qwen2.5-VL-32B-Instruct"
+    found = forecasts([CARDS["a100"], CARDS["h100"]], clips=(1,), target=name)
+    rates = [one.rounded.tokens_per_s / one.plain.tokens_per_s for one in found if one.rounded is not None]
+    return ["80 GB, a clip", "Qwen2.5-VL 32B in four bits: other texts", _range(rates), "", "predicted"]
+
+
+def _predicted_folder(user: str, card: str, batch: int) -> list[str]:
+    device: Card = DEVICES[card]
+    alone, many = (throughput(device, "7b+0.5b", _SHORT, clips, Assumed()) for clips in (1, batch))
+    assert alone.plain_clips_per_s and many.plain_clips_per_s and many.pruned_clips_per_s
+    plain = many.plain_clips_per_s / alone.plain_clips_per_s
+    gain = f"{many.pruned_clips_per_s / alone.plain_clips_per_s:.1f}x; plain decoding of {batch} at once {plain:.1f}x"
+    return [user, "LLaVA-OneVision 7B, its 0.5B drafts", "", gain, "predicted"]

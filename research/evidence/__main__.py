@@ -72,11 +72,16 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }
     if results.exists():
-        known = json.loads(_without_places(results.read_text(encoding="utf-8")))
+        known = json.loads(_without_places(results.read_text(encoding="utf-8")), parse_float=_rounded)
         text = json.dumps({**about, **kept(known)}, separators=(",", ":"))
         (out / f"{part.name}.json").write_text(text + "\n", encoding="utf-8")
         results.unlink()
     (out / f"{part.name}.md").write_text(pages.page(part, about, texts), encoding="utf-8")
+
+
+def _rounded(number: str) -> float:
+    """Return a number with six digits, more than a page shows."""
+    return float(f"{float(number):.6g}")
 
 
 def _without_places(text: str) -> str:

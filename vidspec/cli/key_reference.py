@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
@@ -21,7 +21,7 @@ from vidspec.schedule import schedules
 
 __all__ = ["KeyReference", "key_sections"]
 
-_PARTS: dict[str, Registry] = {
+_PARTS: dict[str, Registry[Any]] = {
     registry.key.partition(".")[0]: registry for registry in (drafters, pruners, rules, lossy)
 }
 _ROUND = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1"}
@@ -45,9 +45,9 @@ def key_sections() -> dict[str, tuple[str, list[KeyReference]]]:
     }
 
 
-def _keys(section: str, model: type) -> Iterator[KeyReference]:
+def _keys(section: str, model: Any) -> Iterator[KeyReference]:
     owners = _owners(_PARTS[section]) if section in _PARTS else {}
-    for name, field in model.model_fields.items():  # type: ignore[attr-defined]
+    for name, field in model.model_fields.items():
         key = f"{section}.{name}"
         default = field.get_default(call_default_factory=True)
         of = f"{', '.join(owners[name])}: " if name in owners else ""
@@ -59,7 +59,7 @@ def _keys(section: str, model: type) -> Iterator[KeyReference]:
         )
 
 
-def _owners(registry: Registry) -> dict[str, list[str]]:
+def _owners(registry: Registry[Any]) -> dict[str, list[str]]:
     """Return the built-in parts that take each key of their section."""
     owners: dict[str, list[str]] = {}
     for name in sorted(registry.modules()):

@@ -29,7 +29,17 @@ import typer
 from research.commands import run
 from vidspec.bench import tables
 
-__all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main", "summary", "tensor_core_instructions"]
+__all__ = [
+    "LIMITS",
+    "TABLE",
+    "Compiled",
+    "compare",
+    "compiled",
+    "main",
+    "read_table",
+    "summary",
+    "tensor_core_instructions",
+]
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "engine" / "compiled.json"
 #: Bytes of shared memory per block by compute capability (CUDA programming guide, table of limits).
@@ -268,6 +278,24 @@ def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, C
     return sorted(worse)
 
 
+def read_table() -> tuple[str, dict[str, dict[str, Sequence[int]]]]:
+    """Return the version of Triton, and the figures of the stored table by capability and kernel."""
+    stored = json.loads(TABLE.read_text(encoding="utf-8"))
+    kernels = stored["kernels"].items()
+    return stored["triton"], {
+        str(capability): {name: figures[at] for name, figures in kernels} for at, capability in enumerate(LIMITS)
+    }
+
+
+def _as_json(found: Mapping[str, Mapping[str, Sequence[int]]], triton: str) -> str:
+    """Return the stored table, a line for each kernel with its figures by capability."""
+    kernels = (
+        f"{json.dumps(name)}:{json.dumps([rows[name] for rows in found.values()], separators=(',', ':'))}"
+        for name in next(iter(found.values()))
+    )
+    return f'{{"triton":"{triton}","kernels":{{\n' + ",\n".join(kernels) + "\n}}\n"
+
+
 def summary(table: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
     """Return a Markdown table by capability: compiled shapes, those that spill, most registers and shared memory."""
     kinds = {"attention": ("_part", "_merge"), "products": ("_product",), "elementwise": ("_add", "_rotate", "_silu")}
@@ -303,12 +331,8 @@ def command(
         print(json.dumps(compiled(show)))
         return
     found = {str(capability): compiled(capability) for capability in LIMITS}
-    lines = [f' "triton": "{version("triton")}"']
-    for capability, rows in found.items():
-        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-        lines.append(f' "{capability}": {{\n{inner}\n }}')
     print(summary(found))
-    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    TABLE.write_text(_as_json(found, version("triton")), encoding="utf-8")
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -1,20 +1,24 @@
 """Clips/s of the server beside a folder: ``python -m research.serve_throughput CLIP...``, taking turns.
 
 One process loads the models, and captions the clips as ``vidspec caption`` does and behind the server; the clients are
-another process. Texts are compared.
+another process. Texts are compared. With ``--peer vllm=PYTHON`` the same requests also go to vLLM's server with the
+same target, in the environment of ``make peers``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -28,6 +32,7 @@ from vidspec.errors import VidspecError
 
 if TYPE_CHECKING:
     from research.peers.profile_worker import ProfileContenderWorker
+    from vidspec.config.profiles import Profile
 
 __all__ = ["main"]
 
@@ -43,8 +48,12 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Clips in flight.")] = 8,
     clients: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Runs over all clips; the medians are shown.")] = 3,
+    peer: Annotated[
+        str | None, typer.Option(metavar="vllm=PYTHON", help="vLLM's server too; it loads the pair embedded-qwen.")
+    ] = None,
 ) -> int:
     """Caption the same clips in a folder run and by clients of a server, and print clips/s of both."""
+    from research.peers.outside import peer_interpreters
     from research.peers.profile_worker import ProfileContenderWorker
     from vidspec.config import labels
     from vidspec.dataset.inputs import InputSources, collect_inputs
@@ -53,20 +62,81 @@ def command(
     paths = [str(Path(entry.path).resolve()) for entry in entries]
     overrides = dict(one.split("=", 1) for one in settings or ())
     worker = ProfileContenderWorker(labels.load(profile, overrides))
-    folder, served = list[float](), list[float]()
-    with _serve(worker, batch) as port, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    pythons = peer_interpreters([peer] if peer else [], ("vllm",))
+    runs: dict[str, list[float]] = {"folder": [], "server": [], **{name: [] for name in pythons}}
+    equal = dict.fromkeys(pythons, 0)
+    with ExitStack() as stack:
+        pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
+        ports = {"server": stack.enter_context(_serve(worker, batch))}
+        ports |= {name: stack.enter_context(_serve_vllm(worker, python, batch)) for name, python in pythons.items()}
+        body = _body(worker.captioner.profile)
+        for name in pythons:  # its first requests load and compile
+            pool.submit(_ask_all, ports[name], paths[:batch], clients, body).result()
         for _ in range(repeats):
             timed = worker.run(paths, batch)
-            folder.append(float(str(timed["seconds"])))
-            seconds, texts = pool.submit(_ask_all, port, paths, clients).result()
-            served.append(seconds)
-            wrong = _different(worker, timed["ids"], dict(zip(paths, texts, strict=True)))
-            if wrong:
-                raise VidspecError(f"the server's text differs for {', '.join(wrong[:3])}")
-    rates = [len(paths) / median(one) for one in (folder, served)]
-    print(f"{len(paths)} clips, {repeats} runs: folder {rates[0]:.2f} clips/s, server {rates[1]:.2f} clips/s ", end="")
-    print(f"({rates[1] / rates[0]:.1%}) with {clients} clients; all texts are equal")
+            runs["folder"].append(float(str(timed["seconds"])))
+            for name, port in ports.items():
+                seconds, texts = pool.submit(_ask_all, port, paths, clients, body).result()
+                runs[name].append(seconds)
+                wrong = _different(worker, timed["ids"], dict(zip(paths, texts, strict=True)))
+                if name in pythons:
+                    equal[name] = len(paths) - len(wrong)
+                elif wrong:
+                    raise VidspecError(f"the server's text differs for {', '.join(wrong[:3])}")
+    rates = {name: len(paths) / median(seconds) for name, seconds in runs.items()}
+    print(f"{len(paths)} clips, {repeats} runs: folder {rates['folder']:.2f} clips/s, ", end="")
+    print(f"server {rates['server']:.2f} clips/s ({rates['server'] / rates['folder']:.1%}) ", end="")
+    print(f"with {clients} clients; all texts are equal")
+    for name, same in equal.items():
+        print(f"{name} with the same requests: {rates[name]:.2f} clips/s; {same} of {len(paths)} texts are equal")
     return 0
+
+
+def _body(profile: Profile) -> Callable[[str], bytes]:
+    """Return the function that makes the body of a request from a URL, with a profile's prompt, frames and text."""
+    frames = {"fps": profile.video.fps} if profile.video.fps else {"num_frames": profile.video.frames}
+    generate, media = profile.generate, {"video": frames}
+    return partial(
+        chat_body,
+        prompt=generate.prompt,
+        media_io_kwargs=media,
+        max_tokens=generate.max_new_tokens,
+        temperature=generate.temperature,
+    )
+
+
+@contextmanager
+def _serve_vllm(worker: ProfileContenderWorker, python: str, batch: int) -> Iterator[int]:
+    """Run vLLM's server with the target of a worker; yield its port.
+
+    Raises:
+        VidspecError: it has ended before it served.
+    """
+    from research.peers.vllm_worker import environment
+    from vidspec.bench.loaded import ModelSource
+
+    models = worker.captioner.profile.models
+    source = ModelSource(models.pair or "", models.target)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    words = ["--model", source.names[0], "--dtype", worker.captioner.models["dtype"], "--port", str(port)]
+    words += ["--host", "127.0.0.1", "--max-num-seqs", str(batch), "--enforce-eager", "--no-enable-prefix-caching"]
+    words += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"video": 1, "image": 0}']
+    words += ["--trust-request-mm-kwargs"]  # the requests name the number of frames
+    env = {**os.environ, **environment(models.threads)}
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", *words]
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as server:
+        try:
+            while True:
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                if server.poll() is not None:
+                    raise VidspecError("vLLM's server has ended before it served; its messages stand above")
+                time.sleep(1)
+            yield port
+        finally:
+            server.terminate()
 
 
 @contextmanager
@@ -92,7 +162,7 @@ def _serve(worker: ProfileContenderWorker, batch: int) -> Iterator[int]:
         listener.close()
 
 
-def _ask_all(port: int, paths: Sequence[str], clients: int) -> tuple[float, list[str]]:
+def _ask_all(port: int, paths: Sequence[str], clients: int, body: Callable[[str], bytes]) -> tuple[float, list[str]]:
     """Send every clip once; return the seconds, files opened included, and the texts."""
 
     async def send() -> list[str]:
@@ -101,7 +171,7 @@ def _ask_all(port: int, paths: Sequence[str], clients: int) -> tuple[float, list
         async def work() -> None:
             for number in order:
                 url = "data:video/mp4;base64," + base64.b64encode(Path(paths[number]).read_bytes()).decode()
-                texts[number] = answer_text(await send_request(port, post_request(chat_body(url, ""))))
+                texts[number] = answer_text(await send_request(port, post_request(body(url))))
 
         await asyncio.gather(*(work() for _ in range(clients)))
         return texts

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,8 @@ PROMPTS = ("Describe this video in detail.", "What moves?")
 LENGTHS = (6, 12)
 #: Options that the server and ``vidspec caption`` have in common.
 OPTIONS = ("--frames", "2", "--device", "cpu")
-#: Largest growth of the memory after a tenth of the requests: a share of it, and bytes.
-GROWTH, FLOOR = 0.1, 48 << 20
+#: Parts of the run, after each of which the idle server is measured; those that warm it up; its largest growth after.
+PARTS, WARM, GROWTH = 10, 2, 0.05
 
 
 class Good(NamedTuple):
@@ -45,7 +45,11 @@ class Good(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Memory in bytes (shared pages divided), open descriptors, and processes of a server."""
+    """Memory in bytes, open descriptors, and processes of a server.
+
+    Memory is what its processes have written, pages that several of them share divided. Pages of files are left out:
+    their share depends on other processes of the machine that map the same libraries.
+    """
 
     memory: int
     descriptors: int
@@ -58,7 +62,7 @@ class Usage(NamedTuple):
 
 @dataclass
 class SoakResult:
-    """Counts of a run; ``wrong`` lists answers that differ, ``usage`` holds samples over the run and one after it."""
+    """Counts of a run; ``wrong`` lists answers that differ, ``usage`` is that of the idle server between the parts."""
 
     right: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -68,9 +72,9 @@ class SoakResult:
 
     def failures(self) -> list[str]:
         """Return the properties that do not hold."""
-        begin, warm, end = self.usage[0], self.usage[1], self.usage[-1]
+        begin, warm, end = self.usage[0], self.usage[WARM], self.usage[-1]
         found = self.wrong[:5]
-        if end.memory > max(warm.memory * (1 + GROWTH), warm.memory + FLOOR):
+        if end.memory > warm.memory * (1 + GROWTH):
             found.append(f"memory grew from {warm.memory >> 20} to {end.memory >> 20} MiB")
         if end.descriptors > begin.descriptors:
             found.append(f"{end.descriptors - begin.descriptors} descriptors are left")
@@ -174,14 +178,13 @@ def post_request(body: bytes) -> bytes:
 async def _send(
     port: int, server: int, good: Sequence[Good], requests: int, at_once: int, draw: random.Random
 ) -> SoakResult:
-    """Send all requests, and read the server's usage ten times and after the last."""
-    result, order = SoakResult(), iter(range(requests))
+    """Send all requests, and read the server's usage before and after each part of them."""
+    result, began = SoakResult(), time.monotonic()
     for one in good[:4]:  # loads what is loaded with the first requests
         await send_request(port, post_request(one.body))
     result.usage.append(_usage(server))
-    began = time.monotonic()
 
-    async def work() -> None:
+    async def work(order: Iterator[int]) -> None:
         for number in order:
             one = draw.choice(good)
             if number % 10 == 9:
@@ -191,25 +194,29 @@ async def _send(
                 result.right += 1
             else:
                 result.wrong.append(f"request {number}: {text!r} instead of {one.text!r}")
-            if number % max(1, requests // 10) == requests // 10 - 1:
-                result.usage.append(last := _usage(server))
-                print(f"{number + 1} requests, {time.monotonic() - began:.0f} s: {last.describe()}", flush=True)
 
-    await asyncio.gather(*(work() for _ in range(at_once)))
+    for part in range(PARTS):
+        order = iter(range(requests * part // PARTS, requests * (part + 1) // PARTS))
+        await asyncio.gather(*(work(order) for _ in range(at_once)))
+        if not await _is_idle(port, server, result.usage[0]):
+            result.wrong.append("requests are still counted, or descriptors or processes left")
+        result.usage.append(last := _usage(server))
+        sent = requests * (part + 1) // PARTS
+        print(f"{sent} requests, {time.monotonic() - began:.0f} s: {last.describe()}", flush=True)
     result.seconds = time.monotonic() - began
-    for _ in range(100):
-        metrics = (
-            await send_request(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        ).decode()
-        idle = all(f"\nvidspec_{name} 0\n" in metrics for name in ("requests_waiting", "requests_running"))
-        last = _usage(server)
-        if idle and last.descriptors <= result.usage[0].descriptors:
-            break
-        await asyncio.sleep(0.1)
-    result.usage.append(last)
-    if not idle:
-        result.wrong.append("requests are still counted as waiting or running")
     return result
+
+
+async def _is_idle(port: int, server: int, before: Usage) -> bool:
+    """Wait until the server has no request, and no more descriptors and processes than before; False after 10 s."""
+    for _ in range(100):
+        metrics = (await send_request(port, METRICS)).decode()
+        idle = all(f"\nvidspec_{name} 0\n" in metrics for name in ("requests_waiting", "requests_running"))
+        now = _usage(server)
+        if idle and now.descriptors <= before.descriptors and now.processes <= before.processes:
+            return True
+        await asyncio.sleep(0.1)
+    return False
 
 
 async def send_request(port: int, request: bytes) -> bytes:
@@ -285,8 +292,10 @@ def _usage(server: int) -> Usage:
     processes = _process_ids(server)
     for one in processes:
         with suppress(OSError):
-            found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.MULTILINE)
-            memory += int(found[1]) << 10 if found else 0
+            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
+            memory += sum(
+                int(size) << 10 for size in re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", rollup, re.MULTILINE)
+            )
             descriptors += len(os.listdir(f"/proc/{one}/fd"))
     return Usage(memory, descriptors, len(processes))
 
@@ -296,7 +305,8 @@ def _show(result: SoakResult, failures: Sequence[str]) -> None:
     print(f"{result.right} right answers, {hostile} hostile requests, {result.seconds:.0f} s")
     for kind, count in sorted(result.hostile.items()):
         print(f"  {kind}: {count}")
-    print(f"idle before: {result.usage[0].describe()}; after: {result.usage[-1].describe()}")
+    before, warm, after = (result.usage[part].describe() for part in (0, WARM, -1))
+    print(f"idle before: {before}; after {WARM / PARTS:.0%} of the requests: {warm}; after all: {after}")
     print("\n".join(f"FAILED {one}" for one in failures) or "all properties hold")
 
 

@@ -95,6 +95,12 @@ def events(path: str = "good.mp4") -> list[Event]:
     ]
 
 
+def stream_events(path: str) -> list[Event]:
+    """The events of a clip and, after its first round, that its frames are released."""
+    opened, prefilled, first, *others = events(path)
+    return [opened, prefilled, first, InputsReleased(0.6), *others]
+
+
 def question(kind: str, index: int, prompt: str) -> dict[str, object]:
     """What a record says of one of several."""
     counts = {"reused": 0, "reused_by_draft": None, "saved_s": 0.0}
@@ -167,12 +173,8 @@ class FakeCaptioner(Captioner):
             with open(path + ".died", "w"):
                 os._exit(9)
         print("a library prints this")
-        released = False
-        for event in events(path):
+        for event in stream_events(path):
             yield event
-            if isinstance(event, Round) and not released:
-                released = True
-                yield InputsReleased(0.6)
             if isinstance(event, Prefilled) and kind == "bug":
                 raise TypeError("broken")
             if isinstance(event, Prefilled) and kind == "stop":

@@ -12,7 +12,7 @@ import pytest
 from vidspec.aio import AHEAD, AsyncCaptioner
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
-from vidspec.errors import ArgumentError, ClosedError, ProfileError, VideoError
+from vidspec.errors import ArgumentError, ClosedError, GenerationError, ProfileError, VideoError
 from vidspec.events.events import Finished, Opened, Prefilled, Round
 
 CLIPS = [str(path) for path in shipped()[:3]]
@@ -65,6 +65,24 @@ def test_captions_are_those_of_the_captioner_and_share_passes(own, small_caption
 
     run(work())
     assert max(sizes) > 1
+
+
+def test_several_prompts_about_a_clip(own, small_captioner, tmp_path):
+    prompts = ["Describe the video.", "What moves?", "Which colours are there?"]
+    expected = small_captioner.captions(CLIPS[0], prompts, max_new_tokens=16)
+
+    async def work():
+        async with AsyncCaptioner(own) as captioner:
+            found = await captioner.captions(CLIPS[0], prompts, max_new_tokens=16)
+            assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+            reused = [one.question["reused"] for one in found]
+            assert reused[0] == 0 and min(reused[1:]) > found[1].counters["visual_tokens"]
+            with pytest.raises(GenerationError, match="exceed"):
+                await captioner.captions(CLIPS[0], [40_000 * "word ", prompts[0]])
+            with pytest.raises(VideoError, match="no such file"):
+                await captioner.captions(tmp_path / "none.mp4", prompts)
+
+    run(work())
 
 
 def test_errors_are_those_of_the_call(own, tmp_path):

@@ -16,7 +16,7 @@ from vidspec.dataset.job import Job, JobConfig, JobQuestions
 from vidspec.dataset.run import caption_jobs
 from vidspec.dataset.schema import record_schema
 from vidspec.embedded.samples import shipped
-from vidspec.errors import GenerationError, UsageError
+from vidspec.errors import ArgumentError, GenerationError, ProfileError, UsageError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
@@ -258,6 +258,22 @@ def test_a_turn_that_is_given_up_was_not_asked(pair_of):
     assert second.question["index"] == 1 and second.question["reused"] > second.counters["visual_tokens"]
     anew = fast.caption(CLIP, prompt=QUESTIONS[1], earlier=dialogue.exchanges[:1])
     assert second.token_ids == anew.token_ids
+
+
+def test_options_of_one_question(pair_of):
+    fast = captioner(pair_of("llava_onevision"))
+    dialogue = fast.dialogue(CLIP, repetition_penalty=1.2)
+    own = [{"max_new_tokens": 3}, {"temperature": 0.9, "seed": 4}, {"stop": " circle", "repetition_penalty": 1.0}]
+    for question, options in zip(QUESTIONS, own, strict=True):
+        earlier = dialogue.exchanges
+        found = dialogue.ask(question, **options)
+        anew = fast.caption(CLIP, prompt=question, earlier=earlier, **{"repetition_penalty": 1.2, **options})
+        assert found.token_ids == anew.token_ids and (found.question["reused"] > 0) == bool(earlier)
+    with pytest.raises(ArgumentError, match="no argument 'start'"):
+        dialogue.ask("And then?", start=1.0)
+    with pytest.raises(ProfileError, match=r"generate\.temperature"):
+        dialogue.ask("And then?", temperature=-1)
+    assert len(dialogue.exchanges) == len(QUESTIONS)
 
 
 def test_the_last_question_again(pair_of):

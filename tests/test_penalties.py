@@ -26,6 +26,7 @@ from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
+from vidspec.engine import forward
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import run_to_completion
@@ -354,11 +355,10 @@ def test_replayed_passes(pair, monkeypatch, profile):
     """A device feeds drafted tokens back by itself: those of chains, but for runs, and of trees without penalties."""
     fed_back = []
     for model in (pair.target, pair.draft):
-        graphs = ReplayedPasses(model.decoder, standin.attention)
-        for name in ("chain", "trees"):
-            call = getattr(graphs, name)
-            monkeypatch.setattr(graphs, name, lambda *given, call=call: fed_back.append(call(*given)) or fed_back[-1])
-        monkeypatch.setattr(model.decoder, "graphs", graphs)
+        monkeypatch.setattr(model.decoder, "graphs", ReplayedPasses(model.decoder, standin.attention))
+    for name in ("replay_chains", "replay_trees"):
+        call = getattr(forward, name)
+        monkeypatch.setattr(forward, name, lambda *given, call=call: fed_back.append(call(*given)) or fed_back[-1])
     for settings in ("all", "presence", ""):
         captioner = pair.captioner(profile, SETTINGS.get(settings))
         fed_back.clear()

@@ -27,8 +27,8 @@ ORDER = (
     ("decoding",),
     ("captioner",),
     ("display", "dataset", "bench"),
-    ("serve",),
     ("aio",),
+    ("serve",),
     ("cli",),
     ("__init__", "__main__"),
 )

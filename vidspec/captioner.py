@@ -520,7 +520,8 @@ class Captioner:
 
     def _can_estimate(self, sequence: Sequence) -> bool:
         """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
-        undisturbed = not sequence.shared and sequence.job.cache is None
+        cache, question = sequence.job.cache, sequence.job.question
+        undisturbed = not sequence.shared and (cache is None or (question is not None and question.kind == "turn"))
         drafts = sequence.setup.acceptance is not None
         wanted = sequence.job.estimates_speedup or (self.estimates_speedup and not self.has_feed)
         return wanted and undisturbed and drafts and not self.profile.prunes_the_target

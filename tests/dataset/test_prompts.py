@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, events, question
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question, stream_events
 from vidspec.cli import main
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats.base import make_format
@@ -37,7 +37,7 @@ class Asked(FakeCaptioner):
     def stream(self, path, *, prompt, **more):
         self.beside.append((prompt, [one for one in self.begun if one not in self.ended]))
         self.begun.append(prompt)
-        for event in events(path):
+        for event in stream_events(path):
             if (prompt, type(event)) in self.fails:
                 self.ended.append(prompt)
                 raise GenerationError("no")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.dataset.jobs import jobs_of
+from tests.dataset.reader_memory import private
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from tests.video import clips
 from vidspec.dataset.bulk import Remaining, run_plan
@@ -39,6 +40,22 @@ def test_frames_come_over_as_they_are_read(reader):
     clip, here = reader.read(CLIP, 1.0, 3.0, VIDEO), read(CLIP, start=1.0, end=3.0, **VIDEO)
     assert np.array_equal(clip.frames, here.frames) and np.array_equal(clip.timestamps, here.timestamps)
     assert clip.facts == here.facts and clip.frames.dtype == np.uint8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: it reads /proc")
+def test_a_reader_keeps_no_memory_of_its_clips(reader):
+    video = {"frames": 2, "fps": None, "max_pixels": None, "decoder": "auto"}
+
+    def read_clips(count):
+        for number in range(count):
+            path = str(shipped()[number % len(shipped())])
+            reader.read(path, None, None, video)
+            reader.segments(path, 1e9, None, None)
+        time.sleep(0.2)  # it cleans up after its answer
+        return private(reader._child.pid)
+
+    warm = read_clips(4)
+    assert read_clips(60) - warm < 3 << 20
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory of several processes by a number")

@@ -65,7 +65,7 @@ def eagle_engines():
     config |= {"num_key_value_heads": KV_HEADS, "head_dim": WIDTH, "vocab_size": SIZE.vocabulary}
     decoder = Eagle3Decoder(head_config(config), tensors)
     ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
-    decoder.bind(target.model.decoder.embed, StateInputs(SIZE.hidden, decoder.joined, ids), None)
+    decoder.bind(target.model.decoder.embed, StateInputs(SIZE.hidden, decoder.joined, ids, SIZE.vocabulary), None)
     decoder.graphs = ReplayedPasses(decoder, standin.attention)
     return target, Engine(DrawnHead(decoder, CPU, ids, len(ids)))
 

@@ -492,7 +492,7 @@ RULES = {
 def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_one(engine, kind):
     """Of several clips with windows of different lengths; runs of tokens need the host."""
     penalties, sampling = RULES[kind]
-    gammas, chains = (3, 5), [[], []]
+    gammas, chains = (3, 5, 4), [[], []]
     for way in chains:
         for prompt, gamma in zip(prompts(engine), gammas, strict=False):
             history = penalties and PenaltyHistory(penalties, TOKENS)

@@ -17,8 +17,9 @@ def test_a_server_survives_requests_a_tenth_of_them_hostile(capsys, monkeypatch)
 
 
 def test_what_a_server_keeps_is_found():
-    idle, later = soak.Usage(100 << 20, 20, 4), soak.Usage(200 << 20, 20, 4)
-    assert soak.SoakResult(usage=[idle, later, later]).failures() == []
-    grown = soak.Usage(300 << 20, 21, 5)
-    found = soak.SoakResult(usage=[idle, later, grown], wrong=["other text"]).failures()
+    idle, warm = soak.Usage(100 << 20, 20, 4), soak.Usage(200 << 20, 20, 4)
+    run = [idle, *[warm] * soak.PARTS]
+    assert soak.SoakResult(usage=run).failures() == []
+    grown = soak.Usage(211 << 20, 21, 5)
+    found = soak.SoakResult(usage=[*run[:-1], grown], wrong=["other text"]).failures()
     assert found[0] == "other text" and len(found) == 4

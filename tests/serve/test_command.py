@@ -4,7 +4,9 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from io import StringIO
 
 import httpx
@@ -60,8 +62,15 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            server.send_signal(signal.SIGTERM)
-            assert [line for line in lines if line][-1] == "data: [DONE]"
+            with ThreadPoolExecutor(3) as pool:
+                post = partial(httpx.post, json={**body, "stream": False}, headers=headers, timeout=60)
+                others = [pool.submit(post, f"{url}/v1/chat/completions") for _ in range(3)]
+                while "vidspec_requests_waiting 0\n" in httpx.get(f"{url}/metrics", headers=headers).text:
+                    if all(other.done() for other in others):
+                        break
+                server.send_signal(signal.SIGTERM)
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+                assert [other.result().status_code for other in others] == [200] * 3
         assert server.wait(30) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
@@ -75,6 +84,7 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
         (("--allow-media-domain", "file:///etc"), "must be SCHEME://HOST"),
         (("--allow-local-media", "nowhere"), "--allow-local-media nowhere: there is no such folder"),
         (("--max-media", "big"), "--max-media big: must be a size"),
+        (("--keep-videos", "some"), "--keep-videos some: must be a size"),
         (("--batch", "0"), "--batch 0: must be auto or a number"),
     ],
 )

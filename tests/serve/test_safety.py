@@ -212,6 +212,9 @@ def test_a_key_guards_all_but_health(captioner):
             ("GET", "/v1/models"),
             ("GET", "/metrics"),
             ("GET", "/"),
+            ("GET", f"/samples/{CLIP.name}"),
+            ("POST", "/v1/batches"),
+            ("POST", "/invocations"),
         ):
             for authorization in (None, "Bearer wrong", "Bearer", "geheim", "Basic !!", "Bearer geheimer"):
                 headers = {} if authorization is None else {"authorization": authorization}

@@ -1,5 +1,6 @@
 """The server as clients see it: the texts of ``vidspec caption``, OpenAI's shapes, failures, load."""
 
+import gc
 import io
 import json
 import re
@@ -18,8 +19,11 @@ from tests.serve.servers import asked, data_url, serving
 from tests.tiers import full_but
 from vidspec import cli
 from vidspec.captioner import Captioner
+from vidspec.decoding.calls import SingleArrival
 from vidspec.embedded.samples import shipped
-from vidspec.models.request import DialogueTurn
+from vidspec.events.events import Round
+from vidspec.models.request import CaptionRequest, DialogueTurn
+from vidspec.serve.chat import ChatRequest
 from vidspec.video.base import Clip
 
 CLIPS = shipped()
@@ -274,6 +278,8 @@ def test_routes_and_methods_that_there_are_not(server):
     url, _ = server
     missing, other = httpx.get(f"{url}/v1/embeddings"), httpx.get(f"{url}/v1/chat/completions")
     assert (missing.status_code, other.status_code, other.headers["allow"]) == (404, 405, "POST")
+    jobs = [httpx.post(f"{url}{path}") for path in ("/v1/batches", "/v1/files", "/invocations")]
+    assert [job.status_code for job in jobs] == [404] * 3
     for answer in (missing, other):
         assert answer.json()["error"]["type"] == "invalid_request_error" and answer.json()["error"]["message"]
 
@@ -296,6 +302,8 @@ def test_models_health_and_metrics(server, client):
 
 def test_a_full_queue_and_a_client_that_goes_away(captioner):
     slow = asked(GOOD, max_tokens=400, stop=None, presence_penalty=1.0)
+    slab = captioner.target.model.decoder.slab
+    before = slab.used  # by the videos that the other server of these models keeps
     with serving(captioner, batch=1, max_waiting=1) as (url, _):
 
         def counted(name):
@@ -323,6 +331,18 @@ def test_a_full_queue_and_a_client_that_goes_away(captioner):
         second.join()
         assert texts[0]["usage"]["completion_tokens"] == 3
         until("requests_running", 0)
+    assert slab.used == before
+
+
+def test_an_abandoned_request_ends_within_a_pass(captioner):
+    gone, after = threading.Event(), 0
+    options = {"max_new_tokens": 400, "presence_penalty": 1.0}
+    request = CaptionRequest("clip.mp4", captioner.read(CLIPS[0]), generate=options, abandoned=gone)
+    for _, event in captioner.serve(SingleArrival(request), batch=1):
+        if isinstance(event, Round):
+            after += gone.is_set()
+            gone.set()
+    assert gone.is_set() and after <= 1
     assert captioner.target.model.decoder.slab.used == 0
 
 
@@ -330,6 +350,34 @@ def test_a_request_that_takes_too_long(captioner):
     with serving(captioner, timeout=0.001) as (url, _):
         late = ask(url, asked(GOOD))
         assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+
+
+@pytest.fixture
+def no_collections():
+    """Only reference counts free objects, as in a server that is never idle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def count_requests_and_clips():
+    return sum(isinstance(one, ChatRequest | Clip) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("timeout", [60, 0.001])
+def test_an_answered_request_is_not_kept(captioner, no_collections, timeout):
+    damaged, long = asked(data_url(b"no video")), asked(GOOD, max_tokens=1_000_000)
+    bodies = [asked(GOOD, max_tokens=3), damaged, long, asked("file:///etc/passwd"), asked(GOOD, temperature="hot")]
+    with serving(captioner, timeout=timeout) as (url, _):
+        codes = [ask(url, {**body, "stream": stream}).status_code for body in bodies for stream in (False, True)]
+        assert set(codes) == ({200, 400} if timeout > 1 else {400, 504})
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json={**asked(GOOD), "stream": True}):
+            pass  # gone in the answer
+        end = time.monotonic() + 30
+        while (kept := count_requests_and_clips()) and time.monotonic() < end:
+            time.sleep(0.05)
+    assert kept == 0
 
 
 def test_a_bug_in_a_pass_is_one_clips(captioner, monkeypatch, capfd):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from vidspec.acceptance.base import rules
@@ -41,11 +42,11 @@ def key_sections() -> dict[str, tuple[str, list[KeyReference]]]:
     return {
         section: ((field.annotation.__doc__ or "").split("\n")[0], list(_keys(section, field.annotation)))
         for section, field in Profile.model_fields.items()
-        if section not in KEYS and field.annotation is not None
+        if section not in KEYS and isinstance(field.annotation, type)
     }
 
 
-def _keys(section: str, model: Any) -> Iterator[KeyReference]:
+def _keys(section: str, model: type[BaseModel]) -> Iterator[KeyReference]:
     owners = _owners(_PARTS[section]) if section in _PARTS else {}
     for name, field in model.model_fields.items():
         key = f"{section}.{name}"

@@ -61,6 +61,9 @@ def serve(
     max_duration: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Refuse clips that last longer.")
     ] = 14400,
+    keep_videos: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for recent videos, not read again for a further question.")
+    ] = "1GiB",
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page at /.")] = False,
 ) -> int:
     """Serve captions over HTTP, in OpenAI's chat API, with a page to try it.
@@ -70,12 +73,10 @@ def serve(
     from vidspec.cli.printed import print_note
     from vidspec.cli.request import parse_batch, parse_size
     from vidspec.errors import UsageError
+
+    _require_packages(fetches=bool(allow_media_domain))
     from vidspec.serve.config import ServeConfig
 
-    for module in ("starlette", "uvicorn", *(["aiohttp"] if allow_media_domain else [])):
-        if find_spec(module) is None:
-            hint = "aiohttp" if module == "aiohttp" else "'vidspec[serve]'"
-            raise UsageError(f"serve needs {module}, which is not installed", hint=f"pip install {hint}")
     if allow_local_media is not None and not allow_local_media.is_dir():
         raise UsageError(f"--allow-local-media {allow_local_media}: there is no such folder")
     listener = _listen(host, port)
@@ -95,6 +96,7 @@ def serve(
         max_bytes=parse_size(max_media, "--max-media"),
         max_frames=max_frames,
         max_seconds=max_duration,
+        keep_bytes=0 if keep_videos == "0" else parse_size(keep_videos, "--keep-videos"),
         page=not no_page,
     )
     with redirect_stdout(sys.stderr):
@@ -151,6 +153,15 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
         with suppress(KeyboardInterrupt):  # raised again after all requests were answered
             server.run(sockets=[listener])
     return 0
+
+
+def _require_packages(*, fetches: bool) -> None:
+    from vidspec.errors import UsageError
+
+    for module in ("starlette", "uvicorn", *(["aiohttp"] if fetches else [])):
+        if find_spec(module) is None:
+            hint = "aiohttp" if module == "aiohttp" else "'vidspec[serve]'"
+            raise UsageError(f"serve needs {module}, which is not installed", hint=f"pip install {hint}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,12 +13,13 @@ above its use when ready. A file that needs more gives an error or ends this pro
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from vidspec import memory
+from vidspec import garbage, memory
 from vidspec.channel import Channel, SharedBlock
 from vidspec.errors import VidspecError
 from vidspec.video.progress import steps
@@ -77,8 +78,10 @@ ReadAnswer: TypeAlias = "Clip | list[tuple[float, float]] | Exception"
 
 def read_clips(channel: Channel) -> None:
     """Run the process."""
-    import vidspec.dataset.segments
-    import vidspec.video.reading  # noqa: F401  needed by every request
+    with garbage.loading():
+        import vidspec.dataset.segments
+        import vidspec.video.decode_av
+        import vidspec.video.reading  # noqa: F401  needed by every request
 
     memory.limit_memory(MOST_MEMORY)
     channel.send("ready")
@@ -86,6 +89,8 @@ def read_clips(channel: Channel) -> None:
     while True:
         with suppress(_Stopped):
             channel.send(_answer(channel.receive(), channel))
+        gc.collect()  # containers of FFmpeg are in cycles; what was loaded is exempt
+        memory.release_memory()
 
 
 class _Stopped(Exception):

@@ -171,7 +171,10 @@ class ClipReader:
                 kind, hint = "stalled", "of slow storage raise --stall"
             raise VideoError(f"{path}: {problem}", kind=kind, hint=hint) from None
         if isinstance(answer, Exception):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # its traceback refers to this frame: a cycle that keeps the caller's objects
         return answer
 
     def _crash(self, path: str, ended: ChildEnded) -> VideoError:

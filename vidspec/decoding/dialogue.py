@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vidspec.errors import UsageError
+from typing_extensions import Unpack
+
+from vidspec.errors import ArgumentError, UsageError
 from vidspec.events.events import Finished
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import CaptionRequest, DialogueTurn, Question
+from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, Question, make_request
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from vidspec.events.record import Caption
 
 __all__ = ["Dialogue"]
+
+#: Options of the whole dialogue, which a question cannot change.
+FIXED = {"start", "end", "prompt", "system", "clip", "earlier"}
 
 
 class Dialogue:
@@ -40,31 +45,40 @@ class Dialogue:
     ) -> None:
         self._stream, self._request = stream, request
         self._cache = PrefixCache()
-        self._last: tuple[str, tuple[DialogueTurn, ...]] | None = None  # last question, and the turns before it
+        #: The last question, the turns before it, and its options.
+        self._last: tuple[str, tuple[DialogueTurn, ...], Mapping[str, object]] | None = None
         self._attempt = 0
         self._lock = threading.Lock()  # during a turn
         self._turn_thread: int | None = None  # thread of the current turn
         self.exchanges: tuple[DialogueTurn, ...] = request.earlier
 
-    def ask(self, text: str) -> Caption:
+    def ask(self, text: str, **options: Unpack[CaptionOptions]) -> Caption:
         """Return the answer; see :meth:`stream`."""
-        for event in self.stream(text):
+        for event in self.stream(text, **options):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
-    def stream(self, text: str) -> Iterator[Event]:
+    def stream(self, text: str, **options: Unpack[CaptionOptions]) -> Iterator[Event]:
         """Ask, and yield the events of the answer, as ``Captioner.stream`` does.
 
         Closing the iterator before ``Finished`` abandons the turn, which then does not count.
 
+        Args:
+            text: the question.
+            options: keys of ``generate`` and ``schema`` for this question; all others are the dialogue's.
+
         Raises:
+            ArgumentError, ProfileError: an option is unknown, the dialogue's, or does not fit the profile.
             GenerationError: the dialogue has become too long for the model, or memory does not suffice.
             UsageError: a turn of the same thread is neither answered nor abandoned.
         """
         with self._turn():
-            self._last, self._attempt = (text, self.exchanges), 0
-            yield from self._stream_turn(text, self.exchanges)
+            for name in options.keys() & FIXED:
+                raise ArgumentError(f"a question has no argument {name!r}", hint="it is an option of dialogue()")
+            generate = {**self._request.generate, **make_request("ask", self._request.path, options).generate}
+            self._last, self._attempt = (text, self.exchanges, generate), 0
+            yield from self._stream_turn(*self._last)
 
     def again(self) -> Iterator[Event]:
         """Ask the last question again, answered or abandoned; the new answer replaces the last one.
@@ -96,10 +110,12 @@ class Dialogue:
             self._turn_thread = None
             self._lock.release()
 
-    def _stream_turn(self, text: str, earlier: tuple[DialogueTurn, ...]) -> Iterator[Event]:
+    def _stream_turn(
+        self, text: str, earlier: tuple[DialogueTurn, ...], generate: Mapping[str, object]
+    ) -> Iterator[Event]:
         question = Question("turn", len(earlier))
         request = replace(self._request, prompt=text, earlier=earlier, question=question, cache=self._cache)
-        request = replace(request, attempt=self._attempt)
+        request = replace(request, attempt=self._attempt, generate=generate)
         self._cache.begin()
         with closing(self._stream(request)) as events:
             for event in events:

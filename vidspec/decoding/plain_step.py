@@ -32,7 +32,7 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     after it; the clip's tokens, events and trace do not change.
 
     Args:
-        sequence: its text is complete, and it shares neither the models nor its cache with another.
+        sequence: its text is complete, and it shares neither the models nor its entries with another.
 
     Returns:
         None if the earlier steps take another time than the later ones, as on a busy machine, or if recurrent states
@@ -40,8 +40,10 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     """
     span, spent = sequence.target.span, sequence.trace.elapsed()
     if span.states is None:
-        span.rollback(max(0, min(span.length, span.room - UNTIMED - MOST)))
-    steps = min(UNTIMED + MOST, span.room - span.length)
+        read = sequence.prefilled if sequence.job.cache is not None else None  # kept for a further question
+        span.rollback(max(read.prompt_tokens if read else 0, min(span.length, span.room - UNTIMED - MOST)))
+    first = span.length
+    steps = min(UNTIMED + MOST, span.room - first)
     if steps < UNTIMED + LEAST:
         return None
     plain = copy(sequence)
@@ -55,6 +57,8 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     plain.limits = StoppingRules(steps + 1, stopped=enough)
     plain.emit_first()
     yield from autoregressive(plain)
+    if span.states is None:
+        span.rollback(first)
     times = [after.elapsed - before.elapsed for before, after in pairwise(plain.rounds[UNTIMED:])]
     early, late = median(times[: len(times) // 2]), median(times[len(times) // 2 :])
     if max(early, late) > MEDIAN_RATIO * min(early, late):

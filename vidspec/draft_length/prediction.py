@@ -41,7 +41,7 @@ __all__ = [
 #: Share of the data sheet's bandwidth and operations that decoding passes reach.
 DECODE_USE = 0.7
 #: Kernels of a fused block and around the blocks (``python -m research.counts``).
-BLOCK_LAUNCHES, OTHER_LAUNCHES = 10, 12
+BLOCK_LAUNCHES, OTHER_LAUNCHES = 10, 13
 #: Seconds of a launch from Python, between two kernels on the device, and until the host has a result.
 LAUNCH, GAP, WAIT = 5e-6, 1e-6, 20e-6
 WeightPrecision = Literal["bfloat16", "int8", "int4"]

@@ -45,7 +45,7 @@ FUSED_FAMILIES = frozenset(
     )
 )
 #: Kernels of an EAGLE-3 head's replayed pass (``research.counts.counted_head``).
-HEAD_LAUNCHES = 40
+HEAD_LAUNCHES = 41
 
 
 def known_model(name: str) -> KnownModel | None:

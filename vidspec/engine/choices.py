@@ -243,7 +243,8 @@ def host_results(
         assert kind.cuts is not None
         chosen = choose_exactly(kind.cuts.with_all(vocabulary))
         tokens = chosen.tokens.tolist()
-    width = len(others) // 2
+    width, likeliest = len(others) // 2, list(map(int, likeliest))
+    tokens = likeliest if chosen.tokens is chosen.likeliest else list(map(int, tokens))
     ids_by_row = zip(*(map(int, column) for column in others[:width]), strict=True)
     best = list(zip(ids_by_row, zip(*others[width:], strict=True), strict=True))
     finite = math.isfinite(sum(sums[:total]))
@@ -256,7 +257,7 @@ def host_results(
             probs = chosen.probs[start + count - len(draw.uniforms) : start + count]
         logits = result.logits if rows.processor is None else chosen.logits[part]
         sound = finite or all(map(math.isfinite, sums[part]))
-        found = list(map(int, likeliest[part])), list(map(int, tokens[part]))
+        found = likeliest[part], tokens[part]
         results.append(PassResult(logits, result.hidden, result.tapped, sound, *found, top, probs))
         start += count
     return results

@@ -156,7 +156,7 @@ def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None
 def read_back(tensor: torch.Tensor) -> list[Any]:
     """Return a tensor's numbers, after the work of an open ``overlap`` and a wait for the device."""
     run_overlapped()
-    return tensor.tolist()  # type: ignore[no-any-return]
+    return tensor.tolist()
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -40,13 +40,13 @@ class _TreeLevel(NamedTuple):
 
     Attributes:
         width: number of likeliest tokens of each row.
-        picks: in the host's table, the ``count`` chosen ones of these, and again those that are read next.
+        picks: in the host's table, the ``picked`` chosen ones of these, and again those that are read next.
     """
 
     planned: PlannedPass
     width: int
     picks: int
-    count: int
+    picked: int
 
 
 def replay_chains(
@@ -145,8 +145,8 @@ def replay_trees(passes: ReplayedPasses, trees: Sequence[StaticTree], vocabulary
             chosen = best.index_select(0, table[level.picks])
             if step.inputs is not None:
                 chosen = step.inputs.ids.index_select(0, chosen)
-            grown.append(chosen[: level.count])
-            tokens = chosen[level.count :]
+            grown.append(chosen[: level.picked])
+            tokens = chosen[level.picked :]
         numbers = read_back(torch.cat(grown))
     answers = [[0] * len(tree.parents) for tree in trees]
     for (at, child), token in zip(order, numbers, strict=True):

@@ -124,6 +124,9 @@ class GraphStep:
         self.table = self._idle_table.clone()
         if chained:
             self.logits = torch.zeros(count, vocabulary, dtype=decoder.slab.dtype, device=decoder.device)
+            self._advance = torch.zeros(len(self.idle), 1, dtype=torch.long, device=decoder.device)
+            self._advance[1 : self._slot + 3].fill_(1)
+            self._advance[-1].fill_(-1)
         self._attention = StepAttention(decoder, self.table, attend)
         self.inputs = inputs = decoder.state_inputs
         self.marked = vocabulary if inputs is None else inputs.marked
@@ -149,20 +152,19 @@ class GraphStep:
         if decoder.depth in self.tapped:
             self.entering[decoder.depth] = rows
         self.hidden = decoder.norm(rows)
-        logits = decoder.logits(self.hidden)[:, : self.vocabulary]
-        self.tokens = logits.argmax(-1)
+        self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
+        likeliest = torch.argmax(self.logits, -1, out=table[0] if self.chained and self.inputs is None else None)
+        self.tokens = likeliest
         if self.inputs is not None:
-            self.tokens = self.inputs.ids[self.tokens]
+            out = table[0] if self.chained else None
+            self.tokens = torch.index_select(self.inputs.ids, 0, likeliest, out=out)
         if not self.chained:
-            self.logits = logits
             return
-        self.logits.copy_(logits)
         if self.states is not None:
             self.states.copy_(rows)
-        table[0].copy_(self.tokens)
-        table[1 : self._slot + 3].add_(1)
-        table[-1].sub_(1)
-        table.copy_(torch.where(table[-1] > 0, table, self._idle_table))
+        table.add_(self._advance)
+        # The tokens stay, also those of rows that become idle.
+        torch.where(table[-1] > 0, table[1:], self._idle_table[1:], out=table[1:])
 
     @property
     def tokens_seen(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

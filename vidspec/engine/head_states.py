@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -24,16 +23,13 @@ class StateInputs:
         width: of a state.
         project: maps the target's states (n, any) to those that the head reads, (n, width).
         ids: (vocabulary,) the target's id of each logit, on the head's device.
+        marked: size of a vocabulary that holds all of ``ids``, for the marks of penalties.
     """
 
     width: int
     project: Callable[[torch.Tensor], torch.Tensor]
     ids: torch.Tensor
-
-    @cached_property
-    def marked(self) -> int:
-        """Size of a vocabulary that holds all of ``ids``, for the marks of penalties."""
-        return int(self.ids.max()) + 1
+    marked: int
 
     def gather(self, batch: Sequence[Rows], index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the states (R, width) of a pass's token rows: one projection and one gather for all sequences.

@@ -52,6 +52,11 @@ class Pixels:
     rules: PixelRules | None = None
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of pictures and sound."""
+        return self.stored.nbytes + (0 if self.sound is None else self.sound.nbytes)
+
+    @property
     def values(self) -> torch.Tensor:
         """Normalised float32 values, on the device of ``stored``."""
         from vidspec.models.preprocess import normalise
@@ -91,6 +96,12 @@ class VisionOutput:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features."""
+        levels = (self.features, *self.deepstack, *([] if self.audio is None else [self.audio]))
+        return sum(level.nbytes for level in levels)
 
     @classmethod
     def raster(

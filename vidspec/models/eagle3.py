@@ -167,7 +167,8 @@ class Eagle3Head(Head):
         embed, eager = target_embedding(target, device), other_device_reason(target, device)
         if embedding is not None:
             embed, eager = partial(F.embedding, weight=embedding.to(device, target.dtype)), None
-        inputs = StateInputs(decoder.hidden, lambda states: decoder.joined(states.to(device)), self.tokens.to(device))
+        ids, marked = self.tokens.to(device), int(self.tokens.max()) + 1
+        inputs = StateInputs(decoder.hidden, lambda states: decoder.joined(states.to(device)), ids, marked)
         decoder.bind(embed, inputs, eager)
 
     @torch.inference_mode()

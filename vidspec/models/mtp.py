@@ -119,7 +119,7 @@ class MtpHead(Head):
         self.blocks = (target.layers,)
         self.decoder = MtpDecoder(layer, target.decoder)
         norm = target.decoder.norm
-        inputs = StateInputs(self.decoder.hidden, norm, self.tokens.to(self.device))
+        inputs = StateInputs(self.decoder.hidden, norm, self.tokens.to(self.device), self.vocabulary)
         mixture = hasattr(cast(StockModel, layer.layers[0]).mlp, "experts")
         eager = "its rows choose among experts" if mixture else other_device_reason(target, self.device)
         self.decoder.bind(target_embedding(target, self.device), inputs, eager)

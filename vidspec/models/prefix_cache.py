@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from vidspec.models.base import EmbeddedPrompt, VisionOutput
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["PrefixCache", "PrefixHit"]
+__all__ = ["PrefixCache", "PrefixHit", "VisionOutputs"]
 
+#: Vision outputs by model and pooling.
+VisionOutputs: TypeAlias = "dict[tuple[VideoLanguageModel, bool], VisionOutput]"
 #: Place in the video of rows that are not visual tokens.
 NOWHERE = -2
 
@@ -57,7 +59,7 @@ class PrefixCache:
         reused: cached rows of the current prompt, by model.
     """
 
-    seen: dict[tuple[VideoLanguageModel, bool], VisionOutput] = field(default_factory=dict)
+    seen: VisionOutputs = field(default_factory=dict)
     kept: tuple[object, torch.Tensor] | None = None
     states: torch.Tensor | None = None
     description: str | None = None
@@ -65,6 +67,13 @@ class PrefixCache:
     reused: dict[LanguageModel, int] = field(default_factory=dict)
     _earlier_sequences: list[_CachedSequence] = field(default_factory=list)
     _current_sequences: list[_CachedSequence] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its vision outputs and states, and of the KV entries reserved for its sequences."""
+        spans = {id(one.span): one.span for one in (*self._earlier_sequences, *self._current_sequences)}
+        held = sum(output.nbytes for output in self.seen.values()) + (0 if self.states is None else self.states.nbytes)
+        return held + sum(span.room * span.slab.entry_bytes for span in spans.values())
 
     def fork(self) -> PrefixCache:
         """Return a cache for a concurrent prompt about the same clip."""

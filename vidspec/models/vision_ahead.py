@@ -54,7 +54,7 @@ class VisionAhead:
             for model, pixels in zip(self.models, preprocess_clip(self.models, clip), strict=True):
                 outputs[model] = model.encode(pixels) if model.device.type == "cpu" else pixels
         self._ready[clip] = outputs
-        return sum(_bytes_of(output) for output in outputs.values())
+        return sum(output.nbytes for output in outputs.values())
 
     def take(self, clip: video.Clip) -> Mapping[VideoLanguageModel, Pixels | VisionOutput]:
         """Return what was prepared of a clip, once."""
@@ -66,10 +66,3 @@ class VisionAhead:
             self.worker.close()
         self.models = ()
         self._ready.clear()
-
-
-def _bytes_of(vision: Pixels | VisionOutput) -> int:
-    """Return the bytes of a clip's precomputed vision input or output."""
-    audio = vision.audio if isinstance(vision, VisionOutput) else vision.sound
-    levels = (vision.features, *vision.deepstack) if isinstance(vision, VisionOutput) else (vision.stored,)
-    return sum(level.nbytes for level in levels) + (0 if audio is None else audio.nbytes)

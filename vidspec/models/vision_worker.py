@@ -70,7 +70,10 @@ class VisionWorker:
                 self.close()
                 raise OSError("the process that encodes clips has ended") from error
         if isinstance(reply, Exception):
-            raise reply
+            try:
+                raise reply
+            finally:
+                del reply  # its traceback refers to this frame: a cycle that keeps the clip
         return cast("list[VisionOutput]", reply)
 
     def close(self) -> None:

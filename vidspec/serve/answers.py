@@ -6,14 +6,14 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vidspec.decoding.text_stream import TextStream
 from vidspec.events.events import Prefilled, Restarted, Round
 
 if TYPE_CHECKING:
-    from vidspec.events.events import Event, LoopLoad
+    from vidspec.events.events import Event
     from vidspec.events.record import Caption
 
 __all__ = ["ChatAnswer", "Metrics"]
@@ -29,6 +29,7 @@ class ChatAnswer:
 
     Attributes:
         frames_html: frames, as the page shows them, for the next line of a stream.
+        prompt_tokens: length of the prompt; 0 until it has been read.
     """
 
     def __init__(self, model: str, stop: Sequence[str] = (), *, details: bool = False) -> None:
@@ -36,13 +37,13 @@ class ChatAnswer:
         self._tokens: list[tuple[str, str, int]] = []
         self._rounds = 0
         self.frames_html = ""
-        self._prompt_tokens = 0
+        self.prompt_tokens = 0
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def add(self, event: Event) -> str:
         """Add an event; return the text that can be sent now."""
         if isinstance(event, Prefilled):
-            self._prompt_tokens = event.prompt_tokens
+            self.prompt_tokens = event.prompt_tokens
         elif isinstance(event, Restarted):
             self._tokens, self._rounds = [], 0
         elif isinstance(event, Round):
@@ -76,8 +77,8 @@ class ChatAnswer:
 
     def _usage(self, caption: Caption) -> dict[str, int]:
         written = len(caption.token_ids)
-        total = self._prompt_tokens + written
-        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": written, "total_tokens": total}
+        total = self.prompt_tokens + written
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": written, "total_tokens": total}
 
 
 def _line(content: object) -> str:
@@ -103,6 +104,7 @@ def _measured(caption: Caption) -> dict[str, object]:
         "frames": caption.video.get("frames"),
         "timestamps": caption.video.get("timestamps"),
         "seed": caption.seed,
+        "reused": caption.question["reused"] if caption.question is not None else 0,
     }
 
 
@@ -129,26 +131,22 @@ class Metrics:
         self.totals["accepted_tokens"] += caption.counters.get("accepted", 0)
         self.totals["target_passes"] += caption.counters.get("target_forwards", 0)
 
-    def text(self, waiting: int, running: int, load: LoopLoad | None) -> str:
-        """Return the metrics as text."""
+    def text(self, gauges: Mapping[str, float]) -> str:
+        """Return the metrics as text, with these gauges."""
+        passes, seconds, count = self.totals["target_passes"], "time_to_first_token_seconds", 0
+        rate = self.totals["accepted_tokens"] / passes if passes else 0.0
         lines = list[str]()
-
-        def add(name: str, kind: str, *samples: tuple[str, float]) -> None:
-            lines.append(f"# TYPE vidspec_{name} {kind}")
-            lines.extend(f"vidspec_{name}{labels} {value}" for labels, value in samples)
-
         for name in ("clips", "tokens", "accepted_tokens", "target_passes"):
-            add(f"{name}_total", "counter", ("", self.totals[name]))
-        passes = self.totals["target_passes"]
-        add("accepted_tokens_per_pass", "gauge", ("", self.totals["accepted_tokens"] / passes if passes else 0.0))
-        add("requests_waiting", "gauge", ("", waiting))
-        add("requests_running", "gauge", ("", running))
-        add("kv_used_bytes", "gauge", ("", load.kv_used if load and running else 0))
-        add("kv_capacity_bytes", "gauge", ("", load.kv_capacity if load else 0))
-        add("errors_total", "counter", *((f'{{code="{code}"}}', count) for code, count in sorted(self.errors.items())))
-        buckets, count = list[tuple[str, float]](), 0
+            lines += [f"# TYPE vidspec_{name}_total counter", f"vidspec_{name}_total {self.totals[name]}"]
+        for name, value in {"accepted_tokens_per_pass": rate, **gauges}.items():
+            lines += [f"# TYPE vidspec_{name} gauge", f"vidspec_{name} {value}"]
+        lines.append("# TYPE vidspec_errors_total counter")
+        lines += [f'vidspec_errors_total{{code="{code}"}} {total}' for code, total in sorted(self.errors.items())]
+        lines.append(f"# TYPE vidspec_{seconds} histogram")
         for bound in (*self.BUCKETS, float("inf")):
             count += self._first[bound]
-            buckets.append((f'_bucket{{le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"}}', count))
-        add("time_to_first_token_seconds", "histogram", *buckets, ("_sum", self._first_sum), ("_count", count))
+            lines.append(
+                f'vidspec_{seconds}_bucket{{le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"}} {count}'
+            )
+        lines += [f"vidspec_{seconds}_sum {self._first_sum}", f"vidspec_{seconds}_count {count}"]
         return "\n".join(lines) + "\n"

@@ -9,34 +9,36 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.authentication import AuthenticationBackend, AuthenticationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from vidspec.config import profiles
+from vidspec.aio import AsyncCaptioner
 from vidspec.display.pages.page import render_page
 from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError, VidspecError
-from vidspec.events.events import Event, Finished, InputsReleased, Opened, Prefilled
+from vidspec.events.events import Finished, Opened, Prefilled
 from vidspec.models.request import CaptionRequest
 from vidspec.serve.answers import ChatAnswer, Metrics
 from vidspec.serve.chat import ChatRequest, parse_chat
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.media import MediaReader
-from vidspec.serve.service import CaptionService
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive
 
     from vidspec.captioner import Captioner
+    from vidspec.decoding.setup import DecodingSetup
     from vidspec.events.record import Caption
     from vidspec.video.base import Clip
 
@@ -56,10 +58,15 @@ DEMO = "The built-in models know drawn shapes only; their captions of real video
 MAX_PICTURES = 16
 #: Unknown fields that are warned of, at most.
 MAX_WARNINGS = 100
-#: Clips that are read or wait, with their frames in memory, and seconds after which a refused client may try again.
-AHEAD, RETRY_AFTER = 8, 5
 #: Bytes of all requests that are being received.
 MAX_RECEIVED = 1 << 30
+
+
+class _Progress(NamedTuple):
+    """Text that can be sent now, and the caption at the end."""
+
+    text: str = ""
+    caption: Caption | None = None
 
 
 class _Api:
@@ -77,15 +84,14 @@ class _Api:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Run the readers and the service; they end after the last request."""
+        """Run the readers and the captioner's thread; they end after the last request."""
         self.captioner.start_vision_worker()
         self.media = MediaReader(self.captioner, self.config)
-        self.service = CaptionService(self.captioner, self.config.batch)
-        self._ahead = asyncio.Semaphore(AHEAD)
+        self.captions = AsyncCaptioner(self.captioner, self.config.batch)
         try:
             yield
         finally:
-            await asyncio.to_thread(self.service.close)
+            await self.captions.drain()
             self.media.close()
 
     async def models(self, _request: Request) -> Response:
@@ -99,7 +105,10 @@ class _Api:
 
     async def show_metrics(self, _request: Request) -> Response:
         """Show the counters."""
-        return PlainTextResponse(self.metrics.text(self.waiting, self.running, self.service.load))
+        slab = self.captioner.target.model.decoder.slab
+        now = {"requests_waiting": self.waiting, "requests_running": self.running}
+        now |= {"kv_used_bytes": slab.used * slab.entry_bytes, "kv_capacity_bytes": slab.nbytes}
+        return PlainTextResponse(self.metrics.text({**now, "kept_bytes": self.media.recent.nbytes}))
 
     async def page(self, _request: Request) -> Response:
         """Return the page, made of the parts of reports."""
@@ -113,50 +122,44 @@ class _Api:
         clip = next((clip for clip in shipped() if clip.name == request.path_params["name"]), None)
         if clip is None:
             raise ApiError("there is no such sample", status=404)
-        return Response(clip.read_bytes(), media_type="video/mp4")
+        return FileResponse(clip, media_type="video/mp4")
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat request."""
-        began = time.monotonic()
+        deadline = time.monotonic() + self.config.timeout
         if self.waiting >= self.config.max_waiting:
             raise ApiError("the server is busy", status=503, code="busy")
-        self.waiting += 1  # until the captioner takes it, see _events
-        events: AsyncGenerator[Event, None] | None = None
+        self.waiting += 1
         try:
             chat = await self._parse(request)
-            answer = ChatAnswer(self.config.name, self._stops(chat), details=chat.details)
-            events = self._events(chat, answer, began)
+            setup = await asyncio.to_thread(self._setup_of, chat)
         finally:
-            if events is None:
-                self.waiting -= 1
-        if not chat.stream:
-            caption = await _while_connected(request.receive, self._collect(events, answer))
+            self.waiting -= 1  # _answer counts on
+        answer = ChatAnswer(self.config.name, setup.profile.generate.stop, details=chat.caption.estimates_speedup)
+        progress = self._answer(chat, answer, deadline)
+        if not chat.body.stream:
+            caption = await _while_connected(request.receive, _last_caption(progress))
             return JSONResponse(answer.message(caption))
-        first = await _while_connected(request.receive, _first(events))
-        return _Stream(self._lines(chat, answer, first, events), self._fail)
+        await _while_connected(request.receive, anext(progress))
+        lines = self._lines(chat, answer, progress)
+        return StreamingResponse(lines, headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
 
     async def _parse(self, request: Request) -> ChatRequest:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the content type must be application/json", status=415)
-        content = await self._body(request)
+        chat = await asyncio.to_thread(parse_chat, await self._body(request), self._warn)
+        if chat.body.model not in (None, "", self.config.name):
+            message = f"there is no such model; this is {self.config.name}"
+            raise ApiError(message, "model", status=404, code="model_not_found")
+        return chat
+
+    def _setup_of(self, chat: ChatRequest) -> DecodingSetup:
         try:
-            body = await asyncio.to_thread(json.loads, content)
-        except (ValueError, RecursionError):
-            raise ApiError("the request is no JSON") from None
-        del content
-        chat = parse_chat(body, self._warn)
-        if chat.model not in (None, "", self.config.name):
-            raise ApiError(
-                f"there is no such model; this is {self.config.name}", "model", status=404, code="model_not_found"
-            )
-        try:
-            changed = {f"generate.{key}": value for key, value in chat.generate.items()}
-            await asyncio.to_thread(profiles.override, self.captioner.profile, changed)
+            return self.captioner.setup_of(chat.caption)
         except ProfileError as error:
-            key = next((key for key in chat.generate if f"generate.{key}" in error.message), "")
+            key = next((key for key in chat.named if f"generate.{key}" in error.message), "")
             name = chat.named.get(key)
             raise ApiError(error.message.replace(f"generate.{key}", name or ""), name) from error
-        return chat
 
     async def _body(self, request: Request) -> bytes:
         """Return the body, of bounded size and within the time of a request."""
@@ -186,60 +189,44 @@ class _Api:
             self._warned.add(name)
             self._note(f"note: requests have the field {name[:60]!r}, which is ignored")
 
-    def _stops(self, chat: ChatRequest) -> tuple[str, ...]:
-        stop = chat.generate.get("stop", self.captioner.profile.generate.stop)
-        return stop if isinstance(stop, tuple) else ()
+    def _late(self) -> ApiError:
+        message = f"not answered within {self.config.timeout:g} s"
+        return ApiError(message, status=504, code="timeout", headers={"X-Should-Retry": "false"})
 
-    async def _events(self, chat: ChatRequest, answer: ChatAnswer, began: float) -> AsyncGenerator[Event, None]:
-        """Yield the events of a request, from ``Prefilled`` on. Closing the iterator frees its place.
+    async def _answer(self, chat: ChatRequest, answer: ChatAnswer, deadline: float) -> AsyncGenerator[_Progress, None]:
+        """Yield the progress of a request from ``Prefilled`` on. Closing the iterator frees its place.
 
         A request counts as waiting until the captioner takes it, then as running.
         """
-        ticket, waits, reads, answers = None, True, False, False
-        deadline = began + self.config.timeout
+        request: CaptionRequest | None = None
+
+        async def read() -> CaptionRequest:
+            nonlocal request
+            request = await self.media.read(chat)
+            return request
+
+        waits, self.waiting = True, self.waiting + 1
         try:
-            await self._in_time(self._ahead.acquire(), deadline)
-            reads = True
-            clip = await self._in_time(self.media.read(chat), deadline)
-            ticket = self.service.submit(
-                CaptionRequest(
-                    chat.media.field,
-                    clip,
-                    (chat.prompt.strip() and chat.prompt) or None,
-                    chat.system,
-                    earlier=chat.earlier,
-                    generate=chat.generate,
-                    estimates_speedup=chat.details,
-                )
-            )
-            shown = clip if chat.details else None
-            del clip
-            while True:
-                event = await self._in_time(ticket.events.get(), deadline)
-                if isinstance(event, Exception):
-                    raise event
-                if isinstance(event, Opened):
-                    if waits:
+            async with aclosing(self.captions.run(read)) as events:
+                while True:
+                    event = await self._in_time(anext(events), deadline)
+                    assert request is not None and request.clip is not None
+                    if isinstance(event, Opened) and waits:
                         waits, self.waiting, self.running = False, self.waiting - 1, self.running + 1
-                    continue
-                if isinstance(event, Prefilled) and not answers:
-                    answers = True
-                    self.metrics.add_first_token(time.monotonic() - began)
-                if isinstance(event, InputsReleased) and reads:
-                    reads = False
-                    self._ahead.release()
-                if isinstance(event, Prefilled) and shown is not None:
-                    answer.frames_html, shown = await asyncio.to_thread(_render_frames, shown, event), None
-                if isinstance(event, Finished):
-                    self.metrics.add_caption(event.caption)
-                yield event
-                if isinstance(event, Finished):
-                    return
+                    if isinstance(event, Prefilled) and not answer.prompt_tokens:
+                        self.metrics.add_first_token(time.monotonic() - deadline + self.config.timeout)
+                        if chat.caption.estimates_speedup:
+                            answer.frames_html = await asyncio.to_thread(_render_frames, request.clip, event)
+                    caption = event.caption if isinstance(event, Finished) else None
+                    if caption is not None:
+                        self.metrics.add_caption(caption)
+                        await self.media.recent.add(request)
+                    text = answer.add(event)
+                    if answer.prompt_tokens:
+                        yield _Progress(text, caption)
+                    if caption is not None:
+                        return
         finally:
-            if ticket is not None:
-                self.service.abandon(ticket)
-            if reads:
-                self._ahead.release()
             self.waiting, self.running = self.waiting - waits, self.running - (not waits)
 
     async def _in_time(self, work: Awaitable[T], deadline: float) -> T:
@@ -248,49 +235,39 @@ class _Api:
         except TimeoutError:
             raise self._late() from None
 
-    def _late(self) -> ApiError:
-        return ApiError(f"not answered within {self.config.timeout:g} s", status=504, code="timeout")
-
-    async def _collect(self, events: AsyncGenerator[Event, None], answer: ChatAnswer) -> Caption:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Finished):
-                    return event.caption
-                answer.add(event)
-        raise AssertionError("a stream ends with Finished")
-
     async def _lines(
-        self, chat: ChatRequest, answer: ChatAnswer, first: Event, events: AsyncGenerator[Event, None]
+        self, chat: ChatRequest, answer: ChatAnswer, progress: AsyncGenerator[_Progress, None]
     ) -> AsyncGenerator[str, None]:
         """Yield the lines of a stream."""
-        async with aclosing(events):
-            answer.add(first)
-            yield answer.chunk({"role": "assistant", "content": ""})
-            async for event in events:
-                if text := answer.add(event):
-                    yield answer.chunk({"content": text})
-                if isinstance(event, Finished):
-                    caption = event.caption
-                    yield answer.chunk({}, caption)
-                    if chat.usage:
-                        yield answer.usage_chunk(caption)
-            yield "data: [DONE]\n\n"
+        yield answer.chunk({"role": "assistant", "content": ""})
+        try:
+            async with aclosing(progress):
+                async for text, caption in progress:
+                    if text:
+                        yield answer.chunk({"content": text})
+                    if caption is not None:
+                        yield answer.chunk({}, caption)
+                        if chat.body.stream_options.include_usage:
+                            yield answer.usage_chunk(caption)
+        except Exception as error:
+            yield f"data: {json.dumps(self.fail(error).content)}\n\n"
+        yield "data: [DONE]\n\n"
 
-    def _fail(self, error: Exception) -> ApiError:
+    def fail(self, error: Exception) -> ApiError:
         """Return the answer to an error, and count it. Messages of bugs go to the log only."""
-        if isinstance(error, GenerationError) and error.kind == "internal":
-            told = ApiError("internal error", status=500, code="internal")
-        elif isinstance(error, VidspecError):
-            status = 503 if error.kind == "memory" else 400
-            told = ApiError(error.message, "max_tokens" if error.kind == "json" else None, status=status)
-            told.code = error.kind
-        elif isinstance(error, ApiError):
+        if isinstance(error, ApiError):
             told = error
         elif isinstance(error, HTTPException):  # no such route, or another method
-            told = ApiError(error.detail.lower(), status=error.status_code, code="http")
+            told = ApiError(error.detail.lower(), status=error.status_code, code="http", headers=error.headers)
+        elif isinstance(error, VidspecError) and not (isinstance(error, GenerationError) and error.kind == "internal"):
+            param = "max_tokens" if error.kind == "json" else None
+            told = ApiError(error.message, param, status=503 if error.kind == "memory" else 400, code=error.kind)
         else:
-            traceback.print_exception(error, file=sys.stderr)
+            if not isinstance(error, GenerationError):  # whose cause has been printed
+                traceback.print_exception(error, file=sys.stderr)
             told = ApiError("internal error", status=500, code="internal")
+        if told.code == "memory":
+            self.media.recent.clear()
         self.metrics.errors[told.code or "invalid"] += 1
         return told
 
@@ -299,41 +276,7 @@ class _Api:
         if isinstance(error, ClientDisconnect):
             self.metrics.errors["gone"] += 1
             return Response(status_code=499)
-        told = self._fail(error)
-        headers = dict(getattr(error, "headers", None) or {})
-        if told.status == 503:
-            headers["Retry-After"] = str(RETRY_AFTER)
-        if told.code == "timeout":
-            headers["X-Should-Retry"] = "false"
-        return JSONResponse(told.content, told.status, headers)
-
-
-class _Stream(Response):
-    """A response of server-sent events; a client that goes away closes its source."""
-
-    def __init__(self, lines: AsyncGenerator[str, None], fail: Callable[[Exception], ApiError]) -> None:
-        self._lines, self._fail = lines, fail
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def body(text: str, *, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
-
-        async def produce() -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async with aclosing(self._lines):
-                try:
-                    async for line in self._lines:
-                        await body(line)
-                except OSError:
-                    raise ClientDisconnect from None
-                except Exception as error:
-                    await body(f"data: {json.dumps(self._fail(error).content)}\n\ndata: [DONE]\n\n")
-            await body("", more=False)
-
-        with suppress(ClientDisconnect):
-            await _while_connected(receive, produce())
+        return self.fail(error).response
 
 
 def _render_frames(clip: Clip, seen: Prefilled) -> str:
@@ -341,15 +284,15 @@ def _render_frames(clip: Clip, seen: Prefilled) -> str:
     return render_page("frames.html", pictures=draw_clip(clip, seen, MAX_PICTURES))
 
 
-async def _first(events: AsyncGenerator[Event, None]) -> Event:
-    try:
-        return await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
+async def _last_caption(progress: AsyncGenerator[_Progress, None]) -> Caption:
+    async with aclosing(progress):
+        async for _, caption in progress:
+            if caption is not None:
+                return caption
+    raise AssertionError("a stream ends with Finished")
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """Return the result of work, or cancel it once the client has gone.
 
     Raises:
@@ -365,47 +308,50 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
-        return await task
+        return task.result()
     finally:
         for one in (task, leaving):
             one.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
+        del task  # its exception's traceback refers to this frame: a cycle that keeps the request
 
 
-class _Guard:
-    """Middleware: the key for all but ``/health``, and no requests of other hosts' pages."""
+class _Refused(ApiError, AuthenticationError):
+    """A request that no route sees."""
 
-    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
-        self._app, self._config = app, config
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (error := self._refuse(scope["path"], Headers(scope=scope))) is not None:
-            headers = {"WWW-Authenticate": "Basic" if scope["path"] == "/" else "Bearer"} if error.status == 401 else {}
-            await JSONResponse(error.content, error.status, headers)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+class _Guard(AuthenticationBackend):
+    """The key for all but ``/health``, and no requests of other hosts' pages."""
 
-    def _refuse(self, path: str, headers: Headers) -> ApiError | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+
+    async def authenticate(self, conn: HTTPConnection) -> None:
+        """Return if a request may be answered.
+
+        Raises:
+            _Refused: it may not.
+        """
+        path, host, origin = conn.scope["path"], conn.headers.get("host", ""), conn.headers.get("origin")
         name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
         if self._config.loopback and name.lower() not in LOCAL:
-            return ApiError("this server answers to localhost only", status=403, code="host")
+            raise _Refused("this server answers to localhost only", status=403, code="host")
         if origin is not None and origin.partition("://")[2] != host:
-            return ApiError("pages of other hosts may not use this server", status=403, code="origin")
+            raise _Refused("pages of other hosts may not use this server", status=403, code="origin")
         if path == "/health" or self._config.api_key is None:
-            return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
+            return
+        kind, _, given = conn.headers.get("authorization", "").partition(" ")
         if kind.lower() == "basic":  # a browser's, whose user name does not matter
             try:
                 given = base64.b64decode(given, validate=True).decode().partition(":")[2]
             except ValueError:
                 given = ""
-        if hmac.compare_digest(given.encode(), self._config.api_key.encode()):
-            return None
-        return ApiError("a wrong or missing API key", status=401, code="invalid_api_key")
+        if not hmac.compare_digest(given.encode(), self._config.api_key.encode()):
+            scheme = {"WWW-Authenticate": "Basic" if path == "/" else "Bearer"}
+            raise _Refused("a wrong or missing API key", status=401, code="invalid_api_key", headers=scheme)
 
 
-def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], None] = lambda line: None) -> ASGIApp:
+def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], None] = lambda line: None) -> Starlette:
     """Return the application.
 
     Args:
@@ -422,6 +368,8 @@ def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], N
     ]
     if config.page:
         routes += [Route("/", api.page), Route("/samples/{name}", api.sample)]
-    handlers = {kind: api.answer_error for kind in (ApiError, HTTPException, VidspecError, ClientDisconnect, Exception)}
-    app = Starlette(routes=routes, lifespan=api.lifespan, exception_handlers=handlers)
-    return _Guard(app, config)
+    handlers = {kind: api.answer_error for kind in (HTTPException, VidspecError, ClientDisconnect, Exception)}
+    guard = Middleware(
+        AuthenticationMiddleware, backend=_Guard(config), on_error=lambda _, error: api.fail(error).response
+    )
+    return Starlette(routes=routes, lifespan=api.lifespan, exception_handlers=handlers, middleware=[guard])

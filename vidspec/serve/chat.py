@@ -1,58 +1,132 @@
-"""Parse a request of OpenAI's chat API. Reads no media and decodes no base64."""
+"""Requests of OpenAI's chat API, parsed by pydantic models. Reads no media and decodes no base64."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from vidspec.models.request import DialogueTurn
+from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+
+from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, make_request
 from vidspec.serve.config import ApiError
 
 __all__ = ["ChatRequest", "Media", "parse_chat"]
 
-#: Fields of sampling and length, with the keys of the profile's section ``generate`` that they set.
-OPTIONS = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-}
-WHOLE = {"max_tokens", "max_completion_tokens", "top_k", "seed"}
-#: Fields that cannot be served, with the values that ask for nothing.
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none",),
-    "logit_bias": ({},),
-    "frequency_penalty": (0, 0.0),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "echo": (False,),
-    "prompt_logprobs": (),
-}
-#: Other fields that are read; those of one client's bookkeeping change no answer.
-KNOWN = {"model", "messages", "stream", "stream_options", "stop", "response_format", "media_io_kwargs"}
-KNOWN |= {"mm_processor_kwargs", "vidspec", "user", "store", "metadata", "service_tier", "parallel_tool_calls"}
+#: Fields that cannot be served, unless their value asks for nothing; those that clients send and no answer depends on.
+UNSUPPORTED = {"logprobs", "top_logprobs", "prompt_logprobs", "tools", "tool_choice", "functions", "function_call"}
+UNSUPPORTED |= {"n", "best_of", "logit_bias", "frequency_penalty", "audio", "modalities", "prediction", "echo"}
+IGNORED = {"user", "store", "metadata", "service_tier", "parallel_tool_calls"}
+#: Values that ask for nothing; those of ``n`` and ``best_of``.
+NOTHING: tuple[object, ...] = (None, False, 0, [], {}, "none", "auto", ["text"])
+ONE = (None, 1)
 #: Text that some clients send with frames, to tell their times.
 FRAME_NOTE = re.compile(r"\[Video: \d{1,6} frames sampled at (\d{1,4}(?:\.\d{1,6})?) ?fps[^\]]{0,200}\]\s*")
 #: Characters of a JSON Schema, and of the text in a request.
 MAX_SCHEMA, MAX_TEXT = 1 << 16, 1 << 20
 #: Frames per second of pictures that say nothing of their times.
 FRAME_RATE = 2.0
+
+_EMPTY = BeforeValidator(lambda value: {} if value is None else value)
+_UNSET = BeforeValidator(lambda value: None if value == -1 else value)
+_TEXT: TypeAlias = Annotated[str, Field(min_length=1)]
+_COUNT: TypeAlias = Annotated[Annotated[StrictInt, Field(ge=1)] | None, _UNSET]
+_RATE: TypeAlias = Annotated[Annotated[StrictFloat, Field(gt=0, le=1000)] | None, _UNSET]
+
+
+class _FrameChoice(BaseModel):
+    num_frames: _COUNT = None
+    nframes: _COUNT = None
+    fps: _RATE = None
+
+
+class _File(_FrameChoice):
+    url: _TEXT = Field(validation_alias="file_data")
+
+
+class _Link(_FrameChoice):
+    url: _TEXT
+
+
+_Url: TypeAlias = Annotated[_Link, BeforeValidator(lambda one: {"url": one} if isinstance(one, str) else one)]
+
+
+class _Part(BaseModel):
+    type: Literal["text", "image_url", "video_url", "file"]
+    text: str | None = None
+    image_url: _Url | None = None
+    video_url: _Url | None = None
+    file: _File | None = None
+
+    def source(self, place: str) -> _File | _Link:
+        found: _File | _Link | None = getattr(self, self.type)
+        if found is None:
+            raise ApiError(f"{place}.{self.type} is missing", f"{place}.{self.type}")
+        return found
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        list[_Part], BeforeValidator(lambda one: [{"type": "text", "text": one}] if isinstance(one, str) else one)
+    ]
+
+
+class _VideoOptions(BaseModel):
+    video: Annotated[_FrameChoice, _EMPTY] = _FrameChoice()
+
+
+class _StreamOptions(BaseModel):
+    include_usage: StrictBool | None = None
+
+
+class _OwnOptions(BaseModel):
+    details: StrictBool | None = None
+
+
+class _Schema(BaseModel):
+    content: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class _Format(BaseModel):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: Annotated[_Schema, _EMPTY] = _Schema()
+
+
+class _Options(BaseModel):
+    """Fields for keys of the profile's section ``generate``, which checks their values."""
+
+    max_tokens: StrictInt | None = None
+    max_completion_tokens: StrictInt | None = None
+    temperature: StrictFloat | None = None
+    top_p: StrictFloat | None = None
+    top_k: Annotated[StrictInt | None, BeforeValidator(lambda value: 0 if value == -1 else value)] = None
+    min_p: StrictFloat | None = None
+    seed: StrictInt | None = None
+    presence_penalty: StrictFloat | None = None
+    repetition_penalty: StrictFloat | None = None
+    stop: Annotated[
+        Annotated[list[_TEXT], Field(max_length=16)] | None,
+        BeforeValidator(lambda one: [one] if isinstance(one, str) and one else one or None),
+    ] = None
+
+
+class _Body(_Options, extra="allow"):
+    messages: list[_Message] = Field(min_length=1)
+    model: str | None = None
+    stream: StrictBool | None = None
+    stream_options: Annotated[_StreamOptions, _EMPTY] = _StreamOptions()
+    response_format: Annotated[_Format, _EMPTY] = _Format()
+    media_io_kwargs: Annotated[_VideoOptions, _EMPTY] = _VideoOptions()
+    mm_processor_kwargs: Annotated[_FrameChoice, _EMPTY] = _FrameChoice()
+    vidspec: Annotated[_OwnOptions, _EMPTY] = _OwnOptions()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Fields of the section ``generate`` that are given."""
+        return {name: value for name in _Options.model_fields if (value := getattr(self, name)) is not None}
 
 
 class Media(NamedTuple):
@@ -71,152 +145,116 @@ class Media(NamedTuple):
     fps: float = FRAME_RATE
 
 
-@dataclass
-class ChatRequest:
+class ChatRequest(NamedTuple):
     """A parsed request.
 
     Attributes:
+        caption: prompt, earlier turns and options; without its clip.
+        media: the clip.
         sampling: number of frames or their rate, as ``vidspec.video.read`` takes them; empty for the profile's.
-        generate: keys of the profile's section ``generate``.
-        named: the request's field of each such key.
-        usage: True to end a stream with the usage.
-        details: True to add to a stream what the page shows.
+        named: the request's field of each key of the section ``generate``.
+        body: all fields.
     """
 
-    prompt: str
+    caption: CaptionRequest
     media: Media
-    system: str | None = None
-    earlier: tuple[DialogueTurn, ...] = ()
-    model: str | None = None
-    sampling: dict[str, float | int | None] = field(default_factory=dict)
-    generate: dict[str, object] = field(default_factory=dict)
-    named: dict[str, str] = field(default_factory=dict)
-    stream: bool = False
-    usage: bool = False
-    details: bool = False
+    sampling: dict[str, float | int | None]
+    named: dict[str, str]
+    body: _Body
 
 
-class _Turn(NamedTuple):
-    role: str
-    text: str
-
-
-def parse_chat(body: object, warn: Callable[[str], None]) -> ChatRequest:
+def parse_chat(content: bytes, warn: Callable[[str], None]) -> ChatRequest:
     """Parse the body of a request.
 
     Args:
-        body: as ``json.loads`` returns it.
+        content: its bytes.
         warn: called with each field that is not known, and ignored.
 
     Raises:
         ApiError: names the field that is wrong or cannot be served.
     """
-    if not isinstance(body, dict):
-        raise ApiError("the request must be a JSON object")
-    for name, value in body.items():
-        if name in UNSUPPORTED:
-            if value is not None and value not in UNSUPPORTED[name]:
-                raise ApiError(f"{name} is not supported", name, code="unsupported_parameter")
-        elif name not in KNOWN and name not in OPTIONS:
+    try:
+        body = _Body.model_validate_json(content)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    for name, value in (body.model_extra or {}).items():
+        if name in UNSUPPORTED and value not in (ONE if name in ("n", "best_of") else NOTHING):
+            raise ApiError(f"{name} is not supported", name, code="unsupported_parameter")
+        if name not in UNSUPPORTED | IGNORED:
             warn(name)
-    sampling: dict[str, float | int | None] = {}
-    turns, system, media = _messages(body.get("messages"), sampling)
-    _video_options(body, sampling)
-    if media.kind == "frames" and sampling.get("fps"):
-        media = media._replace(fps=float(sampling["fps"] or 0))
-    pairs = zip(turns[:-1:2], turns[1::2], strict=True)
-    request = ChatRequest(
-        turns[-1].text or "",
-        media,
-        system,
-        tuple(DialogueTurn(question.text, answer.text) for question, answer in pairs),
-        _typed(body, "model", str),
-        sampling,
-    )
-    _generate_options(body, request)
-    stream = _typed(body, "stream_options", dict) or {}
-    request.stream = bool(_typed(body, "stream", bool))
-    request.usage = bool(_typed(stream, "include_usage", bool, "stream_options."))
-    own = _typed(body, "vidspec", dict) or {}
-    request.details = bool(_typed(own, "details", bool, "vidspec."))
-    return request
+    texts, system, media, samplings = _read_messages(body.messages)
+    body.messages.clear()  # they may be large; the media have what is needed
+    sampling = _merge_samplings((*samplings, body.media_io_kwargs.video, body.mm_processor_kwargs))
+    if media.kind == "frames" and (fps := sampling.get("fps")):
+        media = media._replace(fps=float(fps))
+    named = {"max_new_tokens" if name.startswith("max_") else name: name for name in body.options}
+    options = CaptionOptions(prompt=texts[-1] if texts[-1].strip() else None, system=system)
+    options["earlier"] = tuple(map(DialogueTurn, texts[:-1:2], texts[1::2]))
+    options |= {key: getattr(body, name) for key, name in named.items()}  # type: ignore[typeddict-item]
+    if body.response_format.type != "text":
+        options["schema"], named["json_schema"] = _schema_text(body.response_format), "response_format"
+    caption = replace(make_request("serve", media.field, options), estimates_speedup=bool(body.vidspec.details))
+    return ChatRequest(caption, media, sampling, named, body)
 
 
-def _typed(values: Mapping[str, Any], name: str, kind: type, prefix: str = "") -> Any:
-    value = values.get(name)
-    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        words = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
-        raise ApiError(f"{prefix}{name} must be {words[kind]}", f"{prefix}{name}")
-    return value
+def _refusal(error: ValidationError) -> ApiError:
+    """Return the first error of a body with the field's name, as in ``messages[0].content[1].type``."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError("the request is no JSON")
+    place = first["loc"]
+    if place[:1] != ("messages",):  # a list is told as a whole
+        place = tuple(one for one in place if isinstance(one, str))
+    name = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place)[1:]
+    text = first["msg"].replace("Input should be", "must be").replace("should", "must")
+    return ApiError(f"{name or 'the request'}: {text[:1].lower()}{text[1:]}", name or None)
 
 
-def _number(values: Mapping[str, Any], name: str, prefix: str = "", *, whole: bool = False) -> float | int | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) < 2**53:
-        raise ApiError(f"{prefix}{name} must be a {'whole ' if whole else ''}number", f"{prefix}{name}")
-    return value
-
-
-def _messages(messages: object, sampling: dict[str, float | int | None]) -> tuple[list[_Turn], str | None, Media]:
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("messages must be a list with a message", "messages")
-    turns: list[_Turn] = []
-    system: list[str] = []
+def _read_messages(messages: Sequence[_Message]) -> tuple[list[str], str | None, Media, list[_FrameChoice]]:
+    """Return the texts of user and assistant in turn, the system prompt, the video and its sampling."""
+    texts, system, samplings = list[str](), list[str](), list[_FrameChoice]()
     media: Media | None = None
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("system", "developer", "user", "assistant"):
-            raise ApiError(f"{where}.role must be system, user or assistant", f"{where}.role")
-        text, found = _content(message.get("content"), f"{where}.content", sampling)
-        if found is not None and (role != "user" or turns or media is not None):
+        text, found = _read_parts(message.content, f"{where}.content", samplings)
+        if found is not None and (message.role != "user" or texts or media is not None):
             raise ApiError(f"{found.field}: the video belongs into the first message of the user", found.field)
         media = media or found
-        if role in ("system", "developer"):
-            if turns:
+        if message.role in ("system", "developer"):
+            if texts:
                 raise ApiError(f"{where}: a system message comes first", where)
             system.append(text)
-        elif role != ("assistant" if len(turns) % 2 else "user"):
+        elif message.role != ("assistant" if len(texts) % 2 else "user"):
             raise ApiError(f"{where}.role: messages of user and assistant alternate", f"{where}.role")
         else:
-            turns.append(_Turn(role, text))
-    if len(turns) % 2 == 0:
+            texts.append(text)
+    if len(texts) % 2 == 0:
         raise ApiError("messages must end with one of the user", "messages")
     if media is None:
         raise ApiError("messages must have a video_url, a file or an image_url", "messages")
-    if sum(len(turn.text) for turn in turns) + sum(map(len, system)) > MAX_TEXT:
+    if sum(map(len, texts + system)) > MAX_TEXT:
         raise ApiError(f"messages have more than {MAX_TEXT} characters of text", "messages")
-    return turns, "\n".join(system) or None, media
+    return texts, "\n".join(system) or None, media, samplings
 
 
-def _content(content: object, where: str, sampling: dict[str, float | int | None]) -> tuple[str, Media | None]:
+def _read_parts(parts: Sequence[_Part], where: str, samplings: list[_FrameChoice]) -> tuple[str, Media | None]:
     """Return the text and the video of a message."""
-    if isinstance(content, str):
-        return content, None
-    if not isinstance(content, list):
-        raise ApiError(f"{where} must be text or a list of parts", where)
-    texts: list[str] = []
-    pictures: list[str] = []
+    texts, pictures = list[str](), list[str]()
     media: Media | None = None
-    for number, part in enumerate(content):
+    for number, part in enumerate(parts):
         place = f"{where}[{number}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text":
-            texts.append(_typed(part, "text", str, f"{place}.") or "")
-        elif kind == "image_url":
-            pictures.append(_url(part, "image_url", "url", place))
-        elif kind in ("video_url", "file"):
-            if media is not None:
-                raise ApiError(f"{place}: a message may have one video", place)
-            media = _file(part, kind, place, sampling)
+        if part.type == "text":
+            texts.append(part.text or "")
+        elif part.type == "image_url":
+            pictures.append(part.source(place).url)
+        elif media is not None:
+            raise ApiError(f"{place}: a message may have one video", place)
         else:
-            raise ApiError(f"{place}.type must be text, image_url, video_url or file", f"{place}.type")
+            samplings.append(source := part.source(place))
+            media = _file_media(source.url, place, base64=part.type == "file")
+    text = "\n".join(texts)
     if pictures and media is not None:
         raise ApiError(f"{where}: a message has either a video or images", where)
-    text = "\n".join(texts)
     if pictures:
         note = FRAME_NOTE.search(text)
         rate = float(note[1]) if note and float(note[1]) > 0 else FRAME_RATE
@@ -224,67 +262,31 @@ def _content(content: object, where: str, sampling: dict[str, float | int | None
     return text, media
 
 
-def _url(part: Mapping[str, Any], kind: str, name: str, place: str) -> str:
-    value = part.get(kind)
-    url = value.get(name) if isinstance(value, dict) else value if name == "url" else None
-    if not isinstance(url, str) or not url:
-        raise ApiError(f"{place}.{kind}.{name} must be text", f"{place}.{kind}.{name}")
-    return url
-
-
-def _file(part: Mapping[str, Any], kind: str, place: str, sampling: dict[str, float | int | None]) -> Media:
-    name = "url" if kind == "video_url" else "file_data"
-    url = _url(part, kind, name, place)
-    if kind == "file" and not url.startswith("data:"):
+def _file_media(url: str, place: str, *, base64: bool) -> Media:
+    if base64 and not url.startswith("data:"):
         url = f"data:;base64,{url}"
-    if isinstance(part[kind], dict):
-        _take_sampling(part[kind], f"{place}.{kind}.", sampling)
     header, comma, _ = url[:64].partition(",")
     if comma and header.lower() == "data:video/jpeg;base64":  # vLLM's frames, one after the other
-        whole = tuple(f"data:image/jpeg;base64,{one}" for one in url[len(header) + 1 :].split(","))
-        return Media("frames", whole, place)
+        frames = tuple(f"data:image/jpeg;base64,{one}" for one in url[len(header) + 1 :].split(","))
+        return Media("frames", frames, place)
     return Media("file", (url,), place)
 
 
-def _take_sampling(values: Mapping[str, Any], prefix: str, sampling: dict[str, float | int | None]) -> None:
-    for name in ("num_frames", "nframes"):
-        if (frames := _number(values, name, prefix, whole=True)) is not None and frames != -1:
-            if frames < 1:
-                raise ApiError(f"{prefix}{name} must be 1 or more", f"{prefix}{name}")
-            sampling |= {"frames": frames, "fps": None}
-    if (fps := _number(values, "fps", prefix)) is not None and fps != -1 and not sampling.get("frames"):
-        if not 0 < fps <= 1000:
-            raise ApiError(f"{prefix}fps must be more than 0, and at most 1000", f"{prefix}fps")
-        sampling |= {"fps": float(fps), "frames": None}
+def _merge_samplings(samplings: Sequence[_FrameChoice]) -> dict[str, float | int | None]:
+    """Return the last number of frames, else the last rate."""
+    merged: dict[str, float | int | None] = {}
+    for one in samplings:
+        if frames := one.nframes or one.num_frames:
+            merged = {"frames": frames, "fps": None}
+        elif one.fps and not merged.get("frames"):
+            merged = {"fps": one.fps, "frames": None}
+    return merged
 
 
-def _video_options(body: Mapping[str, Any], sampling: dict[str, float | int | None]) -> None:
-    media = _typed(body, "media_io_kwargs", dict) or {}
-    _take_sampling(_typed(media, "video", dict, "media_io_kwargs.") or {}, "media_io_kwargs.video.", sampling)
-    _take_sampling(_typed(body, "mm_processor_kwargs", dict) or {}, "mm_processor_kwargs.", sampling)
-
-
-def _generate_options(body: Mapping[str, Any], request: ChatRequest) -> None:
-    for name, key in OPTIONS.items():
-        if (value := _number(body, name, whole=name in WHOLE)) is not None:
-            request.generate[key] = max(0, value) if key == "top_k" else value  # -1 is none
-            request.named[key] = name
-    stop = body.get("stop")
-    if stop:
-        stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or len(stops) > 16 or not all(isinstance(one, str) and one for one in stops):
-            raise ApiError("stop must be text, or a list of at most 16", "stop")
-        request.generate["stop"] = tuple(stops)
-        request.named["stop"] = "stop"
-    form = _typed(body, "response_format", dict) or {}
-    if form.get("type") not in (None, "text", "json_object", "json_schema"):
-        raise ApiError("response_format.type must be text, json_object or json_schema", "response_format.type")
-    if form.get("type") in ("json_object", "json_schema"):
-        schema: object = {"type": "object"}
-        if form["type"] == "json_schema":
-            schema = (_typed(form, "json_schema", dict, "response_format.") or {}).get("schema")
-        text = json.dumps(schema, ensure_ascii=False)
-        if not isinstance(schema, dict) or len(text) > MAX_SCHEMA:
-            where = "response_format.json_schema.schema"
-            raise ApiError(f"{where} must be an object of at most {MAX_SCHEMA} characters", where)
-        request.generate["json_schema"], request.named["json_schema"] = text, "response_format"
+def _schema_text(form: _Format) -> str:
+    schema = {"type": "object"} if form.type == "json_object" else form.json_schema.content
+    text = json.dumps(schema, ensure_ascii=False)
+    if schema is None or len(text) > MAX_SCHEMA:
+        where = "response_format.json_schema.schema"
+        raise ApiError(f"{where} must be an object of at most {MAX_SCHEMA} characters", where)
+    return text

@@ -1,31 +1,49 @@
-"""Settings of the server, and the error that a client is told. No torch, no web framework."""
+"""Settings of the server, and the error that a client is told. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 
 __all__ = ["ApiError", "ServeConfig"]
 
+#: Seconds after which a client may ask a busy server again.
+RETRY_AFTER = 5
 
-class ApiError(Exception):
+
+class ApiError(HTTPException):
     """An answer in OpenAI's error shape.
 
-    Attributes:
-        status: of HTTP.
+    Args:
         message: for the client; names no path and no address.
         param: the field of the request that is to blame.
+        status: of HTTP.
         code: short machine-readable word.
+        headers: further headers of the answer.
     """
 
-    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.param, self.status, self.code = message, param, status, code
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        own = {"Retry-After": str(RETRY_AFTER)} if status == 503 else {}
+        super().__init__(status, message, {**own, **(headers or {})})
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.code = code
+        self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     @property
-    def content(self) -> dict[str, dict[str, str | None]]:
-        """The body of the answer."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def response(self) -> Response:
+        """The answer."""
+        return JSONResponse(self.content, self.status_code, self.headers)
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,7 @@ class ServeConfig:
         max_frames: frames of a clip.
         max_pixels: pixels of a picture as it is coded.
         max_seconds: duration of a clip.
+        keep_bytes: memory for recent videos, their features and KV entries, for further questions; 0 for none.
         readers: processes that read clips.
         page: True to serve the page ``/``.
     """
@@ -61,6 +80,7 @@ class ServeConfig:
     max_frames: int = 512
     max_pixels: int = 1 << 25
     max_seconds: float = 4 * 3600.0
+    keep_bytes: int = 1 << 30
     readers: int = 2
     page: bool = True
 

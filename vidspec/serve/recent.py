@@ -1,0 +1,94 @@
+"""Recent videos with their caches, so that a further question reads only what is new. Bounded in bytes and time."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from vidspec.models.prefix_cache import PrefixCache, VisionOutputs
+from vidspec.models.request import CaptionRequest, Question
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
+    from vidspec.video.base import Clip
+
+__all__ = ["RecentVideos"]
+
+#: Seconds for which a video is kept after its last answer.
+KEPT_S = 600.0
+
+
+class _RecentVideo(NamedTuple):
+    clip: Clip
+    cache: PrefixCache
+    nbytes: int
+    answered: float
+
+
+class RecentVideos:
+    """Clips of answered requests with their prefix caches, the least recently used first. For one event loop.
+
+    Args:
+        captioner: captions the requests.
+        most: bytes of frames, vision outputs and KV entries in all; 0 to keep nothing.
+    """
+
+    def __init__(self, captioner: Captioner, most: int) -> None:
+        self._captioner, self.most = captioner, most
+        self._videos: OrderedDict[Hashable, _RecentVideo] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(video.nbytes for video in self._videos.values())
+
+    def find(self, request: CaptionRequest) -> CaptionRequest:
+        """Return a request with the clip of its key, if there is one, and with a cache.
+
+        Only the vision outputs are reused where a text may depend on what the draft saw: a pruner chooses again.
+        """
+        if not self.most:
+            return request
+        video, cache = self._videos.get(request.key), PrefixCache()
+        if video is not None:
+            setup = self._captioner.setup_of(request)
+            exact = setup.profile.lossless and (setup.pruner is None or setup.profile.generate.temperature == 0)
+            cache = video.cache.fork() if exact else PrefixCache(video.cache.seen)
+        question = Question("turn", len(request.earlier))
+        return replace(request, clip=video and video.clip, cache=cache, question=question)
+
+    async def add(self, request: CaptionRequest) -> None:
+        """Keep the clip of an answered request, which :meth:`find` returned."""
+        cache = request.cache
+        if cache is None:
+            return
+        clip = request.frames
+        cache.end()
+        kept = self._videos.get(request.key)
+        if kept is None or kept.clip is not clip:  # without the descriptors of memory shared with a process
+            clip, cache.seen = await asyncio.to_thread(_copy, clip, cache.seen)
+        video = _RecentVideo(clip, cache, clip.nbytes + cache.nbytes, time.monotonic())
+        self._videos.pop(request.key, None)
+        if video.nbytes <= self.most:
+            self._videos[request.key] = video
+            asyncio.get_running_loop().call_later(KEPT_S, self._drop_old)
+        while self.nbytes > self.most:
+            self._videos.popitem(last=False)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._videos.clear()
+
+    def _drop_old(self) -> None:
+        for key, video in list(self._videos.items()):
+            if time.monotonic() - video.answered >= KEPT_S:
+                del self._videos[key]
+
+
+def _copy(clip: Clip, seen: VisionOutputs) -> tuple[Clip, VisionOutputs]:
+    return copy.deepcopy(clip), {model: copy.deepcopy(output) for model, output in seen.items()}

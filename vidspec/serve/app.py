@@ -227,11 +227,13 @@ class _Api:
                     if caption is not None:
                         return
         finally:
+            request = None  # a cancelled stream's frames are kept until a collection, but not its clip
             self.waiting, self.running = self.waiting - waits, self.running - (not waits)
 
     async def _in_time(self, work: Awaitable[T], deadline: float) -> T:
         try:
-            return await asyncio.wait_for(work, max(0.0, deadline - time.monotonic()))
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await work
         except TimeoutError:
             raise self._late() from None
 

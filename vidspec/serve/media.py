@@ -93,8 +93,9 @@ class MediaReader:
                 if request.clip is not None:
                     await asyncio.to_thread(self._check, chat, *request.clip.frames.shape[:3])
                     return request
-                read = asyncio.get_running_loop().run_in_executor(self._pool, self._read, chat, files)
-                return replace(request, clip=await read)
+                loop = asyncio.get_running_loop()
+                # no name for the future: its exception's traceback refers to this frame, a cycle that keeps the request
+                return replace(request, clip=await loop.run_in_executor(self._pool, self._read, chat, files))
             except VidspecError as error:
                 message = error.message
                 for file in files:

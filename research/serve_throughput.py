@@ -147,7 +147,7 @@ def _serve(worker: ProfileContenderWorker, batch: int) -> Iterator[int]:
     from vidspec.serve.app import build_app
     from vidspec.serve.config import ServeConfig
 
-    app = build_app(worker.captioner, ServeConfig(batch=batch, max_waiting=1 << 16, max_bytes=1 << 30))
+    app = build_app(worker.captioner, ServeConfig(batch=batch, max_waiting=1 << 16, max_bytes=1 << 30, keep_bytes=0))
     server = uvicorn.Server(uvicorn.Config(app, http="h11", ws="none", log_level="warning"))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vidspec.engine.overlap import overlap
 from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, StaticTree, Steps
@@ -19,10 +19,9 @@ from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["Loop", "LoopClient", "PassRecord"]
+
+D = TypeVar("D", Chain, StaticTree)
 
 #: Most prompt rows in a pass that other clips wait for.
 SHARED = 512
@@ -214,9 +213,9 @@ class Loop:
         trees = [(client, request) for client, request in requests if isinstance(request, StaticTree)]
         drafted = None
         if len(chains) == len(requests):
-            drafted = self._draft_chains(chains)
+            drafted = self._draft_together(chains, _draft_chains)
         elif len(trees) == len(requests):
-            drafted = self._draft_trees(trees)
+            drafted = self._draft_together(trees, _draft_trees)
         return self._run_pass(requests) if drafted is None else drafted
 
     def _run_pass(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
@@ -266,18 +265,14 @@ class Loop:
         self.on_pass(PassRecord(parts[0][1].lane, len(parts), count, prompts, seconds, grows=grows))
         return answered
 
-    def _draft_chains(self, requests: list[tuple[LoopClient, Chain]]) -> list[tuple[LoopClient, object]] | None:
-        """Draft the chains of all clips in one call; return None if the host has to see each pass."""
-        chains = [chain for _, chain in requests]
-        engine, rules = chains[0].engine, [chain.rule for chain in chains]
-        batch = [(chain.span, chain.token_ids, chain.gamma) for chain in chains]
+    def _draft_together(
+        self, requests: list[tuple[LoopClient, D]], draft: Callable[[list[D]], _Drafted | None]
+    ) -> list[tuple[LoopClient, object]] | None:
+        """Draft for all clips in one call; return None if the host has to see each pass."""
+        engine = requests[0][1].engine
         begun, prepared = self.now(), engine.preparing
-        drafted: list[tuple[list[int], torch.Tensor | None]] | None
         try:
-            states = [chain.states for chain in chains] if chains[0].states else None
-            if not any(rules):
-                drafted = [(tokens, None) for tokens in engine.greedy(batch, states)]
-            elif (drafted := engine.chain(batch, [rule or ChainRule() for rule in rules], states)) is None:
+            if (drafted := draft([request for _, request in requests])) is None:
                 return None
         except Exception as error:
             if len(requests) == 1:
@@ -286,39 +281,12 @@ class Loop:
         if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
             return [answer for request in requests for answer in self._answer_requests([request])]
         seconds = self.now() - begun - (engine.preparing - prepared)
-        gammas = [chain.gamma for chain in chains]
-        steps, share = max(gammas), sum(gammas) / max(gammas)
-        for chain, (_, probs) in zip(chains, drafted, strict=True):
-            chain.seconds += seconds
-            chain.probs += () if probs is None else (probs,)
-        self.on_pass(PassRecord(chains[0].lane, share, share, 0, seconds / steps, steps))
-        return [
-            (client, [*chain.answer, *tokens]) for (client, chain), (tokens, _) in zip(requests, drafted, strict=True)
-        ]
-
-    def _draft_trees(self, requests: list[tuple[LoopClient, StaticTree]]) -> list[tuple[LoopClient, object]] | None:
-        """Grow the trees of all clips in one call; return None if the host has to see each pass."""
-        trees = [tree for _, tree in requests]
-        engine = trees[0].engine
-        begun, prepared = self.now(), engine.preparing
-        try:
-            if (drafted := engine.trees(trees)) is None:
-                return None
-        except Exception as error:
-            if len(requests) == 1:
-                return [(requests[0][0], error)]
-            drafted = None
-        if drafted is None:  # outside the except clause, whose error holds the tensors of the pass
-            return [answer for request in requests for answer in self._answer_requests([request])]
-        seconds = self.now() - begun - (engine.preparing - prepared)
-        levels = [len(tree.levels) for tree in trees]
-        steps = max(levels)
-        rows = sum(len(tree.token_ids) + sum(map(len, tree.levels[1:])) for tree in trees)
-        for tree in trees:
-            tree.seconds += seconds
-        record = PassRecord(trees[0].lane, sum(levels) / steps, rows / steps, 0, seconds / steps, steps, grows=True)
-        self.on_pass(record)
-        return [(client, tokens) for (client, _), tokens in zip(requests, drafted, strict=True)]
+        for _, request in requests:
+            request.seconds += seconds
+        steps, lane = drafted.steps, requests[0][1].lane
+        grows = isinstance(requests[0][1], StaticTree)
+        self.on_pass(PassRecord(lane, drafted.clips, drafted.rows, 0, seconds / steps, steps, grows=grows))
+        return [(client, answer) for (client, _), answer in zip(requests, drafted.answers, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
         """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""
@@ -344,3 +312,38 @@ class Loop:
         if client.over and self._clients.get(client.key) is client:
             del self._clients[client.key]
         return client
+
+
+class _Drafted(NamedTuple):
+    """Drafts of several clips by one call: their answers, its passes, and the mean of clips and rows in each."""
+
+    answers: list[list[int]]
+    steps: int
+    clips: float
+    rows: float
+
+
+def _draft_chains(chains: list[Chain]) -> _Drafted | None:
+    rules, states = [chain.rule for chain in chains], [chain.states for chain in chains] if chains[0].states else None
+    batch = [(chain.span, chain.token_ids, chain.gamma) for chain in chains]
+    engine = chains[0].engine
+    if not any(rules):
+        tokens = engine.greedy(batch, states)
+    elif (drawn := engine.chain(batch, [rule or ChainRule() for rule in rules], states)) is None:
+        return None
+    else:
+        tokens = [tokens for tokens, _ in drawn]
+        for chain, (_, probs) in zip(chains, drawn, strict=True):
+            chain.probs += () if probs is None else (probs,)
+    gammas = [chain.gamma for chain in chains]
+    steps = max(gammas)
+    answers = [[*chain.answer, *added] for chain, added in zip(chains, tokens, strict=True)]
+    return _Drafted(answers, steps, sum(gammas) / steps, sum(gammas) / steps)
+
+
+def _draft_trees(trees: list[StaticTree]) -> _Drafted | None:
+    if (answers := trees[0].engine.trees(trees)) is None:
+        return None
+    levels = [len(tree.levels) for tree in trees]
+    rows = sum(len(tree.token_ids) + sum(map(len, tree.levels[1:])) for tree in trees)
+    return _Drafted(answers, max(levels), sum(levels) / max(levels), rows / max(levels))

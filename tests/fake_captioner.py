@@ -95,10 +95,14 @@ def events(path: str = "good.mp4") -> list[Event]:
     ]
 
 
-def stream_events(path: str) -> list[Event]:
+def stream_events(path: str) -> Iterator[Event]:
     """The events of a clip and, after its first round, that its frames are released."""
-    opened, prefilled, first, *others = events(path)
-    return [opened, prefilled, first, InputsReleased(0.6), *others]
+    released = False
+    for event in events(path):
+        yield event
+        if isinstance(event, Round) and not released:
+            released = True
+            yield InputsReleased(0.6)
 
 
 def question(kind: str, index: int, prompt: str) -> dict[str, object]:

@@ -229,10 +229,8 @@ def test_clips_are_read_under_their_own_name():
 
     Path("s.tar").write_bytes(tar_of({"good.mp4": CLIP, "junk.mp4": b"junk" * 9, "picture.png": b"\x89PNG junk"}))
     config = JobConfig(video={"frames": 2}, prompt="Describe.")
-    found = {
-        one.job.path: one
-        for one in caption_locally(FakeCaptioner(SimpleNamespace(name="x")), shard_members(Job("s.tar")), config)
-    }
+    jobs = (replace(job, number=number) for number, job in enumerate(shard_members(Job("s.tar")), 1))
+    found = {one.job.path: one for one in caption_locally(FakeCaptioner(SimpleNamespace(name="x")), jobs, config)}
     assert found["s.tar/good.mp4"].error is None
     assert str(found["s.tar/junk.mp4"].error) == "s.tar/junk.mp4: is not a video"
     assert str(found["s.tar/picture.png"].error).startswith("s.tar/picture.png: is damaged or not a picture")

@@ -130,7 +130,7 @@ def test_the_video_of_an_ensemble_can_be_pruned(captioned):
 def test_every_rule_is_lossless(captioned, weights, history, divergence):
     events = captioned("tabed-mtcp", draft__weights=weights, draft__history=history, draft__divergence=divergence)
     assert events[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
-    assert len({one.weights for one in events[2:-1] if one.weights}) > 1
+    assert len({one.weights for one in events if isinstance(one, Round) and one.weights}) > 1
 
 
 @pytest.mark.full

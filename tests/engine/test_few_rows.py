@@ -65,6 +65,11 @@ def interpreted_arithmetic(monkeypatch):
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
 def random_weight(bits, shape, group, dtype, seed=0):
     """Return words, scales, zeros, and the weight in float64."""
     rng, (out, inner) = torch.Generator().manual_seed(seed), shape

@@ -572,7 +572,7 @@ def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch,
 def test_windows_of_a_flat_distribution_are_drawn_from_exactly(engine, monkeypatch):
     monkeypatch.setattr("vidspec.engine.sampling.PREFIX", 1)
     span = engine.prefill(prompts(engine)[0], ROOM).span
-    rule = DrawRule(Sampling(2.0, 0.99), (0.9, 0.4), keeps_probs=True)
+    rule = DrawRule(Sampling(20.0, 0.99), (0.9, 0.4), keeps_probs=True)
     (got,) = engine.run([Rows(span, TOKENS[:2], draw=rule)])
     torch.testing.assert_close(got.probs, rule.sampling.distribution(got.logits))
     expected = [int((row.cumsum(-1) <= u * row.sum()).sum()) for row, u in zip(got.probs, rule.uniforms, strict=True)]

@@ -75,3 +75,6 @@ def decode(
     if drafter is not None:
         drafter.finish(sequence.token_ids)
     sequence.emit(Finished(report(sequence, models_record(setup))))
+    sequence.drafter = None  # frees their entries, even if an error of another clip refers to this one
+    if not parallel:
+        del sequence.target

@@ -48,7 +48,7 @@ def _range(values: Sequence[float]) -> str:
 
 def _measured_clip(single: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [next(row for row in one["rows"] if row["name"] == "vanilla-sd-auto") for one in single]
-    ranges = (_range([row[key][0] for row in rows]) for key in ("decode", "end_to_end"))
+    ranges = (_range([row[key][0] for row in rows if row[key] is not None]) for key in ("decode", "end_to_end"))
     where = f"measured, {len(single)} machine{'s' * (len(single) > 1)}"
     return ["two CPU cores, a clip", "built-in Qwen2.5-VL pair", *ranges, where]
 

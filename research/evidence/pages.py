@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from textwrap import fill, shorten
@@ -100,9 +100,10 @@ def times(value: Sequence[float] | None) -> str:
     return "-" if not value else f"{value[0]:.2f}x"
 
 
-def span(values: Sequence[Sequence[float]]) -> str:
+def span(values: Iterable[Sequence[float] | None]) -> str:
     """Return the least and the greatest of several machines' medians, once if they are the same to two digits."""
-    least, greatest = min(value[0] for value in values), max(value[0] for value in values)
+    medians = [value[0] for value in values if value is not None]
+    least, greatest = min(medians), max(medians)
     return f"{least:.2f}x" if f"{least:.2f}" == f"{greatest:.2f}" else f"{least:.2f}x to {greatest:.2f}x"
 
 
@@ -201,7 +202,7 @@ def elsewhere(machines: Sequence[Results]) -> str:
         lines.append((PEERS.get(name, f"`{name}`"), *cells))
     shares = (share(rows["ar"], one) for rows, one in zip(known, machines, strict=True))
     lines.append(("share of the bandwidth limit that `ar` reaches", *shares))
-    return table(("method", *(f"{one['machine']}, {one['date']}" for one in machines)), lines)
+    return table(("method", *(f"{one['machine']}, {one['date']}, version {one['facts']['vidspec']}" for one in machines)), lines)
 
 
 def profiles(both: Mapping[str, Results]) -> str:
@@ -320,8 +321,8 @@ SECTIONS = {
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
-        "gains: the last row is the share of the bandwidth limit that it reaches. "
-        "`make evidence ARGS='--quick --keep NAME'` adds a column."
+        "gains: the last row is the share of the bandwidth limit that it reaches. A dash: not measured, or by an earlier "
+        "definition of decoding. `make evidence ARGS='--quick --keep NAME'` adds a column."
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them, over single clips and folders of both pairs. "

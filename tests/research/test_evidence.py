@@ -78,7 +78,7 @@ def row(name, rate, **more):
 @pytest.fixture
 def data():
     rows = [row("ar", 100), row("hybrid", 180, tau=4.5), row("vanilla-sd-auto", 200, also=["same"]), row("vllm", 50)]
-    facts = {"target_pass_MB": 20.0, "target_entry_bytes": 10_000, "copy_GB_per_s": 25.0}
+    facts = {"target_pass_MB": 20.0, "target_entry_bytes": 10_000, "copy_GB_per_s": 25.0, "vidspec": "2.0"}
     single = {"rows": rows, "facts": facts, "left_out": {"openvino": "no"}, "commit": "c0ffee", "date": "today"}
     single |= {"machine": "two cores"}
     rates = {"ar": 1.0, "vanilla-sd-auto": 2.0, "hybrid": 1.6, "vllm": 1.5}
@@ -170,8 +170,13 @@ def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, m
     front = pages.readme(published, others)
     assert "| 1.30x to 2.00x | 200 |" in front and "Ranges: the same on 2 machines." in front
     page = pages.measured(data, [], others)
-    assert "| method | two cores, today | one core, later |" in page
+    assert "| method | two cores, today, version 2.0 | one core, later, version 2.0 |" in page
     assert "| `vanilla-sd-auto` | 2.00x, 2.00x | 1.30x, 1.30x |" in page
+    others[0]["rows"][1]["decode"] = None  # measured by another definition
+    assert "draft sees everything | 2.00x | 200 | - | 0.50x | 1.30x to 2.00x |" in pages.readme(published, others)
+    page = pages.measured(data, [], others)
+    assert "| `vanilla-sd-auto` | 2.00x, 2.00x | -, 1.30x |" in page
+    assert "| 2.00x | 1.30x to 2.00x | measured, 2 machines |" in page
     assert "## Other machines" not in pages.measured(data, [])
 
 

@@ -55,6 +55,8 @@ README_ROWS = {
     "vllm": "",
     "generate": "",
 }
+#: The table of other machines, seen from the README.
+ELSEWHERE = "docs/research/measured.md#other-machines"
 #: Profiles that are compared for being the default.
 RACED = ("vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
 #: Contenders in the table of docs/research/measured.md; the pages of the pairs have all.
@@ -154,7 +156,7 @@ def readme(results: Results, machines: Sequence[Results] = ()) -> str:
         f"{table(heads, lines)}\n\n`python -m research.evidence profiles-embedded-qwen`, commit {results['commit']}, "
         f"{results['date']}, {results['machine']}: the Qwen2.5-VL pair in float32, medians over {clips} drawn clips, "
         "all in turns in one run; ratios are to `ar`."
-        + (f" Ranges: the same on {len(machines) + 1} machines." if machines else "")
+        + (f" Ranges: the same on [{len(machines) + 1} machines]({ELSEWHERE})." if machines else "")
     )
 
 

@@ -168,7 +168,7 @@ def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, m
     assert "| `hybrid` | - | 1.80x | - |" in text and "Here: one core, commit c0ffee, later, 16 clips" in text
     others = list(pages.read_results(tmp_path / "machines").values())
     front = pages.readme(published, others)
-    assert "| 1.30x to 2.00x | 200 |" in front and "Ranges: the same on 2 machines." in front
+    assert "| 1.30x to 2.00x | 200 |" in front and "Ranges: the same on [2 machines](docs/" in front
     page = pages.measured(data, [], others)
     assert "| method | two cores, today, version 2.0 | one core, later, version 2.0 |" in page
     assert "| `vanilla-sd-auto` | 2.00x, 2.00x | 1.30x, 1.30x |" in page

@@ -1,5 +1,6 @@
 """The server as clients see it: the texts of ``vidspec caption``, OpenAI's shapes, failures, load."""
 
+import asyncio
 import gc
 import io
 import json
@@ -24,6 +25,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.events.events import Round
 from vidspec.models.request import CaptionRequest, DialogueTurn
 from vidspec.serve.chat import ChatRequest
+from vidspec.serve.media import MediaReader
 from vidspec.video.base import Clip
 
 CLIPS = shipped()
@@ -332,6 +334,26 @@ def test_a_full_queue_and_a_client_that_goes_away(captioner):
         assert texts[0]["usage"]["completion_tokens"] == 3
         until("requests_running", 0)
     assert slab.used == before
+
+
+def test_a_body_counts_until_its_media_are_read(captioner, monkeypatch):
+    body, entered, may_read, read = asked(GOOD, max_tokens=3), threading.Event(), threading.Event(), MediaReader.read
+
+    async def late(reader, chat):
+        entered.set()
+        assert await asyncio.to_thread(may_read.wait, 30)
+        return await read(reader, chat)
+
+    monkeypatch.setattr(MediaReader, "read", late)
+    monkeypatch.setattr("vidspec.serve.app.MAX_RECEIVED", len(json.dumps(body)) * 3 // 2)
+    with serving(captioner) as (url, _), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, url, body)
+        assert entered.wait(30)
+        refused = ask(url, body)
+        may_read.set()
+        assert first.result().status_code == 200
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "busy"
+        assert [ask(url, body).status_code for _ in range(2)] == [200, 200]
 
 
 def test_an_abandoned_request_ends_within_a_pass(captioner):

@@ -58,7 +58,7 @@ DEMO = "The built-in models know drawn shapes only; their captions of real video
 MAX_PICTURES = 16
 #: Unknown fields that are warned of, at most.
 MAX_WARNINGS = 100
-#: Bytes of all requests that are being received.
+#: Bytes of all requests whose media have not been read yet.
 MAX_RECEIVED = 1 << 30
 
 
@@ -130,11 +130,15 @@ class _Api:
         if self.waiting >= self.config.max_waiting:
             raise ApiError("the server is busy", status=503, code="busy")
         self.waiting += 1
+        received = 0
         try:
-            chat = await self._parse(request)
+            body = await self._body(request)
+            received = len(body)
+            chat = await self._parse(body)
+            del body
             setup = await asyncio.to_thread(self._setup_of, chat)
         finally:
-            self.waiting -= 1  # _answer counts on
+            self.waiting, self._received = self.waiting - 1, self._received - received  # _answer counts on
         answer = ChatAnswer(self.config.name, setup.profile.generate.stop, details=chat.caption.estimates_speedup)
         progress = self._answer(chat, answer, deadline)
         if not chat.body.stream:
@@ -144,10 +148,8 @@ class _Api:
         lines = self._lines(chat, answer, progress)
         return StreamingResponse(lines, headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
 
-    async def _parse(self, request: Request) -> ChatRequest:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError("the content type must be application/json", status=415)
-        chat = await asyncio.to_thread(parse_chat, await self._body(request), self._warn)
+    async def _parse(self, body: bytes) -> ChatRequest:
+        chat = await asyncio.to_thread(parse_chat, body, self._warn)
         if chat.body.model not in (None, "", self.config.name):
             message = f"there is no such model; this is {self.config.name}"
             raise ApiError(message, "model", status=404, code="model_not_found")
@@ -162,7 +164,9 @@ class _Api:
             raise ApiError(error.message.replace(f"generate.{key}", name or ""), name) from error
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body, of bounded size and within the time of a request."""
+        """Return the body, of bounded size and within the time of a request; its bytes stay counted."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError("the content type must be application/json", status=415)
         most = self.config.max_body
         large = ApiError(f"the request has more than {most} bytes", status=413, code="too_large")
         length = request.headers.get("content-length", "0")
@@ -178,10 +182,11 @@ class _Api:
                         raise large
                     if self._received > MAX_RECEIVED:
                         raise ApiError("the server is busy", status=503, code="busy")
-        except TimeoutError:
-            raise self._late() from None
-        finally:
+        except BaseException as error:
             self._received -= len(body)
+            if isinstance(error, TimeoutError):
+                raise self._late() from None
+            raise
         return bytes(body)
 
     def _warn(self, name: str) -> None:
@@ -196,16 +201,18 @@ class _Api:
     async def _answer(self, chat: ChatRequest, answer: ChatAnswer, deadline: float) -> AsyncGenerator[_Progress, None]:
         """Yield the progress of a request from ``Prefilled`` on. Closing the iterator frees its place.
 
-        A request counts as waiting until the captioner takes it, then as running.
+        A request counts as waiting until the captioner takes it, then as running; its bytes until its media are read.
         """
         request: CaptionRequest | None = None
+        waits, received = True, chat.nbytes
+        self.waiting, self._received = self.waiting + 1, self._received + received
 
         async def read() -> CaptionRequest:
-            nonlocal request
+            nonlocal request, received
             request = await self.media.read(chat)
+            self._received, received = self._received - received, 0
             return request
 
-        waits, self.waiting = True, self.waiting + 1
         try:
             async with aclosing(self.captions.run(read)) as events:
                 while True:
@@ -229,6 +236,7 @@ class _Api:
         finally:
             request = None  # a cancelled stream's frames are kept until a collection, but not its clip
             self.waiting, self.running = self.waiting - waits, self.running - (not waits)
+            self._received -= received
 
     async def _in_time(self, work: Awaitable[T], deadline: float) -> T:
         try:

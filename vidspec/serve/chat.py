@@ -134,13 +134,13 @@ class Media(NamedTuple):
 
     Attributes:
         kind: a file, or pictures that are a video's frames (a single one: an image).
-        urls: URL of the file, or of each picture.
+        urls: URL of the file, or of each picture; emptied once they are fetched, since they may be large.
         field: its place in the request, for messages.
         fps: frames per second of pictures.
     """
 
     kind: Literal["file", "frames"]
-    urls: tuple[str, ...]
+    urls: list[str]
     field: str
     fps: float = FRAME_RATE
 
@@ -154,6 +154,7 @@ class ChatRequest(NamedTuple):
         sampling: number of frames or their rate, as ``vidspec.video.read`` takes them; empty for the profile's.
         named: the request's field of each key of the section ``generate``.
         body: all fields.
+        nbytes: bytes of the body as it came.
     """
 
     caption: CaptionRequest
@@ -161,6 +162,7 @@ class ChatRequest(NamedTuple):
     sampling: dict[str, float | int | None]
     named: dict[str, str]
     body: _Body
+    nbytes: int
 
 
 def parse_chat(content: bytes, warn: Callable[[str], None]) -> ChatRequest:
@@ -194,7 +196,7 @@ def parse_chat(content: bytes, warn: Callable[[str], None]) -> ChatRequest:
     if body.response_format.type != "text":
         options["schema"], named["json_schema"] = _schema_text(body.response_format), "response_format"
     caption = replace(make_request("serve", media.field, options), estimates_speedup=bool(body.vidspec.details))
-    return ChatRequest(caption, media, sampling, named, body)
+    return ChatRequest(caption, media, sampling, named, body, len(content))
 
 
 def _refusal(error: ValidationError) -> ApiError:
@@ -258,7 +260,7 @@ def _read_parts(parts: Sequence[_Part], where: str, samplings: list[_FrameChoice
     if pictures:
         note = FRAME_NOTE.search(text)
         rate = float(note[1]) if note and float(note[1]) > 0 else FRAME_RATE
-        media, text = Media("frames", tuple(pictures), where, rate), FRAME_NOTE.sub("", text)
+        media, text = Media("frames", pictures, where, rate), FRAME_NOTE.sub("", text)
     return text, media
 
 
@@ -267,9 +269,9 @@ def _file_media(url: str, place: str, *, base64: bool) -> Media:
         url = f"data:;base64,{url}"
     header, comma, _ = url[:64].partition(",")
     if comma and header.lower() == "data:video/jpeg;base64":  # vLLM's frames, one after the other
-        frames = tuple(f"data:image/jpeg;base64,{one}" for one in url[len(header) + 1 :].split(","))
+        frames = [f"data:image/jpeg;base64,{one}" for one in url[len(header) + 1 :].split(",")]
         return Media("frames", frames, place)
-    return Media("file", (url,), place)
+    return Media("file", [url], place)
 
 
 def _merge_samplings(samplings: Sequence[_FrameChoice]) -> dict[str, float | int | None]:

@@ -86,6 +86,7 @@ class MediaReader:
             for number, url in enumerate(media.urls):
                 files.append(await self._fetch(url, Path(folder), number, media.field, left))
                 left -= os.path.getsize(files[-1])
+            media.urls.clear()
             content = await asyncio.to_thread(lambda: [_digest(file) for file in files] if self.recent.most else [])
             key = media.kind, media.fps, *sorted(chat.sampling.items()), *content
             request = self.recent.find(replace(chat.caption, key=key))

@@ -16,6 +16,7 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
     "repeats": ("2", "1"),
+    "rounds": ("3", "1"),
     "turns": ("8", "1"),
     "clips": ("50", "2"),
     "relevance": ("40", "1"),
@@ -96,11 +97,11 @@ PARTS: tuple[Part, ...] = (
         "folder",
         "A folder of 32 clips",
         "Every contender is a process of its own with one thread; all take turns over the folder, 8 frames of each "
-        "clip, at every number of clips at once. *Decoding alone* are tokens a second from the first token of the last "
-        "clip in flight to the end of the first. Memory is resident, a process and its children, sampled in a warm-up "
-        "over twice as many clips as the batch has. *Earlier* is the version before, with the same weights.",
-        "research.throughput {clips:32} --pair {pair} --batch {batch} --repeats 1 --frames 8 --threads 1 "
-        "--dtype float32 --peer generate-batched --peer vllm={vllm} --earlier {earlier} --json {json}",
+        "clip, at every number of clips at once. Rates are medians of three rounds, with the least and the greatest. "
+        "*Decoding alone* are tokens a second from the first token of the last clip in flight to the end of the first. "
+        "Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch has.",
+        "research.throughput {clips:32} --pair {pair} --batch {batch} --repeats {rounds} --frames 8 --threads 1 "
+        "--dtype float32 --peer generate-batched --peer vllm={vllm} --json {json}",
     ),
     Part(
         "folder-200",

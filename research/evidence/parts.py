@@ -15,7 +15,6 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "lossless": ("all,eagle3", "ar,vanilla-sd-auto,vanilla-sd,hippo"),
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
-    "repeats": ("2", "1"),
     "rounds": ("3", "1"),
     "turns": ("8", "1"),
     "clips": ("50", "2"),

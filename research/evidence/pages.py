@@ -204,7 +204,8 @@ def elsewhere(machines: Sequence[Results]) -> str:
         lines.append((PEERS.get(name, f"`{name}`"), *cells))
     shares = (share(rows["ar"], one) for rows, one in zip(known, machines, strict=True))
     lines.append(("share of the bandwidth limit that `ar` reaches", *shares))
-    return table(("method", *(f"{one['machine']}, {one['date']}, version {one['facts']['vidspec']}" for one in machines)), lines)
+    where = (f"{one['machine']}, {one['date']}, version {one['facts']['vidspec']}" for one in machines)
+    return table(("method", *where), lines)
 
 
 def profiles(both: Mapping[str, Results]) -> str:
@@ -323,8 +324,8 @@ SECTIONS = {
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
-        "gains: the last row is the share of the bandwidth limit that it reaches. A dash: not measured, or by an earlier "
-        "definition of decoding. `make evidence ARGS='--quick --keep NAME'` adds a column."
+        "gains: the last row is the share of the bandwidth limit that it reaches. A dash: not measured, or by an "
+        "earlier definition of decoding. `make evidence ARGS='--quick --keep NAME'` adds a column."
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them, over single clips and folders of both pairs. "

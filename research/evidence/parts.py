@@ -98,7 +98,8 @@ PARTS: tuple[Part, ...] = (
         "Every contender is a process of its own with one thread; all take turns over the folder, 8 frames of each "
         "clip, at every number of clips at once. Rates are medians of three rounds, with the least and the greatest. "
         "*Decoding alone* are tokens a second from the first token of the last clip in flight to the end of the first. "
-        "Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch has.",
+        "Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch "
+        "has.",
         "research.throughput {clips:32} --pair {pair} --batch {batch} --repeats {rounds} --frames 8 --threads 1 "
         "--dtype float32 --peer generate-batched --peer vllm={vllm} --json {json}",
     ),

@@ -129,16 +129,14 @@ class _Api:
         deadline = time.monotonic() + self.config.timeout
         if self.waiting >= self.config.max_waiting:
             raise ApiError("the server is busy", status=503, code="busy")
-        self.waiting += 1
-        received = 0
+        self.waiting, body = self.waiting + 1, bytearray()
         try:
-            body = await self._body(request)
-            received = len(body)
-            chat = await self._parse(body)
-            del body
+            await self._receive(request, body)
+            chat = await self._parse(bytes(body))
             setup = await asyncio.to_thread(self._setup_of, chat)
         finally:
-            self.waiting, self._received = self.waiting - 1, self._received - received  # _answer counts on
+            self.waiting, self._received = self.waiting - 1, self._received - len(body)  # _answer counts on
+            del body
         answer = ChatAnswer(self.config.name, setup.profile.generate.stop, details=chat.caption.estimates_speedup)
         progress = self._answer(chat, answer, deadline)
         if not chat.body.stream:
@@ -163,8 +161,8 @@ class _Api:
             name = chat.named.get(key)
             raise ApiError(error.message.replace(f"generate.{key}", name or ""), name) from error
 
-    async def _body(self, request: Request) -> bytes:
-        """Return the body, of bounded size and within the time of a request; its bytes stay counted."""
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Add the request's body to ``body``, of bounded size and within the time of a request, and count its bytes."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the content type must be application/json", status=415)
         most = self.config.max_body
@@ -172,7 +170,6 @@ class _Api:
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 15 or int(length) > most:
             raise large
-        body = bytearray()
         try:
             async with asyncio.timeout(self.config.timeout):
                 async for chunk in request.stream():
@@ -182,12 +179,8 @@ class _Api:
                         raise large
                     if self._received > MAX_RECEIVED:
                         raise ApiError("the server is busy", status=503, code="busy")
-        except BaseException as error:
-            self._received -= len(body)
-            if isinstance(error, TimeoutError):
-                raise self._late() from None
-            raise
-        return bytes(body)
+        except TimeoutError:
+            raise self._late() from None
 
     def _warn(self, name: str) -> None:
         if name not in self._warned and len(self._warned) < MAX_WARNINGS:

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from vidspec.bench.breakdown import breakdown
 from vidspec.events.events import Finished, Opened, Prefilled, Round
 from vidspec.events.trace import KINDS, Span, Trace, to_chrome
 
@@ -43,6 +44,31 @@ def test_totals_are_by_kind_in_the_order_of_the_kinds(clock):
     totals = traced(clock).totals()
     assert totals == {"vision": 3.0, "draft": 0.25}
     assert list(totals) == [kind for kind in KINDS if kind in totals]
+
+
+@pytest.mark.parametrize("lap", [True, False], ids=["lap", "span"])
+def test_a_collection_is_of_the_worker_that_it_interrupts(clock, lap):
+    """Whoever reports one does not know which worker's span is open; it must not read as both working at once."""
+    trace = Trace(clock=clock)
+
+    def collect():
+        begun = trace.now()
+        clock.now += 1.0
+        trace.add("collect", "target", begun, trace.now())
+
+    collect()
+    if lap:
+        trace.begin()
+        collect()
+        clock.now += 0.5
+        trace.lap("draft", "draft")
+    else:
+        with trace.span("draft", "draft"):
+            collect()
+            clock.now += 0.5
+    assert trace.by_worker() == {"target": {"collect": 1.0}, "draft": {"draft": 0.5, "collect": 1.0}}
+    parts = breakdown(trace.spans, trace.now())
+    assert parts.overlap == 0 and parts.parts == {"draft": 0.5, "collect": 2.0, "other": 0.0}
 
 
 def test_a_span_ends_when_its_work_fails(clock):

@@ -38,6 +38,7 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
     (tmp_path / "clip.mp4").write_bytes(shipped()[0].read_bytes())
     (tmp_path / "key").write_text("geheim\n")
     with running("--api-key", "key") as (server, model, url):
+        assert model == "embedded"  # the pair's name, not its folder's
         assert httpx.get(f"{url}/v1/models").status_code == 401
         (program,) = re.findall(r"```python\n(.*?)```", PAGES["serve"], re.DOTALL)
         program = program.replace("http://127.0.0.1:8000", url).replace('"none"', '"geheim"')

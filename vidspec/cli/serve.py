@@ -131,7 +131,8 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
     with captioner:
         for line in () if request.quiet else captioner.notes:
             print_note(f"note: {line}")
-        model = config.name or os.path.basename(captioner.models["target"].rstrip("/"))
+        target = profile.models.pair or captioner.models["target"].rstrip("/")
+        model = config.name or os.path.basename(target)
         config = replace(config, name=model, readers=reader_count(job))
         server = uvicorn.Server(
             uvicorn.Config(

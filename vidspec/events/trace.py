@@ -103,7 +103,7 @@ class Trace:
         finally:
             if not given_up:
                 end = self.now()
-                self.spans.append(Span(worker, kind, min(end, start + self.waited - waited), end))
+                self._append(Span(worker, kind, min(end, start + self.waited - waited), end))
 
     def begin(self) -> None:
         """Start the first lap of a round, see :meth:`lap`."""
@@ -116,8 +116,18 @@ class Trace:
         start += waited - before
         if start > end:
             start = end
-        self.spans.append(_new_tuple(Span, (worker, kind, start, end, about)))  # a third of the time of ``Span(...)``
+        self._append(_new_tuple(Span, (worker, kind, start, end, about)))  # a third of the time of ``Span(...)``
         return end - start
+
+    def _append(self, span: Span) -> None:
+        """Append a span that ends now, and count the collections that interrupted it as its worker's."""
+        for at in range(len(self.spans) - 1, -1, -1):
+            inner = self.spans[at]
+            if inner.start < span.start:
+                break
+            if inner.kind == "collect":
+                self.spans[at] = inner._replace(worker=span.worker)
+        self.spans.append(span)
 
     def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:
         """Add a span that was timed elsewhere, in seconds since the trace began."""

@@ -89,7 +89,7 @@ def _open_session(
     (reader,) = readers_for(how, 1)
     stack.callback(reader.close)
     reader.start()
-    with start.uncollected(), start.stage_status("loading weights", on=not (request.quiet or fetches)):
+    with start.stage_status("loading weights", on=not (request.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
 
         captioner = stack.enter_context(Captioner.from_profile(profile))

@@ -91,8 +91,8 @@ def _local_engine(
     began = time.monotonic()
     # Download bars replace the status line.
     with (
-        start.uncollected(),
         start.stage_status("loading weights", on=not (request.quiet or request.no_live or fetches)),
+        start.fast_loading(),
     ):
         from vidspec.captioner import Captioner
 

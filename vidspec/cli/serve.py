@@ -121,7 +121,7 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
     for line in () if request.quiet else start.demo_notes(profile, (), "serve"):
         print_note(line)
     fetches = not request.quiet and start.announce(profile)
-    with start.uncollected(), start.stage_status("loading weights", on=not (request.quiet or fetches)):
+    with start.stage_status("loading weights", on=not (request.quiet or fetches)), start.fast_loading():
         import uvicorn
 
         from vidspec.captioner import Captioner

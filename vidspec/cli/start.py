@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "announce",
     "demo_notes",
+    "fast_loading",
     "report_stage",
     "require_devices",
     "resolve_profile",
     "stage_status",
-    "uncollected",
 ]
 
 #: Seconds between lines about a long stage, without a terminal.
@@ -167,12 +167,15 @@ def report_stage(line: Callable[[], str | None]) -> Iterator[None]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Import and load without garbage collection.
+def fast_loading() -> Iterator[None]:
+    """Import transformers quickly, and load without garbage collection.
 
     Nearly all objects made meanwhile stay alive, and collecting takes a seventh of the time to first token. They are
     not collected at exit either, which would dominate the time that Ctrl-C takes.
     """
+    from vidspec.models.quick_import import import_transformers
+
     atexit.register(gc.freeze)
     with garbage.loading(fresh=True):
+        import_transformers()
         yield

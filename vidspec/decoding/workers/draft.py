@@ -47,6 +47,7 @@ from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.identity import model_identity
+from vidspec.models.quick_import import import_transformers
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
@@ -241,6 +242,7 @@ def serve(channel: Channel, start: DraftStart) -> None:
     """Run the process: load the model, then work on clips."""
     try:
         with garbage.loading(fresh=True):
+            import_transformers()
             engine = Engine(loading.load_model(start.model, start.where, text=True))
     except VidspecError as error:
         channel.send(DraftLoadFailed(error.message, error.hint, error.kind, traceback.format_exc()))

@@ -1,0 +1,186 @@
+"""A quicker import of transformers, for processes of our own: without what vidspec does not use."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import marshal
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["import_transformers"]
+
+COMPILER = "torch._dynamo"
+INDEXING = f"{COMPILER}._trace_wrapped_higher_order_op"
+UTILITIES = "transformers.utils.import_utils"
+#: Modules of transformers that the files of all models import.
+COMMON = ("transformers.modeling_utils", "transformers.generation.utils")
+#: Names of the compiler that mark a function for it and change nothing else.
+MARKS = frozenset({"allow_in_graph", "assume_constant_result", "disable", "disallow_in_graph"})
+
+#: Lists of classes in the cache, one for each installation of transformers, and bytes of their digests.
+KEPT, SIZE = 8, 16
+
+
+def import_transformers() -> None:
+    """Import what all models of transformers need, in less than half of the usual time.
+
+    Transformers imports torch's compiler (``torch._dynamo``) to mark functions for it, ``torch.distributed.tensor`` to
+    recognise distributed tensors, and SciPy for the losses of object detectors; and it reads the files of all its
+    models, twice, to list their classes. vidspec neither compiles nor distributes nor trains. During this import torch
+    therefore looks like a build without ``torch.distributed``, which transformers supports, marks do nothing, and SciPy
+    seems not to be installed; the list of classes is kept in the user's cache folder. Everything else of the compiler
+    is imported when it is asked for.
+
+    For processes of our own only: in another program transformers could no longer distribute a model. Does nothing if
+    transformers or the compiler has been imported, and leaves the import to others if it fails.
+    """
+    if COMPILER in sys.modules or "transformers" in sys.modules:
+        return
+    before, finder = set(sys.modules), _UtilitiesFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        with _without_compiler():
+            for name in COMMON:
+                importlib.import_module(name)
+    except Exception:  # of a version in which these names mean something else
+        for name in [name for name in sys.modules if name not in before and name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+    finally:
+        with suppress(ValueError):
+            sys.meta_path.remove(finder)
+    with suppress(ImportError, ValueError):  # another way of marking than this version of torch has
+        _leave_unmarked()
+
+
+def _leave_unmarked() -> None:
+    """Let functions of torch that import the compiler when first called, to mark themselves, do without it.
+
+    Operations on tensors without memory are such functions, and models are built of such tensors before they are read.
+    """
+    from torch._compile import _disable_dynamo
+
+    marking = _disable_dynamo(lambda: None).__code__
+    at = marking.co_freevars.index("fn")
+    for one in gc.get_objects():
+        if type(one) is FunctionType and one.__code__ is marking and one.__closure__:
+            function = one.__closure__[at].cell_contents
+            function.__dynamo_disable = function
+
+
+class _UtilitiesFinder:
+    """Finds the module of transformers that lists its models and knows what is installed, and edits it once."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != UTILITIES:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _edit(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _edit(utilities: Any) -> None:
+    """Keep the list of a folder's classes in a file, and let SciPy seem missing."""
+    search: Callable[[Any], Any] = utilities.create_import_structure_from_path
+    utilities.create_import_structure_from_path = lambda path: _classes(Path(path), search)
+    utilities.is_scipy_available = lambda: False
+
+
+def _classes(path: Path, search: Callable[[Any], Any]) -> Any:
+    """Return what ``search`` finds in the folder of all models, or of a file there: from the user's cache if known."""
+    folder = path.parent if path.is_file() else path
+    if folder.name != "models":  # the search calls itself for each folder in it
+        return search(path)
+    import platformdirs
+
+    with os.scandir(folder) as entries:
+        times = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
+    key = _digest(repr((sys.version, str(folder), times)).encode())
+    file = Path(platformdirs.user_cache_dir("vidspec"), "classes", key.hex())
+    with suppress(OSError, EOFError, ValueError, TypeError):
+        content = file.read_bytes()
+        if content[:SIZE] == _digest(content[SIZE:]):
+            return marshal.loads(content[SIZE:])
+    found = search(path)
+    with suppress(OSError, ValueError):
+        _keep(file, marshal.dumps(found))
+    return found
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Write a file of the cache, and remove its oldest ones; many processes may do so at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for old in sorted(file.parent.iterdir(), key=lambda one: one.stat().st_mtime)[: 1 - KEPT]:
+        old.unlink()
+    number, part = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(number, "wb") as written:
+        written.write(_digest(content) + content)
+    os.replace(part, file)
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=SIZE).digest()
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Put stand-ins in the compiler's place, and hide ``torch.distributed``."""
+    import torch.distributed
+
+    def release() -> None:
+        for name, module in standing.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        if torch.__dict__.get("_dynamo") is standing[COMPILER]:
+            del torch._dynamo
+
+    standing = {name: _StandIn(name, release) for name in (COMPILER, INDEXING)}
+    is_available = torch.distributed.is_available
+    sys.modules.update(standing)
+    torch._dynamo = standing[COMPILER]
+    torch.distributed.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.distributed.is_available = is_available
+        release()
+
+
+class _StandIn(ModuleType):
+    """A module whose marks do nothing; any other name ends it, and is looked up in the module it stands for."""
+
+    def __init__(self, name: str, release: Callable[[], None]) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self._release = release
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in MARKS:
+            return _return_function
+        if name == "TransformGetItemToIndex":  # of which masks for vmap make instances
+            return lambda: importlib.import_module(INDEXING).TransformGetItemToIndex()
+        self._release()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _return_function(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:
+    """Return the function, or the decorator that does, if this is called with options only."""
+    return function if function is not None else _return_function

@@ -16,6 +16,7 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
     "rounds": ("3", "1"),
+    "runs": ("7", "1"),
     "turns": ("8", "1"),
     "clips": ("50", "2"),
     "relevance": ("40", "1"),
@@ -250,6 +251,14 @@ PARTS: tuple[Part, ...] = (
             "research.studies.loading qwen3-vl-2b qwen2.5-vl-3b qwen2.5-vl-3b-gptq --frames 2 --new-tokens 2",
         ),
         tried=False,
+    ),
+    Part(
+        "command",
+        "From a command to its caption",
+        "Seconds of whole processes, most of which pass before the clip is looked at: 176 and 181 tokens of a sample "
+        "clip, 32 frames, weights and imported files in the system's cache. *The version before* is without the quick "
+        "import of transformers.",
+        ("research.studies.command_time --runs {runs} --earlier {earlier}",),
     ),
     Part(
         "frames",

@@ -37,7 +37,7 @@ from vidspec.errors import UsageError, VidspecError
 __all__ = ["kept", "main", "measure"]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The version before, as a commit of this repository.
+#: Version 0.1.0, as a commit of this repository.
 EARLIER = "134832b"
 #: Clips that training has not seen; every part takes the first of them.
 CLIPS = 200
@@ -160,7 +160,7 @@ def _places(work: Path, *, smoke: bool, install: bool = True) -> Iterator[tuple[
     ).returncode:
         places["earlier"] = str(checkout)
     else:
-        print_note(f"the version before, {EARLIER}, is not in this repository, and is left out")
+        print_note(f"version 0.1.0, {EARLIER}, is not in this repository, and is left out")
     try:
         yield places, [str(clip) for clip in clips]
     finally:

@@ -38,7 +38,7 @@ PEERS = {
 PLACES = {
     "CLIPS": "CLIPS are the first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training "
     "has not seen.",
-    "EARLIER": "EARLIER is a checkout of the version before.",
+    "EARLIER": "EARLIER is a checkout of version 0.1.0.",
     "openvino=OPENVINO": "OPENVINO is the Python of an environment that `make peers` makes.",
     "vllm=VLLM": "VLLM is the Python of an environment that `make peers` makes.",
 }

@@ -43,7 +43,7 @@ class Part:
         title: of the page.
         about: explanation of the tables, in Markdown.
         commands: of ``python -m``, in which ``{clips:N}`` are the first N drawn clips, ``{json}`` a file of results,
-            ``{openvino}`` and ``{vllm}`` interpreters of peers, ``{earlier}`` a checkout of the version before,
+            ``{openvino}`` and ``{vllm}`` interpreters of peers, ``{earlier}`` a checkout of version 0.1.0,
             ``{folder}`` a temporary folder; other names are in :data:`SIZES`.
         tried: True if ``--smoke`` runs it; False if it is too large for that.
     """
@@ -257,15 +257,15 @@ PARTS: tuple[Part, ...] = (
         "command",
         "From a command to its caption",
         "Seconds of whole processes, most of which pass before the clip is looked at: 176 and 181 tokens of a sample "
-        "clip, 32 frames, weights and imported files in the system's cache. *The version before* is without the quick "
-        "import of transformers.",
+        "clip, 32 frames, weights and imported files in the system's cache. *Version 0.1.0* imports transformers as "
+        "usual.",
         ("research.studies.command_time --runs {runs} --earlier {earlier}",),
     ),
     Part(
         "frames",
         "Reading frames",
         "32 frames of drawn files, a keyframe every 10 s, each reading in a process of its own that has read another "
-        "file before. *Earlier* is the version before.",
+        "file before. *Earlier* is version 0.1.0.",
         ("research.studies.frames --seconds {seconds} --repeats 1 --earlier {earlier} --folder {folder}/films",),
     ),
     Part(

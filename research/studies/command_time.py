@@ -33,7 +33,7 @@ def contenders(clip: str, earlier: Path | None) -> dict[str, tuple[Path, list[st
         words = ["-m", "vidspec", "caption", clip, "--quiet", "--set", f"models.pair={pair}"]
         found[f"vidspec caption, {pair}"] = ROOT, words
         if earlier is not None:
-            found[f"the version before, {pair}"] = earlier, words
+            found[f"version 0.1.0, {pair}"] = earlier, words
     return found
 
 

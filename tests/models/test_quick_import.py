@@ -47,7 +47,7 @@ def test_a_command_imports_neither_compiler_nor_distributed_tensors_and_captions
     "family", ["gemma4", "internvl", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm"]
 )
 def test_families(family):
-    """Operations on tensors without memory mark themselves when first called: each family calls others."""
+    """Operations on tensors without memory are decorated at their first call: each family calls others."""
     program = f"""if True:
         import json, sys
         from vidspec.models.quick_import import import_transformers

@@ -23,8 +23,8 @@ INDEXING = f"{COMPILER}._trace_wrapped_higher_order_op"
 UTILITIES = "transformers.utils.import_utils"
 #: Modules of transformers that the files of all models import.
 COMMON = ("transformers.modeling_utils", "transformers.generation.utils")
-#: Names of the compiler that mark a function for it and change nothing else.
-MARKS = frozenset({"allow_in_graph", "assume_constant_result", "disable", "disallow_in_graph"})
+#: The compiler's decorators, which change nothing unless a function is compiled.
+DECORATORS = frozenset({"allow_in_graph", "assume_constant_result", "disable", "disallow_in_graph"})
 
 #: Lists of classes in the cache, one for each installation of transformers, and bytes of their digests.
 KEPT, SIZE = 8, 16
@@ -33,12 +33,12 @@ KEPT, SIZE = 8, 16
 def import_transformers() -> None:
     """Import what all models of transformers need, in less than half of the usual time.
 
-    Transformers imports torch's compiler (``torch._dynamo``) to mark functions for it, ``torch.distributed.tensor`` to
+    Transformers imports torch's compiler (``torch._dynamo``) for its decorators, ``torch.distributed.tensor`` to
     recognise distributed tensors, and SciPy for the losses of object detectors; and it reads the files of all its
     models, twice, to list their classes. vidspec neither compiles nor distributes nor trains. During this import torch
-    therefore looks like a build without ``torch.distributed``, which transformers supports, marks do nothing, and SciPy
-    seems not to be installed; the list of classes is kept in the user's cache folder. Everything else of the compiler
-    is imported when it is asked for.
+    therefore looks like a build without ``torch.distributed``, which transformers supports, decorators do nothing, and
+    SciPy seems not to be installed; the list of classes is kept in the user's cache folder. Everything else of the
+    compiler is imported when it is asked for.
 
     For processes of our own only: in another program transformers could no longer distribute a model. Does nothing if
     transformers or the compiler has been imported, and leaves the import to others if it fails.
@@ -57,27 +57,28 @@ def import_transformers() -> None:
     finally:
         with suppress(ValueError):
             sys.meta_path.remove(finder)
-    with suppress(ImportError, ValueError):  # another way of marking than this version of torch has
-        _leave_unmarked()
+    with suppress(ImportError, ValueError):  # another version of torch decorates in another way
+        _skip_lazy_decorators()
 
 
-def _leave_unmarked() -> None:
-    """Let functions of torch that import the compiler when first called, to mark themselves, do without it.
+def _skip_lazy_decorators() -> None:
+    """Keep torch's own functions from importing the compiler at their first call.
 
-    Operations on tensors without memory are such functions, and models are built of such tensors before they are read.
+    ``torch._compile`` decorates them lazily, operations on meta tensors among them, of which models are built before
+    their weights are loaded.
     """
     from torch._compile import _disable_dynamo
 
-    marking = _disable_dynamo(lambda: None).__code__
-    at = marking.co_freevars.index("fn")
+    lazy = _disable_dynamo(lambda: None).__code__
+    at = lazy.co_freevars.index("fn")
     for one in gc.get_objects():
-        if type(one) is FunctionType and one.__code__ is marking and one.__closure__:
+        if type(one) is FunctionType and one.__code__ is lazy and one.__closure__:
             function = one.__closure__[at].cell_contents
             function.__dynamo_disable = function
 
 
 class _UtilitiesFinder:
-    """Finds the module of transformers that lists its models and knows what is installed, and edits it once."""
+    """Patches ``transformers.utils.import_utils`` once, right after it is executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != UTILITIES:
@@ -89,20 +90,20 @@ class _UtilitiesFinder:
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _edit(module)
+                _patch(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _edit(utilities: Any) -> None:
-    """Keep the list of a folder's classes in a file, and let SciPy seem missing."""
-    search: Callable[[Any], Any] = utilities.create_import_structure_from_path
+def _patch(utilities: Any) -> None:
+    """Cache the list of model classes in a file, and let SciPy seem missing."""
+    search: Callable[[Path], object] = utilities.create_import_structure_from_path
     utilities.create_import_structure_from_path = lambda path: _classes(Path(path), search)
     utilities.is_scipy_available = lambda: False
 
 
-def _classes(path: Path, search: Callable[[Any], Any]) -> Any:
+def _classes(path: Path, search: Callable[[Path], object]) -> object:
     """Return what ``search`` finds in the folder of all models, or of a file there: from the user's cache if known."""
     folder = path.parent if path.is_file() else path
     if folder.name != "models":  # the search calls itself for each folder in it
@@ -116,8 +117,9 @@ def _classes(path: Path, search: Callable[[Any], Any]) -> Any:
     with suppress(OSError, EOFError, ValueError, TypeError):
         content = file.read_bytes()
         if content[:SIZE] == _digest(content[SIZE:]):
-            return marshal.loads(content[SIZE:])
-    found = search(path)
+            known: object = marshal.loads(content[SIZE:])
+            return known
+    found: Any = search(path)
     with suppress(OSError, ValueError):
         _keep(file, marshal.dumps(found))
     return found
@@ -140,7 +142,7 @@ def _digest(content: bytes) -> bytes:
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
-    """Put stand-ins in the compiler's place, and hide ``torch.distributed``."""
+    """Replace the compiler's modules by stubs, and let ``torch.distributed`` seem missing."""
     import torch.distributed
 
     def release() -> None:
@@ -163,7 +165,7 @@ def _without_compiler() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """A module whose marks do nothing; any other name ends it, and is looked up in the module it stands for."""
+    """A stub of a module: its decorators do nothing; for any other name the real module is imported."""
 
     def __init__(self, name: str, release: Callable[[], None]) -> None:
         super().__init__(name)
@@ -173,7 +175,7 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in MARKS:
+        if name in DECORATORS:
             return _return_function
         if name == "TransformGetItemToIndex":  # of which masks for vmap make instances
             return lambda: importlib.import_module(INDEXING).TransformGetItemToIndex()

@@ -69,11 +69,12 @@ def other(captioner, overrides):
 
 
 def test_values_left_open_are_reported_with_the_reason(captioner):
-    assert [one.key for one in captioner.choices] == ["models.decoder"]
+    assert [one.key for one in captioner.choices] == ["models.decoder", "chat template"]
     chain = {"draft.topology": "chain", "draft.gamma": "auto"}
     again = other(captioner, {"models.device": "auto", "models.dtype": "auto", **chain})
     choices = {key: value for key, value, why in again.choices if why}
-    assert choices.keys() == {"models.device", "models.draft_device", "models.dtype", "models.decoder", "draft.gamma"}
+    machine = {"models.device", "models.draft_device", "models.dtype", "models.decoder", "draft.gamma"}
+    assert choices.keys() == machine | {"chat template"}
     assert choices["models.dtype"] == "float32" and choices["draft.gamma"] == f"at most {ROWS}"
 
 

@@ -18,7 +18,7 @@ from research.peers.outside import OUTSIDE
 from tests.test_rooms import ORDER
 from vidspec.cli.app import app
 from vidspec.config.profiles import available, load
-from vidspec.events.record import RECORD_KEYS
+from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders of pages: for users, authors of parts, researchers and developers.
@@ -52,7 +52,10 @@ def test_options_that_a_page_names_exist(page):
 
 
 def test_keys_of_the_record():
-    assert [cell.strip(" `") for cell in first_cells(section("reference", "The JSON record"))] == list(RECORD_KEYS)
+    assert [cell.strip(" `") for cell in first_cells(section("reference", "The JSON record"))] == [
+        *RECORD_KEYS,
+        *OPTIONAL_KEYS,
+    ]
 
 
 def test_profiles_to_choose_from_exist():

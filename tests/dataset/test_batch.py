@@ -17,7 +17,7 @@ from vidspec.dataset.writers import FileLines
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
 from vidspec.events.compare import decode_rate, first_difference, speed_against
 from vidspec.events.observer import RunObserver
-from vidspec.events.record import RECORD_KEYS
+from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS
 from vidspec.files import check_output
 
 
@@ -205,7 +205,7 @@ def test_schema_has_the_keys_of_the_record_and_is_a_schema():
     schema = record_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["required"] == list(RECORD_KEYS)
-    assert list(schema["properties"]) == [*RECORD_KEYS, "job"]
+    assert list(schema["properties"]) == [*RECORD_KEYS, *OPTIONAL_KEYS, "job"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

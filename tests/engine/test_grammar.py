@@ -15,6 +15,7 @@ llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
 
 from vidspec.config.json_schema import json_grammar  # noqa: E402
 from vidspec.engine.grammar import GrammarHistory  # noqa: E402
+from vidspec.errors import GenerationError  # noqa: E402
 
 SCHEMA = {
     "type": "object",
@@ -120,9 +121,9 @@ def test_a_smaller_vocabulary(history):
     assert kept(rows) == [{1}, {0, 1, 2, 3, 4}]
 
 
-def test_penalties_come_first(tokenizer, history):
+def test_penalties_change_what_the_grammar_allows(tokenizer, history):
     penalties = PenaltyHistory(Penalties(presence_penalty=2.0), [])
-    both = CombinedHistory([penalties, history])
+    both = CombinedHistory([history, penalties])
     text = walk(5)
     both.add(text[:6])
     logits = torch.randn(1, WIDTH)
@@ -132,6 +133,43 @@ def test_penalties_come_first(tokenizer, history):
     assert kept([row]) == [set(inside)] and torch.equal(row[inside], penalised[inside])
     rows = both.changes_for_unread(text[4:6])(torch.zeros(2, WIDTH))
     assert kept(rows) == [allowed("".join(PIECES[token] for token in text[:end])) for end in (5, 6)]
+
+
+def test_the_grammar_wins_over_a_ban(history):
+    """A ban that would leave a row no token is dropped for that row, with every other rule kept."""
+    text, quote, space = [PIECES.index(piece) for piece in "{"], PIECES.index('"'), PIECES.index(" ")
+    both = CombinedHistory([history, PenaltyHistory(Penalties(no_repeat_ngram=1), [quote])])
+    both.add(text)
+    rows = both.changes_for_paths([(), (space,)])(torch.zeros(2, WIDTH))
+    assert kept(rows) == [{space}, {quote}], "after the space only the quote may follow, banned or not"
+
+
+def test_a_token_that_the_grammar_refuses_is_an_error(history):
+    history.add([PIECES.index("{")])
+    with pytest.raises(GenerationError, match=f"token {PIECES.index('x')} does not follow the grammar"):
+        history.add([PIECES.index('"'), PIECES.index("x")])
+
+
+def test_tokens_of_a_window_after_the_end_are_ignored(history):
+    history.add([*walk(1), PIECES.index("x"), END])
+    assert history.is_complete
+
+
+def test_a_grammar_begins_after_a_free_part(tokenizer):
+    """As after the reasoning of a thinking model, wherever in a window it ends; and it is rolled back into it."""
+    mark, x, brace, quote, space = (PIECES.index(piece) for piece in (":", "x", "{", '"', " "))
+    history = GrammarHistory(tokenizer, json_grammar(json.dumps(SCHEMA)), lambda ids: ids[-1] == mark)
+    every, first, second = set(range(WIDTH)), {brace}, {space, quote}
+    history.add([x, END])
+    paths = [(), (brace,), (mark,), (x, mark, brace)]
+    assert kept(history.changes_for_paths(paths)(torch.zeros(4, WIDTH))) == [every, every, first, second]
+    history.add([x, mark, brace])
+    assert kept(history.changes_for_paths([()])(torch.zeros(1, WIDTH))) == [second]
+    rows = history.changes_for_unread([x, mark, brace])(torch.zeros(3, WIDTH))
+    assert kept(rows) == [every, first, second]
+    assert not history.is_complete
+    history.add(walk(2)[1:])
+    assert history.is_complete
 
 
 @pytest.mark.parametrize("schema", ['{"type": "obj"}', "[1]", '{"type": "string", "pattern": "("}'])

@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -7,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints.llava_onevision import tokenizer
 from tests.tiers import examples
-from vidspec.models.detokenizer import Detokenizer
+from vidspec.models.detokenizer import Detokenizer, StopStrings, reasoning_end
 
 WORDS = tokenizer()
 SPECIALS = sorted(WORDS.all_special_ids)
@@ -23,10 +24,11 @@ def pieces(ids):
 
 
 def settled(ids):
-    """The text of the longest beginning of ``ids`` that does not end inside a character."""
+    """The text of the longest beginning of ``ids`` that ends neither inside a character nor inside an opening tag."""
     while ids and full(ids).endswith("\ufffd"):
         ids = ids[:-1]
-    return full(ids)
+    begun = full(ids).lstrip()
+    return full(ids).removesuffix(begun) if "<think>".startswith(begun) else full(ids)
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
@@ -35,7 +37,7 @@ def test_any_text(text):
     ids = WORDS.encode(text, add_special_tokens=False)
     made, detokenizer = pieces(ids)
     assert "".join(made) == settled(ids)
-    assert detokenizer.finish() == full(ids).strip()
+    assert detokenizer.finish() == (full(ids).strip(), None)
 
 
 @given(st.lists(st.integers(0, len(WORDS) - 1), max_size=80))
@@ -45,7 +47,7 @@ def test_any_ids(ids):
     made, detokenizer = pieces(ids)
     assert "".join(made) == settled(ids)
     assert full(ids).startswith("".join(made))
-    assert detokenizer.finish() == full(ids).strip()
+    assert detokenizer.finish() == (full(ids).strip(), None)
 
 
 @given(st.lists(st.sampled_from(["🚲", "é", "한", " the", "a", "👩‍👩‍👧", "\n", "<|im_end|>", "<video>"]), max_size=40))
@@ -74,7 +76,7 @@ def test_special_tokens_add_nothing():
     ids = WORDS.encode("a cat", add_special_tokens=False)
     for special in SPECIALS:
         made, text = pieces([special, *ids, special])
-        assert made[0] == made[-1] == "" and "".join(made) == text.finish() == "a cat"
+        assert made[0] == made[-1] == "" and "".join(made) == text.finish().answer == "a cat"
 
 
 def test_every_piece_as_soon_as_it_is_whole():
@@ -122,3 +124,47 @@ def test_two_texts_at_once():
         shown[0] += one.add(first[index]) if index < len(first) else ""
         shown[1] += two.add(second[index]) if index < len(second) else ""
     assert shown == ["a 🚲", "one é"]
+
+
+THOUGHTS = [
+    ("<think>\nIt moves. A\n</think>\n\nA red circle.", False, "A red circle.", "It moves. A"),
+    ("It moves.</think>A red </think> circle.", True, "A red </think> circle.", "It moves."),
+    ("<think>It moves.</think>A", True, "A", "It moves."),
+    ("</think>\nA", True, "A", ""),
+    (" <think> It moves", False, None, "It moves"),
+    ("It moves</thin", True, None, "It moves</thin"),
+    ("A <think> it </think> b", False, "A <think> it </think> b", None),
+    (" <thi", False, "<thi", None),
+    ("<thing> moves", False, "<thing> moves", None),
+    ("A</think>B", False, "A</think>B", None),
+]
+
+
+@pytest.mark.parametrize(("text", "thinks", "answer", "reasoning"), THOUGHTS)
+def test_reasoning_is_no_part_of_the_answer(text, thinks, answer, reasoning):
+    """Whether the prompt opened it or the text does; its tokens add no text, and nothing is taken back later."""
+    ids = WORDS.encode(text, add_special_tokens=False)
+    reader = Detokenizer(WORDS, thinks=thinks)
+    made = [reader.add(token) for token in ids]
+    assert reader.finish() == (answer, reasoning)
+    shown = "".join(made).strip()
+    assert shown == answer or (text == " <thi" and not shown) or (answer is None and not shown)
+    ends = [end for end in range(1, len(ids) + 1) if reasoning_end(WORDS)(ids[:end])]
+    assert ("</think>" in text) == bool(ends) and full(ids[: ends[0]] if ends else ids).count("</think>") == bool(ends)
+
+
+def test_the_draft_proposes_no_reasoning_to_show():
+    text, bird = Detokenizer(WORDS, thinks=True), WORDS.encode(" bird", add_special_tokens=False)[0]
+    assert text.preview(bird) == ""
+    for token in WORDS.encode("so</think>A", add_special_tokens=False):
+        text.add(token)
+    assert text.preview(bird) == full([bird])
+
+
+def test_stop_strings_in_reasoning_stop_nothing():
+    ids = WORDS.encode("so.\nthen</think>\n\nA.\nB", add_special_tokens=False)
+    for thinks, first in ((True, "A."), (False, "so.")):
+        found = StopStrings(WORDS, [".\n"], thinks=thinks)
+        end = next(end for end in range(1, len(ids) + 1) if found.has_stop(ids[:end]))
+        assert full(ids[:end]).endswith(f"{first}\n")
+    assert Detokenizer(WORDS, [".\n"], thinks=True).finish() == (None, "")

@@ -359,6 +359,32 @@ def test_templates(copy):
     assert load_model(str(copy), CPU).template == "new <video>"
     (copy / "chat_template.jinja").unlink()
     assert load_model(str(copy), CPU).template == "old <video>"
+    (copy / "chat_template.jinja").write_text("new <video>", "utf-8-sig")
+    assert load_model(str(copy), CPU).template == "new <video>", "without a byte order mark"
+
+
+def with_tokenizer_template(copy, template):
+    for file in copy.glob("chat_template*"):
+        file.unlink()
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_template_in_the_tokenizers_config_only(copy, several):
+    """As older tools save it; of several the default one."""
+    template = "{% for c in messages[0]['content'] %}{{ c['text'] or '<video>' }}{% endfor %}CAPTION:"
+    named = [{"name": "tools", "template": "none"}, {"name": "default", "template": template}]
+    with_tokenizer_template(copy, named if several else template)
+    model = load_model(str(copy), CPU)
+    assert (model.template_text("P"), model.template_origin) == ("<video>PCAPTION:", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0]['content'] + 'x' }}", "text only", "{% if %}"])
+def test_a_template_for_text_only_is_not_used(copy, template):
+    with_tokenizer_template(copy, template)
+    model = load_model(str(copy), CPU)
+    assert model.template == model.default_template() and model.template_origin is None
 
 
 def test_pairs(checkpoints):

@@ -119,4 +119,4 @@ def test_texts_are_read_back_token_by_token(loaded):
         reader, ids = Detokenizer(words), words.encode(prompt)
         parts = [reader.add(token) for token in ids]
         assert "".join(parts) == words.decode(ids, skip_special_tokens=True) and "\ufffd" not in "".join(parts)
-        assert reader.finish() == "".join(parts).strip()
+        assert reader.finish().answer == "".join(parts).strip()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
-from vidspec.events.record import RECORD_KEYS, Caption
+from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS, Caption
 from vidspec.events.trace import Span, Trace
 from vidspec.files import FileKind, back_up, check_output, write_whole
 
@@ -168,7 +168,9 @@ def restore_caption(stored: StoredRun) -> Caption:
         for kind, times in stored.get("passes", {}).items()
         for seconds in times
     ]
-    return Caption(**{key: stored[key] for key in RECORD_KEYS if key in stored}, trace=Trace(spans=spans))
+    return Caption(
+        **{key: stored[key] for key in (*RECORD_KEYS, *OPTIONAL_KEYS) if key in stored}, trace=Trace(spans=spans)
+    )
 
 
 def _key(stored: StoredRun) -> StoredKey:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from vidspec.dataset.job import Job, JobConfig, JobQuestions, JobResult, MemberSource
 from vidspec.dataset.rendering import render_caption
-from vidspec.events.record import RecordDict
+from vidspec.events.record import OPTIONAL_KEYS, RecordDict
 
 __all__ = [
     "INPUT_KEYS",
@@ -193,4 +193,5 @@ def lean_record(record: RecordDict) -> RecordDict:
     if question := record.get("question"):
         flat["question"] = {key: value for key, value in question.items() if key not in _RUN_KEYS}
     kept = {key: value for key, value in job.items() if key not in INPUT_KEYS}
-    return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}
+    lean = {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}
+    return lean | {key: record[key] for key in OPTIONAL_KEYS if key in record}

@@ -168,7 +168,7 @@ def parallel_windows(profile: Profile, start: int) -> WindowSize:
 
 
 def explain(setup: DecodingSetup) -> list[Choice]:
-    """Return the values that the profile of a loaded captioner leaves open, with the reasons."""
+    """Return the values that the profile of a loaded captioner leaves open, and its chat template, with the reasons."""
     profile, target = setup.profile, setup.target.model
     wanted, draft = profile.models, setup.draft.model if setup.draft is not None else None
     choices: list[Choice] = []
@@ -184,6 +184,8 @@ def explain(setup: DecodingSetup) -> list[Choice]:
         choices.append(Choice("models.dtype", str(target.dtype).removeprefix("torch."), why))
     if wanted.decoder == "auto":
         choices.append(Choice("models.decoder", target.decoder.name, target.decoder.why))
+    why = "the checkpoint's" if target.template_origin else "the checkpoint has none that can place a video"
+    choices.append(Choice("chat template", target.template_origin or f"that of {target.family}", why))
     if setup.slot is not None and setup.slot.draft_threads is not None and profile.workers.draft_threads is None:
         choices.append(Choice("workers.draft_threads", str(setup.slot.draft_threads), "a quarter of all, at least one"))
     if setup.drafter is not None and profile.draft.gamma == "auto":

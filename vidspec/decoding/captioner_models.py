@@ -110,6 +110,10 @@ def start_draft_process(profile: Profile, model: VideoLanguageModel) -> DraftPro
     return DraftProcessSlot(model.source, auto.draft_placement(profile), profile)
 
 
+#: Files that hold a checkpoint's chat template as a rule, which the record need not name.
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+
+
 def models_record(setup: DecodingSetup) -> ModelsRecord:
     """Return the record's entry on the models: both names, and family, dtype, device and decoder of the target."""
     model, wanted = setup.target.model, setup.profile.models
@@ -120,6 +124,7 @@ def models_record(setup: DecodingSetup) -> ModelsRecord:
         **({} if wanted.adapter is None else {"adapter": wanted.adapter}),
         "draft": _draft_name(setup),
         "family": model.family,
+        **({"template": origin} if (origin := model.template_origin or "built in") not in TEMPLATE_FILES else {}),
         "dtype": str(model.dtype).removeprefix("torch."),
         "weights": wanted.weights or (model.codes and f"{model.codes}, as stored"),
         "device": str(model.device),

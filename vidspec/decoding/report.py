@@ -25,12 +25,16 @@ from vidspec.events.record import (
     ScheduleRecord,
     VideoRecord,
 )
+from vidspec.models.detokenizer import CLOSING_TAG
 
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import Sequence
     from vidspec.decoding.setup import DecodingSetup
 
 __all__ = ["parse_json", "report"]
+
+#: Ends of texts, for messages.
+ENDS = {"eos": "an end token", "length": "the token limit", "loop": "a repetition", "stop": "a stop string"}
 
 
 def report(sequence: Sequence, models: ModelsRecord) -> Caption:
@@ -44,8 +48,14 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
     if read is None or sequence.text is None:
         raise AssertionError("a text begins with Prefilled")
     counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
-    decode, caption = rounds[-1].elapsed, sequence.text.finish()
-    ended = sequence.limits.end_reason(token_ids)
+    decode, ended = rounds[-1].elapsed, sequence.limits.end_reason(token_ids)
+    caption, reasoning = sequence.text.finish()
+    if caption is None:
+        raise GenerationError(
+            f"{sequence.job.path}: the text ended by {ENDS[ended]} before {CLOSING_TAG}: it is reasoning only",
+            hint="a higher --max-new-tokens",
+            kind="reasoning",
+        )
     return Caption(
         path=sequence.job.path,
         caption=caption,
@@ -97,6 +107,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
         lossy=_lossy(setup, read),
         question=_question(sequence),
+        reasoning=reasoning,
         trace=sequence.trace,
     )
 
@@ -194,9 +205,8 @@ def parse_json(path: str, caption: str, ended: str) -> Any:
         GenerationError: it was cut before its end, or has no value.
     """
     if ended != "eos":
-        why = {"length": "the token limit", "loop": "a repetition"}[ended]
         raise GenerationError(
-            f"{path}: the JSON answer was cut by {why}: {caption[-40:]!r}",
+            f"{path}: the JSON answer was cut by {ENDS[ended]}: {caption[-40:]!r}",
             hint="a higher --max-new-tokens, or a smaller schema",
             kind="json",
         )

@@ -47,7 +47,7 @@ class Sequence(LoopClient):
         window: chooses the draft window during decoding; None for ``gamma``.
         opened_window: the clip's window of this attempt, which the drafter may have taken over from ``window``.
         prefilled, released, rounds, token_ids: emitted in this attempt.
-        text: text of the rounds; None for token ids only.
+        text: text of the rounds, without reasoning; None for token ids only.
         text_start: time of ``Prefilled``, in seconds of the trace.
         draft_forwards: passes of the draft, prefill excluded.
         finished: time of the last event, in seconds of the trace.
@@ -87,7 +87,8 @@ class Sequence(LoopClient):
         from vidspec.models.detokenizer import Detokenizer
 
         self.setup = setup
-        self.text = Detokenizer(setup.target.model.tokenizer, setup.profile.generate.stop)
+        model = setup.target.model
+        self.text = Detokenizer(model.tokenizer, setup.profile.generate.stop, thinks=model.thinks)
         self.drafter, self.window, self.prefilled, self.released = None, None, None, None
         self.rounds, self.token_ids, self.draft_forwards, self.text_start = [], [], 0, 0.0
 

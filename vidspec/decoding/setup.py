@@ -157,7 +157,7 @@ class DecodingSetup:
     def limits(self) -> StoppingRules:
         """Stopping rules of the text."""
         generate, model = self.profile.generate, self.target.model
-        stopped = StopStrings(model.tokenizer, generate.stop).has_stop if generate.stop else None
+        stopped = StopStrings(model.tokenizer, generate.stop, thinks=model.thinks).has_stop if generate.stop else None
         return StoppingRules(generate.max_new_tokens, model.eos, generate.stop_loops, stopped)
 
     @property

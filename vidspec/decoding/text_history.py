@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vidspec.config.json_schema import json_grammar
 from vidspec.engine.history import CombinedHistory, TextHistory
 from vidspec.engine.penalties import Penalties, PenaltyHistory
+from vidspec.models.detokenizer import reasoning_end
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +24,17 @@ __all__ = ["make_history", "wrap_tokenizer"]
 def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: torch.Tensor) -> TextHistory | None:
     """Return the history of a clip's text after its prompt's ids (L,); None without penalties and grammar.
 
-    Penalties change the logits first, then the grammar masks them.
+    The grammar masks the logits first, since penalties exclude a token only where another is left.
     """
     histories: list[TextHistory] = []
-    if generate.penalties:
-        histories.append(PenaltyHistory(Penalties(**generate.penalties), prompt.tolist()))  # type: ignore[arg-type]
     if generate.grammar_schema is not None:
         from vidspec.engine.grammar import GrammarHistory
 
         tokenizer = wrap_tokenizer(model.tokenizer, model.eos)
-        histories.append(GrammarHistory(tokenizer, json_grammar(generate.grammar_schema)))
+        begins = reasoning_end(model.tokenizer) if model.thinks else None
+        histories.append(GrammarHistory(tokenizer, json_grammar(generate.grammar_schema), begins))
+    if generate.penalties:
+        histories.append(PenaltyHistory(Penalties(**generate.penalties), prompt.tolist()))  # type: ignore[arg-type]
     return CombinedHistory(histories) if len(histories) > 1 else next(iter(histories), None)
 
 

@@ -7,7 +7,8 @@ masked alike, so verification is exact for the masked distributions (:mod:`vidsp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from vidspec.engine.device import to_device
 from vidspec.engine.history import HistoryRows, TextHistory
+from vidspec.errors import GenerationError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -28,21 +30,55 @@ class GrammarHistory(TextHistory):
     Args:
         tokenizer: the model's, with its end tokens.
         grammar: as ``LLMatcher`` takes it.
+        begins: given for a text that begins freely: True for the free tokens after which the grammar begins.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
+    def __init__(
+        self, tokenizer: LLTokenizer, grammar: str, begins: Callable[[Sequence[int]], bool] | None = None
+    ) -> None:
         from llguidance import LLMatcher
 
         self._matcher: LLMatcher = LLMatcher(tokenizer, grammar)
+        self._begins, self._begun = begins, begins is None
+        self._free: list[int] = []
+        self._consumed = 0  # tokens of the matcher
 
     def add(self, token_ids: Sequence[int]) -> None:
-        self._matcher.try_consume_tokens(list(token_ids))
+        """Append emitted tokens.
+
+        Raises:
+            GenerationError: the grammar does not allow one of them.
+        """
+        read = self._after_free_part(token_ids)
+        if not self._begun:
+            self._free += token_ids[: len(token_ids) - len(read or ())]
+            self._begun = read is not None
+        for token in read or ():
+            if self._matcher.is_stopped():
+                return  # tokens of the window after the end token: the text is cut there
+            if not self._matcher.try_consume_tokens([token]):
+                raise GenerationError(f"token {token} does not follow the grammar of the answer", kind="json")
+            self._consumed += 1
 
     def before(self, count: int) -> GrammarHistory:
-        earlier = GrammarHistory.__new__(GrammarHistory)
+        earlier, back = copy(self), min(count, self._consumed)
         earlier._matcher = self._matcher.deep_copy()
-        earlier._matcher.rollback(count)
+        earlier._matcher.rollback(back)
+        earlier._consumed -= back
+        earlier._free = self._free[: len(self._free) - (count - back)]
+        earlier._begun = self._begun and (count == back or self._begins is None)
         return earlier
+
+    def _after_free_part(self, token_ids: Sequence[int]) -> Sequence[int] | None:
+        """Return the part of a continuation that the grammar reads; None if the text is still free after it."""
+        if self._begun or self._begins is None:
+            return token_ids
+        text = list(self._free)
+        for end, token in enumerate(token_ids, 1):
+            text.append(token)
+            if self._begins(text):
+                return token_ids[end:]
+        return None
 
     @property
     def is_complete(self) -> bool:
@@ -67,8 +103,10 @@ class GrammarHistory(TextHistory):
         logits.masked_fill_(~to_device(allowed, logits.device), -torch.inf)
 
     def _allowed_tokens(self, path: Sequence[int]) -> torch.Tensor | None:
-        """Return (V,) bool: the tokens that may follow the text and ``path``; None if the path itself may not."""
-        consumed = self._matcher.try_consume_tokens(list(path))
+        """Return (V,) bool: the tokens that may follow the text and ``path``; None for any, also if the path may not."""
+        if (read := self._after_free_part(path)) is None:
+            return None
+        path, consumed = read, self._matcher.try_consume_tokens(list(read))
         try:
             if consumed < len(path):
                 return None  # a row after a token that the target cannot choose

@@ -36,7 +36,7 @@ class Penalties:
         presence_penalty: subtracted once from the logit of each token in the text, the prompt left out (OpenAI, vLLM);
             0 for none.
         no_repeat_ngram: length of token runs that may not occur twice in prompt and text
-            (``NoRepeatNGramLogitsProcessor``); 0 for any.
+            (``NoRepeatNGramLogitsProcessor``), unless no other token is left, as after a grammar; 0 for any.
     """
 
     repetition_penalty: float = 1.0
@@ -196,7 +196,7 @@ def set_marks(marks: torch.Tensor, places: torch.Tensor, mark: int) -> None:
 
 
 def penalise(rows: torch.Tensor, marks: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return logits (n, V) in float32 with penalties.
+    """Return logits (n, V) in float32 with penalties; a row whose tokens are all excluded keeps them.
 
     Args:
         rows: (n, V) float32.
@@ -206,4 +206,6 @@ def penalise(rows: torch.Tensor, marks: torch.Tensor, factors: torch.Tensor) -> 
     repetition, presence = factors
     repeated = torch.where(rows < 0, rows * repetition, rows / repetition)
     found = torch.where(marks > 0, repeated, rows).sub_((marks == IN_TEXT) * presence)
-    return found.masked_fill_(marks == EXCLUDED, -torch.inf)
+    excluded = marks == EXCLUDED
+    others = found.masked_fill(excluded, -torch.inf).amax(1, keepdim=True) > -torch.inf
+    return found.masked_fill_(excluded & others, -torch.inf)

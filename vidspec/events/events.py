@@ -152,7 +152,7 @@ class Round:
     """One verification (or one plain decoding step): proposed and emitted tokens.
 
     ``token_ids``, ``origins`` and ``texts`` run in parallel, one entry per emitted token; ``texts`` holds what each
-    token adds to the caption (empty while a character is incomplete). ``drafted`` counts proposed tokens, ``accepted``
+    token adds to the caption (empty while a character is incomplete, and for reasoning before the caption). ``drafted`` counts proposed tokens, ``accepted``
     those of them that were emitted. ``elapsed`` is seconds since ``Prefilled``; ``draft_s`` and ``verify_s`` are
     seconds of drafting and of verification. ``weights`` are those of an ensemble's contexts for this window, in the
     order of ``Prefilled.contexts``. ``loosened`` explains each token of origin ``loose``, and ``rejected`` lists the

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vidspec.events.trace import Trace
 
 __all__ = [
+    "OPTIONAL_KEYS",
     "RECORD_KEYS",
     "BaselineRecord",
     "Caption",
@@ -43,13 +44,15 @@ class ModelsRecord(TypedDict, total=False):
     """Names or folders of ``target``, ``draft`` (None without one) and ``adapter``; facts about the target.
 
     ``weights``: the quantised codes (int8 or int4) that a lossless text is relative to, followed by ``, as stored`` for
-    the checkpoint's own codes; None if they are as loaded.
+    the checkpoint's own codes; None if they are as loaded. ``template``: origin of the chat template, if it is not a
+    file of its own in the checkpoint: another file, or ``built in``.
     """
 
     target: str
     adapter: str
     draft: str | None
     family: str
+    template: str
     dtype: str
     weights: str | None
     device: str
@@ -244,6 +247,8 @@ class Caption:
         data: the parsed value of a caption that follows a JSON Schema; otherwise None.
         text: the model's own text if ``caption`` differs from it; otherwise None.
         error: None, or ``{stage, kind, message}``.
+        reasoning: text before the caption of a model that thinks first; None without any, and then not in the JSON
+            record.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
 
@@ -272,19 +277,23 @@ class Caption:
     data: Any = None
     text: str | None = None
     error: dict[str, str] | None = None
+    reasoning: str | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> RecordDict:
-        """Return the record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""
-        return {key: getattr(self, key) for key in RECORD_KEYS}
+        """Return the record as JSON-ready values, keys as in :data:`RECORD_KEYS` and the next that are not None."""
+        optional = {key: value for key in OPTIONAL_KEYS if (value := getattr(self, key)) is not None}
+        return {key: getattr(self, key) for key in RECORD_KEYS} | optional
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
 
-#: The keys of a JSON record, in their order.
-RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name != "trace")
+#: Keys that a JSON record has only if they are not None.
+OPTIONAL_KEYS = ("reasoning",)
+#: The other keys of a JSON record, in their order.
+RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name not in (*OPTIONAL_KEYS, "trace"))
 
 
 def failed_caption(path: str, error: VidspecError, *, profile: str | None = None) -> Caption:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from vidspec import memory
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
-from vidspec.models.base import StockConfig, StockModel, families
+from vidspec.models.base import StockConfig, StockModel, StockTokenizer, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.identity import is_related
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
-from vidspec.models.processor_files import read_processor, read_template
+from vidspec.models.processor_files import ChatTemplate, read_processor, read_template, tokenizer_template
 from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_sizes
 from vidspec.models.quantization_config import quantization_config, without_quantization
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -93,7 +94,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     except Exception as error:
         raise load_error(name, error) from error
     try:
-        adapter = kind(name, model, tokenizer, processor, template)
+        adapter = _build_adapter(kind, name, model, tokenizer, processor, template)
         adapter.codes = codes
         if where.vision is not None:
             adapter.set_vision_dtype(where.vision)
@@ -105,6 +106,31 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare_decoder(adapter, where)
     return adapter
+
+
+def _build_adapter(
+    kind: type[VideoLanguageModel],
+    name: str,
+    model: StockModel,
+    tokenizer: StockTokenizer,
+    processor: dict[str, Any],
+    template: ChatTemplate | None,
+) -> VideoLanguageModel:
+    """Build an adapter with the processor's chat template, else the tokenizer's if it can place a video, else its own.
+
+    Older tools keep the template of a fine-tune in the tokenizer's config only. Others keep one for text there.
+    """
+    if template is not None:
+        adapter = kind(name, model, tokenizer, processor, template.text)
+        adapter.template_origin = template.origin
+        return adapter
+    if processor and (template := tokenizer_template(tokenizer)) is not None:
+        with suppress(ModelError):
+            adapter = kind(name, model, tokenizer, processor, template.text)
+            adapter.template_text("?")
+            adapter.template_origin = template.origin
+            return adapter
+    return kind(name, model, tokenizer, processor)
 
 
 def adapter_class(family: str) -> type[VideoLanguageModel]:

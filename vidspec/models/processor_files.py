@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vidspec.errors import ModelError
 from vidspec.files import decode_text
 from vidspec.models.weight_files import optional_file
 
-__all__ = ["read_processor", "read_template", "read_text"]
+if TYPE_CHECKING:
+    from vidspec.engine.stock_types import StockTokenizer
+
+__all__ = ["ChatTemplate", "read_processor", "read_template", "read_text", "tokenizer_template"]
 
 
 def read_text(source: str, name: str) -> str | None:
@@ -48,10 +51,27 @@ def read_processor(name: str, source: str) -> dict[str, Any]:
     return {**config, "feature_extractor": audio} if audio else dict(config)
 
 
-def read_template(source: str) -> str | None:
-    """Return the chat template; None if the checkpoint has none."""
+class ChatTemplate(NamedTuple):
+    """A chat template, and the file that it is from."""
+
+    text: str
+    origin: str
+
+
+def read_template(source: str) -> ChatTemplate | None:
+    """Return the processor's chat template, searched in the order of transformers; None if there is none."""
+    config = json.loads(read_text(source, "processor_config.json") or "{}")
+    if isinstance(text := config.get("chat_template"), str):
+        return ChatTemplate(text, "processor_config.json")
     if text := read_text(source, "chat_template.jinja"):
-        return text
+        return ChatTemplate(text, "chat_template.jinja")
     if text := read_text(source, "chat_template.json"):
-        return str(json.loads(text)["chat_template"])
+        return ChatTemplate(str(json.loads(text)["chat_template"]), "chat_template.json")
     return None
+
+
+def tokenizer_template(tokenizer: StockTokenizer) -> ChatTemplate | None:
+    """Return the chat template in the tokenizer's config, the default one of several; None if there is none."""
+    known = getattr(tokenizer, "chat_template", None)
+    text = known.get("default") if isinstance(known, dict) else known
+    return ChatTemplate(text, "tokenizer_config.json") if text else None

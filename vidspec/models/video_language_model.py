@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from vidspec.models.base import (
     VisualTokens,
 )
 from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.detokenizer import OPENING_TAG
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
@@ -76,6 +78,8 @@ class VideoLanguageModel:
     frame_rule: FrameRule | None = None
     #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
+    #: File of the checkpoint that the chat template is from; None for the family's own.
+    template_origin: str | None = None
     #: One-line notice for users of this checkpoint.
     note: str | None = None
     #: Precision of the stored codes its blocks kept; None if none.
@@ -352,6 +356,11 @@ class VideoLanguageModel:
     def template_text(self, prompt: str, system: str | None = None) -> str:
         """Return the rendered template, with :attr:`span` in the place of the video."""
         return self.span.join(self._split_template(prompt, system, ()))
+
+    @cached_property
+    def thinks(self) -> bool:
+        """True if the template opens reasoning, which the model closes before its answer."""
+        return OPENING_TAG in self.template and self.template_text("?").rstrip().endswith(OPENING_TAG)
 
     def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()

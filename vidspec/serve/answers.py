@@ -55,6 +55,8 @@ class ChatAnswer:
     def message(self, caption: Caption) -> dict[str, object]:
         """Return the whole answer."""
         message = {"role": "assistant", "content": caption.caption or ""}
+        if caption.reasoning is not None:
+            message["reasoning_content"] = caption.reasoning
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(caption)}
         whole = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(caption)}
         return {**whole, "vidspec": _measured(caption)}

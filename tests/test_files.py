@@ -7,7 +7,7 @@ import time
 import pytest
 
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import FileLock, read_whole, write_whole
+from vidspec.files import FileLock, read_text, read_whole, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -38,6 +38,22 @@ def test_only_so_much_is_read(tmp_path):
     for name, why in ((tmp_path, "Is a directory"), (tmp_path / "no", "No such file"), ("a\0b", "null")):
         with pytest.raises(UsageError, match=f"^x: cannot be read: .*{why}"):
             read_whole(name, 9, "x")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_text_of_windows_tools_is_read(tmp_path, encoding):
+    """Notepad writes a byte order mark before UTF-8, and PowerShell 5 writes UTF-16 with one."""
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "a").write_bytes(f"{mark}gr\u00fcn \ufeff\r\n".encode(encoding))
+    assert read_text(tmp_path / "a", 99, "a") == "gr\u00fcn \ufeff\r\n", "only the mark at the beginning is dropped"
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    for content in (b"\xff", b"\xff\xfea", b"\xfe\xff\xdc\x00", b"\xef\xbb\xbf\xff"):
+        (tmp_path / "a").write_bytes(content)
+        with pytest.raises(UsageError, match=r"^list a: is not UTF-8 text$"):
+            read_text(tmp_path / "a", 99, "list a")
+    assert read_text(tmp_path / "a", 99, "a", errors="surrogateescape") == "\udcff", "file names may be other bytes"
 
 
 def test_what_has_no_end_is_not_read(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -23,7 +24,9 @@ __all__ = [
     "backup_of",
     "check_distinct",
     "check_output",
+    "decode_text",
     "encode_line",
+    "read_text",
     "read_whole",
     "write_whole",
 ]
@@ -83,6 +86,28 @@ def read_whole(path: str | Path, most: int, label: str, *, pipe: bool = False) -
     if len(content) > most:
         raise UsageError(f"{label}: is longer than {most >> 20} MiB")
     return content
+
+
+def decode_text(content: bytes, errors: str = "strict") -> str:
+    """Decode UTF-8, or UTF-16 with a byte order mark; the mark, which Windows tools write before UTF-8 too, is dropped.
+
+    Raises:
+        UnicodeDecodeError: it is neither.
+    """
+    utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if utf16 else "utf-8-sig", errors)
+
+
+def read_text(path: str | Path, most: int, label: str, *, pipe: bool = False, errors: str = "strict") -> str:
+    """Return the text of a file, see :func:`read_whole` and :func:`decode_text`.
+
+    Raises:
+        UsageError: the file cannot be read, is too long, or is not text.
+    """
+    try:
+        return decode_text(read_whole(path, most, label, pipe=pipe), errors)
+    except UnicodeDecodeError:
+        raise UsageError(f"{label}: is not UTF-8 text") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

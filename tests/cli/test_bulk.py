@@ -256,9 +256,11 @@ def test_a_manifest_with_prompts_and_times(vidspec):
 
 def test_prompts(vidspec):
     Path("p.txt").write_text("Say what\nyou see.\n")
+    Path("notepad.txt").write_text("Say what\nyou see.\n", "utf-8-sig")
+    Path("powershell.txt").write_text("Say what\nyou see.\n", "utf-16")
     for args, prompt in (
         (("--style", "brief"), STYLES["brief"]),
-        (("--prompt-file", "p.txt"), "Say what\nyou see."),
+        *((("--prompt-file", f"{name}.txt"), "Say what\nyou see.") for name in ("p", "notepad", "powershell")),
         (("--prompt", "Why?", "--system", "Be short."), "Why?"),
     ):
         vidspec("caption", "good.mp4", *args)

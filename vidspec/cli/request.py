@@ -16,7 +16,7 @@ from vidspec.cli.options import CaptionArguments
 from vidspec.config.json_schema import ANY_OBJECT
 from vidspec.dataset.rendering import check_template
 from vidspec.errors import UsageError
-from vidspec.files import read_whole
+from vidspec.files import read_text
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
@@ -234,10 +234,7 @@ def _prompt(request: CaptionArguments) -> str | None:
     if request.prompt_file is None:
         return request.prompt[0] if request.prompt and len(request.prompt) == 1 else None
     option = f"--prompt-file {request.prompt_file}"
-    try:
-        text = read_whole(request.prompt_file, LONGEST_PROMPT, option).decode("utf-8").strip()
-    except UnicodeDecodeError:
-        raise UsageError(f"{option}: is not UTF-8 text") from None
+    text = read_text(request.prompt_file, LONGEST_PROMPT, option).strip()
     if not text:
         raise UsageError(f"{option}: is empty")
     return text

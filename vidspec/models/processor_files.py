@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from vidspec.errors import ModelError
+from vidspec.files import decode_text
 from vidspec.models.weight_files import optional_file
 
 __all__ = ["read_processor", "read_template", "read_text"]
@@ -14,7 +15,7 @@ __all__ = ["read_processor", "read_template", "read_text"]
 def read_text(source: str, name: str) -> str | None:
     """Return the text of a file of a hub id or folder; None if there is no such file."""
     file = optional_file(source, name)
-    return None if file is None else file.read_text(encoding="utf-8")
+    return None if file is None else decode_text(file.read_bytes())
 
 
 def read_processor(name: str, source: str) -> dict[str, Any]:

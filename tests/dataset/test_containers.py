@@ -242,6 +242,9 @@ def test_braces():
     Path("{0..1}.tar").touch()
     assert expand_shards("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
     assert expand_shards("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
+    assert len(expand_shards("{00000..09999}.tar")) == 10_000
+    with pytest.raises(UsageError, match="more than 1,000,000 names"):
+        expand_shards("{0..999}/{0..1000}.tar")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from vidspec.dataset.journal import Journal, unwritable_error
 from vidspec.dataset.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
 from vidspec.dataset.records import clip_id
 from vidspec.dataset.sidecars import JournalFinder, SidecarNames
-from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, encode_line, read_whole, write_whole
+from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
 
 __all__ = ["SidecarOutput"]
 
@@ -233,12 +233,10 @@ class SidecarOutput(FileOutput):
 def _read_text(path: Path) -> str:
     """Return the text of a caption file, without blanks around it."""
     try:
-        return read_whole(path, LONGEST_PROMPT, str(path)).decode("utf-8").strip().removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        message, hint = f"{path}: is not UTF-8 text", "convert it, or --existing replace"
-        raise OutputError(message, hint=hint, kind=ONE_CLIP) from None
-    except VidspecError as error:
-        raise OutputError(error.message, hint=error.hint, kind=ONE_CLIP) from None
+        return read_text(path, LONGEST_PROMPT, str(path)).strip()
+    except UsageError as error:
+        hint = error.hint or "convert it, or --existing replace"
+        raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
 
 def _shorten(paths: Sequence[Path]) -> str:

@@ -1,5 +1,7 @@
 """What is written to a file at once."""
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import time
@@ -80,6 +82,30 @@ def test_a_lock_keeps_others_out_and_leaves_no_file(tmp_path):
         with FileLock(tmp_path / "a.txt"):
             lock.release()  # a second time: not the file of whoever has the lock now
             assert os.listdir(tmp_path) == [".a.txt.lock"]
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_a_file_is_the_lock_where_the_file_system_has_none(tmp_path, monkeypatch):
+    """As on NFS mounted with ``nolock``. One that a killed process left is taken over."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with FileLock(tmp_path / "a.txt"):
+        assert os.listdir(tmp_path) == [".a.txt.held"]
+        with pytest.raises(TimeoutError):
+            FileLock(tmp_path / "a.txt")
+    assert os.listdir(tmp_path) == []
+    killed = multiprocessing.get_context("fork").Process(target=lock_and_die, args=(tmp_path / "a.txt",))
+    killed.start()
+    killed.join()
+    assert os.listdir(tmp_path) == [".a.txt.held"]
+    FileLock(tmp_path / "a.txt", timeout=30).release()
+
+
+def lock_and_die(path):
+    lock = FileLock(path)
+    os._exit(int(lock is None))
 
 
 def counting(path, times):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -26,6 +27,7 @@ __all__ = [
     "check_output",
     "decode_text",
     "encode_line",
+    "held_file",
     "read_text",
     "read_whole",
     "write_whole",
@@ -140,10 +142,16 @@ def back_up(path: Path) -> Path | None:
     return path.replace(backup_of(path))
 
 
+#: Errors of file systems without locks, as NFS mounted with ``nolock`` is, some of FUSE and of SMB.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+
 class FileLock:
     """Locks a file against other processes through ``.NAME.lock`` next to it; the lock file is removed on release.
 
     A waiter may lock a file that was unlinked meanwhile; filelock detects this and starts over with the current one.
+    Where the file system has no locks, a file ``.NAME.held`` that names the holder is the lock: it outlives a holder
+    that is killed, and is then taken over on the same machine only.
 
     Args:
         path: the file.
@@ -155,16 +163,26 @@ class FileLock:
     """
 
     def __init__(self, path: Path, timeout: float = 0.2) -> None:
-        from filelock import FileLock
+        from filelock import BaseFileLock, FileLock, SoftFileLock
 
-        self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=timeout, thread_local=False)
-        self._lock.acquire()
+        file = path.with_name(f".{path.name}.lock")
+        self._lock: BaseFileLock = FileLock(file, timeout=timeout, thread_local=False)
+        try:
+            self._lock.acquire()
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            file.unlink(missing_ok=True)
+            self._lock = SoftFileLock(held_file(path), timeout=timeout, thread_local=False)
+            self._lock.acquire()
+        self._unlinks = self._lock.lock_file == str(file)
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):  # some systems cannot remove an open file
-                os.unlink(self._lock.lock_file)  # while still locked: later it may belong to another process
+                if self._unlinks:
+                    os.unlink(self._lock.lock_file)  # while still locked: later it may belong to another process
             self._lock.release()
 
     def __enter__(self) -> FileLock:
@@ -172,6 +190,11 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def held_file(path: Path) -> Path:
+    """Return the file that is a file's lock where the file system has no locks."""
+    return path.with_name(f".{path.name}.held")
 
 
 def check_output(path: Path, inputs: Iterable[str], option: str, kind: FileKind | None = None) -> None:

@@ -124,13 +124,20 @@ def test_a_changed_and_a_renamed_clip_do_not_cost_the_caption_of_a_hand(vidspec)
 
 
 def test_a_file_shows_the_captions_that_were_asked_for_last(vidspec):
-    """Also where an earlier run made these captions: nothing is captioned, and what a run wrote is replaced."""
+    """Also where an earlier run made these captions: nothing is captioned, and what a run wrote since is kept aside."""
     vidspec("caption", "k", "--format", "txt")
     plain = file("a").read_text()
-    vidspec("caption", "k", "--format", "txt", *V2)
+    vidspec("caption", "k/a", "k/b", "--format", "txt", *V2)
+    newer = file("a").read_text()
     captioned()
-    assert vidspec("caption", "k", "--format", "txt").code == 0 and not captioned()
+    ran = vidspec("caption", "k", "--format", "txt", "--dry-run")
+    assert "k/a/good.txt: replaced, kept as k/a/good.txt~\n" in ran.err and "k/c" not in ran.err
+    ran = vidspec("caption", "k", "--format", "txt", "--quiet")
+    assert ran.code == 0 and not captioned()
+    assert "2 files of another command, given since, replaced by captions of this one: k/a/good.txt and 1" in ran.err
+    assert "files that were there before are kept as k/a/good.txt~ and 1 more" in ran.err
     assert file("a").read_text() == file("b").read_text() == plain
+    assert newer != plain and Path("k/a/good.txt~").read_text() == newer and not Path("k/c/good.txt~").exists()
     file("a").write_text(MINE)
     ran = vidspec("caption", "k", "--format", "txt", *V2)
     assert "1 edited file was kept" in ran.err and file("a").read_text() == MINE and "v2" in file("b").read_text()

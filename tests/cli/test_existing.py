@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.dataset.shards import rows, tar_of
 from tests.fake_captioner import FakeCaptioner
 
 TAGS = "ohwx, red circle\n"
@@ -189,3 +190,18 @@ def test_columns_of_a_parquet_file(vidspec):
     captions = [json.loads(line)["caption"] for line in Path("out.jsonl").read_text().splitlines()]
     assert [one.partition(": ")[0] for one in captions] == ["x, y", ""]
     assert [one[:4] for one in parquet.read_table("out/s.parquet")["caption"].to_pylist()] == ["x, y", ": A "]
+
+
+def test_texts_beside_clips_of_a_tar(vidspec):
+    """KEY.txt is ``{existing}`` and the keys of KEY.json are columns, in a part for each shard and in other formats."""
+    members = {"1/good.mp4": b"x", "1/good.txt": b"a title\n", "1/good.json": b'{"tags": ["red"]}', "2/good.mp4": b"x"}
+    Path("s.tar").write_bytes(tar_of(members))
+    for place in (("--output-dir", "out"), ("-o", "out.jsonl")):
+        ran = vidspec("caption", "s.tar", *place, "--prompt", "Improve: {existing}", "--template", "{tags}: {caption}")
+        assert ran.code == 0
+        assert asked() == {"s.tar/1/good.mp4": "Improve: a title", "s.tar/2/good.mp4": "Improve: "}
+    records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [one["caption"][:5] for one in records] == ["red: ", ": A r"] and records[0]["columns"] == {"tags": ["red"]}
+    assert [row["caption"] for row in rows("out/s.parquet")] == [one["caption"] for one in records]
+    ran = vidspec("caption", "s.tar", "-o", "other.jsonl", "--template", "{tgas}: {caption}")
+    assert ran.code == 2 and "has no field but" in ran.err

@@ -250,8 +250,44 @@ def test_shards_of_a_job_array_are_whole(vidspec):
     for number in (1, 2):
         args = ("caption", "shards/{00000..00007}.tar", "--output-dir", "out", "--shard", f"{number}/2")
         assert vidspec(*args).code == 0
-        assert number == 2 or 0 < len(os.listdir("out")) < 8
+        assert number == 2 or len(os.listdir("out")) == 4
     assert len(os.listdir("out")) == 8 and len(streamed_paths()) == 16, "each shard by one of them"
+
+
+def slurm(monkeypatch, task, first, count):
+    for key, value in {"ID": task, "MIN": first, "COUNT": count, "STEP": 1}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{key}", str(value))
+
+
+@pytest.mark.parametrize(
+    "place", [("--format", "jsonl", "-o", "out.jsonl"), ("--format", "txt"), ("--output-dir", "o")]
+)
+def test_a_task_of_a_job_array_that_runs_again_does_its_part(vidspec, monkeypatch, place):
+    """``sbatch --array=3`` says nothing of the array of four that the task was in."""
+    Path("k").mkdir()
+    for name in range(8):
+        Path(f"k/{name}.mp4").write_bytes(bytes(name))
+    for task in (1, 2, 4):
+        slurm(monkeypatch, task, 1, 4)
+        assert vidspec("caption", "k", *place).code == 0
+    done = len(streamed_paths())
+    slurm(monkeypatch, 3, 3, 1)
+    ran = vidspec("caption", "k", *place)
+    assert ran.code == 0 and "shard 3 of 4" in ran.err and "job array 1-4" in ran.err
+    assert len(set(streamed_paths())) == len(streamed_paths()) == 8 > done
+    slurm(monkeypatch, 7, 7, 1)
+    ran = vidspec("caption", "k", *place)
+    assert ran.code == 2 and "the job array 1-4 began this output, and task 7 is not one" in ran.err
+
+
+def test_an_array_of_another_count_is_refused(vidspec, monkeypatch):
+    Path("good.mp4").write_bytes(b"x")
+    Path("out.1-of-4.jsonl").write_bytes(b"")
+    for count in (1, 2):
+        slurm(monkeypatch, 3, 3, count)
+        ran = vidspec("caption", "good.mp4", "-o", "out.jsonl")
+        assert ran.code == 2 and "out.1-of-4.jsonl: is a part of 4" in ran.err and "--shard I/4" in ran.err
+    assert not Path("out.jsonl").exists() and not Path(".out.jsonl.array").exists()
 
 
 @pytest.mark.parametrize(

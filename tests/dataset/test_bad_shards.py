@@ -150,6 +150,6 @@ def test_mutated_parquet_files(base, seed):
 def test_programming_errors_stay(monkeypatch):
     """A bug is no error of a shard."""
     Path("s.tar").write_bytes(GOOD + END)
-    monkeypatch.setattr("vidspec.dataset.containers.EXTENSIONS", None)
+    monkeypatch.setattr("vidspec.dataset.tar_members.EXTENSIONS", None)
     with pytest.raises(TypeError):
         shard_members(Job("s.tar"))

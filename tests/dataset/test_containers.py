@@ -1,6 +1,8 @@
 """Clips in tar and Parquet files: which there are, each as a file of its own, and what is wrong with a shard."""
 
+import io
 import os
+import tarfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +64,58 @@ def test_dots_of_folders_separate_no_keys():
     assert clip_id(found[0]) == clip_id(replace(found[0], id=None)), "records without a key are the same clip's"
 
 
+def test_every_video_of_a_key_is_a_clip():
+    """WebDataset's key ends at the first dot, so the episodes of a show, versions and dates share one."""
+    names = ("show.s01e01.mp4", "show.s01e02.mp4", "show.poster.jpg", "d/v1.2.mp4", "e.f.jpg", "e.g.jpg", "e.g.txt")
+    Path("s.tar").write_bytes(tar_of(dict.fromkeys(names, b"x")))
+    found = shard_members(Job("s.tar"))
+    assert [(job.id, job.path) for job in found] == [
+        ("show.s01e01", "s.tar/show.s01e01.mp4"),
+        ("show.s01e02", "s.tar/show.s01e02.mp4"),
+        ("d/v1", "s.tar/d/v1.2.mp4"),
+        ("e.f", "s.tar/e.f.jpg"),
+        ("e.g", "s.tar/e.g.jpg"),
+    ]
+    assert len({clip_id(job) for job in found}) == 5
+
+
+def test_links_in_a_tar_are_errors_of_their_clips():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, kind in (("a.mp4", tarfile.REGTYPE), ("b.mp4", tarfile.LNKTYPE), ("c.mp4", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.mp4"
+            tar.addfile(info)
+    Path("s.tar").write_bytes(file.getvalue())
+    found = shard_members(Job("s.tar"))
+    assert [job.path for job in found if job.error is None] == ["s.tar/a.mp4"]
+    assert [job.error.message for job in found[1:]] == [f"s.tar/{name}.mp4: is a link or no file" for name in "bc"]
+
+
+def test_texts_beside_clips_are_columns_and_the_existing_text():
+    members = {
+        "a.mp4": b"x",
+        "a.json": b'{"tags": ["red", "blue"], "other": 1, "existing": "no"}',
+        "a.txt": b"\xef\xbb\xbfa title\n",
+        "s.1.mp4": b"x",
+        "s.2.mp4": b"x",
+        "s.json": b'{"tags": "both"}',
+        "s.2.txt": b"two",
+        "bad.mp4": b"x",
+        "bad.json": b"[1",
+    }
+    Path("s.tar").write_bytes(tar_of(members))
+    found = shard_members(Job("s.tar"), fields={"tags", "existing"})
+    assert [(job.id, job.columns, job.existing) for job in found] == [
+        ("a", {"tags": ["red", "blue"]}, "a title"),
+        ("s.1", {"tags": "both"}, ""),
+        ("s.2", {"tags": "both"}, "two"),
+        ("bad", {}, ""),
+    ]
+    assert found[0].fields == {"tags": "red, blue", "existing": "a title"}
+    assert {(str(job.columns), job.existing) for job in shard_members(Job("s.tar"))} == {("{}", None)}
+
+
 def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
     Path("s.tar").write_bytes(tar_of({f"{key}.mp4": bytes(1 << 20) for key in range(4)}))
     read = []
@@ -85,7 +139,7 @@ def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
         with real(name, *how) as file:
             yield Counting(file)
 
-    monkeypatch.setattr("vidspec.dataset.containers.open_url", counting)
+    monkeypatch.setattr("vidspec.dataset.tar_members.open_url", counting)
     assert len(shard_members(Job("s.tar"))) == 4
     assert sum(read) < 10_000
 
@@ -132,12 +186,54 @@ def test_rows_of_bytes():
     assert [content(one) for one in found] == [b"one", b"two"]
 
 
-def test_rows_of_bytes_beside_a_path_as_hugging_face_has_them():
-    job = table("v.parquet", {"video": [{"bytes": b"one", "path": "a.mp4"}, {"bytes": None, "path": "b.mp4"}]})
-    first, second = shard_members(job)
-    assert content(first) == b"one"
-    with pytest.raises(VideoError, match=r"^v.parquet/00001: row 1 holds no bytes"):
-        content(second)
+def test_rows_without_bytes_are_read_from_their_path():
+    """As ``push_to_hub(embed_external_files=False)`` writes them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    os.mkdir("d")
+    Path("d/b.mp4").write_bytes(b"two")
+    Path("c.mp4").write_bytes(b"outside")
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    rows = [
+        {"bytes": b"one", "path": "a.mp4"},
+        *({"bytes": None, "path": path} for path in ("b.mp4", "../c.mp4", None)),
+    ]
+    shard = table("d/v.parquet", {"video": pyarrow.array(rows, kind)})
+    found = shard_members(shard)
+    assert [content(job) for job in found[:2]] == [b"one", b"two"]
+    with pytest.raises(VideoError, match=r"row names \.\./c\.mp4, which is outside"):
+        content(found[2])
+    with pytest.raises(VideoError, match=r"^d/v.parquet/00003: row 3 holds no bytes"):
+        content(found[3])
+
+
+@pytest.mark.parametrize("codec", ["zstd", "gzip"])
+@pytest.mark.parametrize("column", ["mp4", "path"])
+def test_a_page_that_unpacks_to_gigabytes_is_refused_unread(monkeypatch, codec, column):
+    """Kilobytes of zeros: sizes in the headers of pages are compared before anything is unpacked."""
+    monkeypatch.setattr("vidspec.dataset.parquet_pages.MAX_PAGE", 1 << 20)
+    value = {"mp4": bytes(8 << 20), "path": "x" * (8 << 20)}[column]
+    shard = table("v.parquet", {column: [value]}, compression=codec)
+    with pytest.raises(VideoError, match=f"v.parquet.* bytes of column {column} unpack to 8 MiB") as refused:
+        content(shard_members(shard)[0])
+    assert refused.value.kind == "too_large"
+
+
+def test_honest_pages_of_any_size_are_read(monkeypatch):
+    monkeypatch.setattr("vidspec.dataset.parquet_pages.MAX_PAGE", 1 << 10)
+    clips = [os.urandom(1 << 16) for _ in range(4)]
+    for how in ({"compression": "zstd"}, {"compression": "gzip", "use_dictionary": False, "data_page_version": "2.0"}):
+        found = shard_members(table("v.parquet", {"mp4": clips, "id": ["a", "b", "c", "d"]}, row_group_size=2, **how))
+        assert [content(job) for job in found] == clips and [job.id for job in found] == ["a", "b", "c", "d"]
+
+
+def test_a_long_text_in_many_rows_is_kept_once():
+    """A dictionary's one text may stand in any number of rows."""
+    long = "x" * (1 << 18)
+    shard = table("v.parquet", {"path": ["a.mp4"] * 100, "id": range(100), "tags": [long] * 100, "id2": [long] * 100})
+    found = shard_members(shard, fields={"tags"})
+    assert len({id(job.columns["tags"]) for job in found}) == 1
+    (error,) = {str(job.error) for job in shard_members(table("w.parquet", {"path": [long]}))}
+    assert "w.parquet/00000: cannot be read: a text of 262144 characters" in error
 
 
 def test_rows_of_paths_are_beside_the_file():
@@ -230,8 +326,10 @@ def test_clips_are_read_under_their_own_name():
     Path("s.tar").write_bytes(tar_of({"good.mp4": CLIP, "junk.mp4": b"junk" * 9, "picture.png": b"\x89PNG junk"}))
     config = JobConfig(video={"frames": 2}, prompt="Describe.")
     jobs = (replace(job, number=number) for number, job in enumerate(shard_members(Job("s.tar")), 1))
-    found = {one.job.path: one for one in caption_locally(FakeCaptioner(SimpleNamespace(name="x")), jobs, config)}
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    found = {one.job.path: one for one in caption_locally(captioner, jobs, config)}
     assert found["s.tar/good.mp4"].error is None
+    assert [asked["clip"].facts.path for asked in captioner.asked] == ["s.tar/good.mp4"], "not a temporary file's"
     assert str(found["s.tar/junk.mp4"].error) == "s.tar/junk.mp4: is not a video"
     assert str(found["s.tar/picture.png"].error).startswith("s.tar/picture.png: is damaged or not a picture")
 
@@ -242,6 +340,9 @@ def test_braces():
     Path("{0..1}.tar").touch()
     assert expand_shards("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
     assert expand_shards("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
+    assert len(expand_shards("{00000..09999}.tar")) == 10_000
+    with pytest.raises(UsageError, match="more than 1,000,000 names"):
+        expand_shards("{0..999}/{0..1000}.tar")
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,25 @@ def test_a_list_of_names_that_are_not_utf8(monkeypatch):
     assert paths("-") == [os.fsdecode(b"caf\xe9.mp4")]
 
 
+@pytest.mark.parametrize("code", ["utf-8-sig", "utf-16"])
+def test_lists_and_manifests_of_windows_tools(code):
+    """Notepad writes a byte order mark, PowerShell's ``>`` UTF-16."""
+    for name, text in (("list.txt", "ä.mp4\r\nb.mp4\r\n"), ("m.csv", "path\r\nä.mp4\r\nb.mp4\r\n")):
+        with open(name, "wb") as file:
+            file.write(text.encode(code))
+    assert paths(lists=("list.txt",)) == paths(manifests=("m.csv",)) == ["ä.mp4", "b.mp4"]
+
+
+@pytest.mark.parametrize("key", ["file_name", "media_path", "video_path", "image_path"])
+def test_manifests_of_other_tools(key):
+    (one,) = parse_manifest(f"{key},text\na.mp4,x\n", "m", "")
+    (other,) = parse_manifest(f'{{"{key}": "a.mp4", "caption": "x"}}', "m", "")
+    assert (one.path, one.columns) == ("a.mp4", {"text": "x"}) and (other.path, other.columns) == (
+        "a.mp4",
+        {"caption": "x"},
+    )
+
+
 def test_standard_input_is_read_once():
     with pytest.raises(UsageError, match="once only"):
         collect_inputs(InputSources(("-",), lists=("-",)))
@@ -99,7 +118,18 @@ def test_duplicates_are_counted_whatever_they_are_called():
     make("d/a.mp4")
     os.symlink("a.mp4", "d/link.mp4")
     found = collect_inputs(InputSources(("d/a.mp4", "./d/a.mp4", "d", os.path.abspath("d/a.mp4"))))
-    assert [entry.path for entry in found.entries] == ["d/a.mp4"] and found.duplicates == 4
+    assert [entry.path for entry in found.entries] == ["d/a.mp4"]
+    assert found.duplicates == ["./d/a.mp4", "d/a.mp4", "d/link.mp4", os.path.abspath("d/a.mp4")]
+
+
+def test_links_are_clips_of_their_own_where_each_name_gets_a_file():
+    make("raw/a.mp4")
+    os.mkdir("train")
+    os.symlink("../raw/a.mp4", "train/a.mp4")
+    os.symlink("raw", "again")
+    found = collect_inputs(InputSources((".", "again/a.mp4", "./raw/a.mp4"), links=True))
+    assert [entry.path for entry in found.entries] == ["./raw/a.mp4", "./train/a.mp4"]
+    assert found.duplicates == ["again/a.mp4", "./raw/a.mp4"], "the same name in the same folder"
 
 
 def test_links_that_lead_nowhere_are_clips_of_their_own():
@@ -114,7 +144,7 @@ def test_manifest_rows_of_one_clip_are_no_duplicates():
         file.write('{"path": "a.mp4", "start": 0, "end": 5}\n\n{"path": "a.mp4", "start": 5}\n{"video": "a.mp4"}\n')
     found = collect_inputs(InputSources(("m.jsonl",)))
     assert [(entry.start, entry.end) for entry in found.entries] == [(0, 5), (5, None), (None, None)]
-    assert found.duplicates == 0 and found.several
+    assert not found.duplicates and found.several
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.tsv"])
@@ -163,7 +193,7 @@ def test_rows_of_one_part_with_ids_are_inputs_of_their_own():
     with open("m.jsonl", "w") as file:
         file.write("\n".join(f'{{"path": "a.mp4", "id": {name}}}' for name in ("1", '"1"', "2", "2")))
     found = collect_inputs(InputSources(("m.jsonl",)))
-    assert [entry.id for entry in found.entries] == [1, "1", 2] and found.duplicates == 1
+    assert [entry.id for entry in found.entries] == [1, "1", 2] and len(found.duplicates) == 1
     assert len({clip_id(entry) for entry in found.entries}) == 3
     assert clip_id(Job("a.mp4")) not in {clip_id(entry) for entry in found.entries}
 

@@ -169,7 +169,7 @@ def test_other_prompts_are_other_inputs(tmp_path):
     manifest = tmp_path / "m.jsonl"
     manifest.write_text("".join(f'{{"path": "a.mp4", "prompt": {prompt}}}\n' for prompt in rows))
     found = collect_inputs(InputSources(manifests=(str(manifest),)))
-    assert [one.questions.texts for one in found.entries] == [("x", "y"), ("x", "z")] and found.duplicates == 1
+    assert [one.questions.texts for one in found.entries] == [("x", "y"), ("x", "z")] and len(found.duplicates) == 1
 
 
 def test_prompts_in_a_manifest():

@@ -7,24 +7,29 @@ from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job
 from vidspec.dataset.merge import merge_records, render_records
 from vidspec.dataset.records import LEAN_KEYS, lean_record
-from vidspec.dataset.shards import Shard, parse_shard
+from vidspec.dataset.shards import JobArray, Shard, array_shard, array_task, parse_shard
 from vidspec.errors import UsageError
 
 ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
 
 
-def test_shards_part_the_clips():
-    parts = [Shard(number, 4).select(ENTRIES) for number in range(1, 5)]
+def test_files_are_dealt_in_turn():
+    """Ten shards over three tasks are 4, 3 and 3, in the order of their names; parts of one file stay together."""
+    jobs = [Job(f"/d{number}/clip.mp4", root=f"/d{number}", start=start) for number in range(10) for start in (0, 5)]
+    parts = [Shard(number, 3).select(jobs[::-1], searched=False) for number in (1, 2, 3)]
+    assert [len(part) for part in parts] == [8, 6, 6]
+    assert [job.path for job in parts[0][::-2]] == [f"/d{number}/clip.mp4" for number in (0, 3, 6, 9)]
+    assert Shard(1, 1).select(ENTRIES, searched=False) == ENTRIES
+
+
+def test_a_file_that_appears_in_a_folder_moves_no_other():
+    parts = [Shard(number, 4).select(ENTRIES, searched=True) for number in range(1, 5)]
     assert sorted(entry.path for part in parts for entry in part) == sorted(entry.path for entry in ENTRIES)
     assert all(30 <= len(part) <= 70 for part in parts)
-    assert Shard(1, 1).select(ENTRIES) == ENTRIES
-
-
-def test_a_shard_depends_on_the_path_below_the_folder_alone():
-    mine = Shard(2, 3).select(ENTRIES)
+    mine = Shard(2, 3).select(ENTRIES, searched=True)
     elsewhere = [Job(f"/mnt/x/{number}.mp4", root="/mnt/x") for number in range(0, 200, 3)]
     names = {os.path.basename(entry.path) for entry in mine}
-    assert {os.path.basename(entry.path) for entry in Shard(2, 3).select(elsewhere)} == {
+    assert {os.path.basename(entry.path) for entry in Shard(2, 3).select(elsewhere, searched=True)} == {
         os.path.basename(entry.path) for entry in elsewhere if os.path.basename(entry.path) in names
     }
 
@@ -32,7 +37,7 @@ def test_a_shard_depends_on_the_path_below_the_folder_alone():
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3"])
 def test_what_is_no_shard(text):
     with pytest.raises(UsageError, match="must be I/N"):
-        parse_shard(text, {})
+        parse_shard(text)
 
 
 @pytest.mark.parametrize(
@@ -46,21 +51,31 @@ def test_what_is_no_shard(text):
         ({"ID": "2"}, None),
     ],
 )
-def test_the_job_array_is_the_default(env, shard):
-    env = {f"SLURM_ARRAY_TASK_{key}": value for key, value in env.items()}
-    found = parse_shard(None, env)
+def test_tasks_of_a_job_array(env, shard):
+    task = array_task({f"SLURM_ARRAY_TASK_{key}": value for key, value in env.items()})
+    found = None if task is None else array_shard(*task, None)
     assert (found and (found.number, found.count)) == shard
-    assert parse_shard("1/2", env) == Shard(1, 2), "the option wins"
+
+
+def test_a_task_that_runs_again_does_its_part_of_the_array_that_began(tmp_path):
+    begun = JobArray(0, 2, 4)  # --array=0-6:2
+    begun.save(tmp_path / "array")
+    assert JobArray.load(tmp_path / "array") == begun and str(begun) == "0-6:2"
+    again = [array_shard(4, JobArray(4, 1, 1), begun), array_shard(6, JobArray(0, 1, 2), begun)]
+    assert [(shard.number, shard.count) for shard in again] == [(3, 4), (4, 4)]
+    with pytest.raises(UsageError, match="0-6:2 began this output, and task 5 is not"):
+        array_shard(5, JobArray(5, 1, 1), begun)
+    (tmp_path / "array").write_text("[1]")
+    assert JobArray.load(tmp_path / "array") is JobArray.load(tmp_path / "none") is None
 
 
 def test_an_irregular_array_is_refused():
-    env = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "1"}
     with pytest.raises(UsageError, match="give --shard"):
-        parse_shard(None, env)
+        array_shard(7, JobArray(1, 1, 2), None)
 
 
 def test_files_of_shards():
-    assert str(Shard(2, 8, automatic=True).fill_name("x/out.jsonl")) == "x/out.2-of-8.jsonl"
+    assert str(Shard(2, 8, JobArray(1, 1, 8)).fill_name("x/out.jsonl")) == "x/out.2-of-8.jsonl"
     assert str(Shard(2, 8).fill_name("x/out.jsonl")) == "x/out.jsonl", "a name that the user gave is kept"
     assert str(Shard(2, 8).fill_name("x/{shard}.jsonl")) == "x/2-of-8.jsonl"
 

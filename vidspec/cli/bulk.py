@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vidspec.cli import start
-from vidspec.cli.destinations import check_files_distinct, open_output, plan_destinations, writes_parts
+from vidspec.cli.destinations import (
+    check_files_distinct,
+    open_output,
+    plan_destinations,
+    writes_clip_file,
+    writes_parts,
+)
 from vidspec.cli.options import CaptionArguments
 from vidspec.cli.printed import print_note
 from vidspec.cli.report import left_out, print_progress, totals
@@ -24,6 +30,7 @@ from vidspec.cli.request import (
     profile_overrides,
     tolerated_failures,
 )
+from vidspec.cli.shard import save_array, shard_of
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
@@ -87,13 +94,13 @@ def caption_all(request: CaptionArguments) -> int:
     from vidspec.config.user_config import PAIRED, read_config
     from vidspec.dataset import inputs
     from vidspec.dataset.records import SettingsDigest
-    from vidspec.dataset.shards import parse_shard
 
     check_arguments(request)
     begin, end = clip_range(request)
-    sources = input_sources(request)
     defaults = read_config()
+    sources = input_sources(request)
     forms = output_formats(request, defaults)
+    sources = replace(sources, links=any(writes_clip_file(request, form) for form in forms))
     resolved = start.resolve_profile(request.profile, profile_overrides(request), defaults, verbose=request.verbose)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
@@ -102,8 +109,11 @@ def caption_all(request: CaptionArguments) -> int:
         start.require_devices(profile)
     config = job_config(request, profile, 0)  # checks options before folders are searched
     fetch_limits = config.fetch
-    shard = parse_shard(request.shard, os.environ)
+    shard = shard_of(request, sources)
     found = inputs.collect_inputs(sources)
+    total = len(found.entries)
+    if shard is not None:  # before missing clips are left out: all tasks must deal the same names
+        found.entries = shard.select(found.entries, searched=found.searched)
     inputs.drop_missing(found, sources.paths)
     for line in found.unreadable:
         print_note(f"error: {line}")
@@ -111,12 +121,12 @@ def caption_all(request: CaptionArguments) -> int:
         entry if (entry.start, entry.end) != (None, None) else replace(entry, start=begin, end=end)
         for entry in found.entries
     ]
-    if not found.entries:
+    entries = found.entries
+    if not (entries or (shard and total)):
         raise UsageError("there is no video to caption", hint=left_out(found) or "the list is empty")
-    entries = shard.select(found.entries) if shard else found.entries
     if shard and not request.quiet:
-        source = " (from the SLURM job array; --shard 1/1 captions all)" if shard.automatic else ""
-        print_note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
+        source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""
+        print_note(f"shard {shard.number} of {shard.count}: {len(entries)} of {total} clips{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(request)
         access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
@@ -138,6 +148,7 @@ def caption_all(request: CaptionArguments) -> int:
         if destinations[0].parts is not None:
             return run_dry_shards(request, found, entries, destinations[0], settings)
         return run_dry(request, found, entries, destinations, settings, shard.label if shard else "")
+    save_array(request, sources, shard)
     run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
     # Keep output of libraries out of the captions; only the run's output holds the real stdout.
     with redirect_stdout(sys.stderr):

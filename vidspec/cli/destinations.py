@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import SidecarNames
 
-__all__ = ["Destination", "check_files_distinct", "open_output", "plan_destinations", "writes_parts"]
+__all__ = [
+    "Destination",
+    "check_files_distinct",
+    "open_output",
+    "plan_destinations",
+    "writes_clip_file",
+    "writes_parts",
+]
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def plan_destinations(
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
-        if request.output is None and form.clip_files != "never" and _leaves_stdout(request, form):
+        if writes_clip_file(request, form):
             each.append(SidecarNames(form, request.output_dir, request.name, profile.name))
             continue
         path = _path_for_all(request, form, shard, several=len(forms) > 1)
@@ -147,6 +154,11 @@ def _check_existing(request: CaptionArguments, each: Sequence[SidecarNames]) -> 
         raise UsageError(f"--existing {request.existing} needs a file for each clip", hint="--format txt")
     if request.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
         raise UsageError("--existing use needs files of text", hint="--format txt")
+
+
+def writes_clip_file(request: CaptionArguments, form: OutputFormat) -> bool:
+    """Return True if each clip gets a file of its own in this format."""
+    return request.output is None and form.clip_files != "never" and _leaves_stdout(request, form)
 
 
 def _leaves_stdout(request: CaptionArguments, form: OutputFormat) -> bool:

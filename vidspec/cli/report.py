@@ -135,7 +135,9 @@ def totals(tally: Tally, found: InputListing) -> str:
 
 def left_out(found: InputListing) -> str:
     """Return counts of inputs left out by reason; empty if none."""
-    counts = {"duplicates": found.duplicates, "not video": found.not_video, "excluded": found.excluded}
+    duplicates = len(found.duplicates)
+    named = f"duplicates ({found.duplicates[0]}{', ...' * (duplicates > 1)})" if duplicates else ""
+    counts = {named: duplicates, "not video": found.not_video, "excluded": found.excluded}
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 

@@ -88,7 +88,8 @@ def check_arguments(request: CaptionArguments) -> None:
     texts = [request.template, *prompts, *(request.turn or ())]
     if request.existing == "skip" and request.overwrite:
         raise UsageError("--existing skip and --overwrite exclude each other")
-    if request.existing != "use" and any("{existing}" in text for text in texts if text):
+    tars = any(path.lower().endswith(".tar") for path in request.paths or ())  # each clip's KEY.txt
+    if request.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
         raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
     if request.address is not None and request.engine != "ray":
         raise UsageError("--address needs --engine ray")
@@ -108,7 +109,7 @@ def check_fields(request: CaptionArguments, entries: Iterable[Job]) -> None:
 
     if request.template is not None and not any(is_shard(one.path) for one in entries):
         fields = dict.fromkeys(("existing",) if request.existing == "use" else ())
-        check_template(request.template, "--template", fields | {name: None for one in entries for name in one.columns})
+        check_template(request.template, "--template", fields | {name: None for one in entries for name in one.fields})
 
 
 def fetch_limits_of(request: CaptionArguments) -> FetchLimits:

@@ -146,7 +146,7 @@ def plan_shards(
             try:
                 jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
                 if number == 1 and settings.config.template is not None:
-                    check_template(settings.config.template, "--template", {key for job in jobs for key in job.columns})
+                    check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
                 output.begin(shard.path)
                 part_plan = plan_run(jobs, output, settings, retry=retry, at=number)
                 output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
@@ -190,7 +190,9 @@ def _plan_job(
         remaining.reused += 1
         return
     captions = {one: raw_caption(parts[one].record()) for one in done}
-    job = replace(job, existing=output.existing_text(job))
+    existing = output.existing_text(job)
+    if existing or job.existing is None:  # else the text beside it in its shard
+        job = replace(job, existing=existing)
     remaining.contents[job.number] = content
     remaining.jobs.append(replace(job, done=captions))
 

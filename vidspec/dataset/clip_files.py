@@ -16,9 +16,9 @@ from vidspec.dataset.journal import Journal, unwritable_error
 from vidspec.dataset.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
 from vidspec.dataset.records import clip_id
 from vidspec.dataset.sidecars import JournalFinder, SidecarNames
-from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, encode_line, read_whole, write_whole
+from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
 
 __all__ = ["SidecarOutput"]
 
@@ -55,6 +55,7 @@ class SidecarOutput(FileOutput):
         self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
         self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
         self._backups: list[Path] = []
+        self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
         self._folders = 0  # with a journal
         if not look:
             self._open_journals(jobs)
@@ -130,12 +131,15 @@ class SidecarOutput(FileOutput):
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         several = self.names if captioned else self.outdated(job, settings)
         states = {names.path(job): self.state(job, names) for names in several}
-        changes = {
-            path: f"{state}, kept" if self._is_kept(state) else f"replaced, kept as {backup_of(path)}"
+        return {
+            path: f"{state}, kept"
+            if self._is_kept(state)
+            else "replaced"
+            if captioned and state == "written"
+            else f"replaced, kept as {backup_of(path)}"
             for path, state in states.items()
-            if state in ("edited", "foreign")
+            if state != "free"
         }
-        return changes | {path: "replaced" for path, state in states.items() if state == "written"}
 
     def outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
         """Yield the clip's files that are missing or that show records of other settings."""
@@ -171,14 +175,21 @@ class SidecarOutput(FileOutput):
     def restore(self, job: Job, settings: str) -> None:
         outdated = tuple(self.outdated(job, settings))
         for names in outdated:
-            self._clear(job, names)
+            newer = self.state(job, names) == "written"  # with captions of another command, given since
+            self._restored += [names.path(job)] * newer
+            self._clear(job, names, back_up=newer)
         self._write(job, settings, outdated)
 
-    def _clear(self, job: Job, names: SidecarNames) -> None:
-        """Remove a file as a run wrote it. Any other file stays, or is renamed if the run replaces it."""
+    def _clear(self, job: Job, names: SidecarNames, *, back_up: bool = False) -> None:
+        """Remove a file as a run wrote it, or ``back_up`` it too.
+
+        Any other file stays, or is renamed if the run replaces it.
+        """
         state, path = self.state(job, names), names.path(job)
         try:
-            if state == "written":
+            if state == "written" and back_up:
+                self._back_up(path)
+            elif state == "written":
                 path.unlink(missing_ok=True)
             elif self._is_kept(state):
                 self._unreplaced[path] = state
@@ -225,6 +236,11 @@ class SidecarOutput(FileOutput):
                 notes.append(f"{len(left)} {singular if len(left) == 1 else about} kept: {_shorten(left)}")
         if notes:
             notes[-1] += "; --overwrite replaces them, keeping FILE~"
+        if self._restored:
+            count = f"{len(self._restored)} files" if len(self._restored) > 1 else "1 file"
+            notes.append(
+                f"{count} of another command, given since, replaced by captions of this one: {_shorten(self._restored)}"
+            )
         if self._backups:
             notes.append(f"files that were there before are kept as {_shorten(self._backups)}")
         return notes
@@ -233,12 +249,10 @@ class SidecarOutput(FileOutput):
 def _read_text(path: Path) -> str:
     """Return the text of a caption file, without blanks around it."""
     try:
-        return read_whole(path, LONGEST_PROMPT, str(path)).decode("utf-8").strip().removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        message, hint = f"{path}: is not UTF-8 text", "convert it, or --existing replace"
-        raise OutputError(message, hint=hint, kind=ONE_CLIP) from None
-    except VidspecError as error:
-        raise OutputError(error.message, hint=error.hint, kind=ONE_CLIP) from None
+        return read_text(path, LONGEST_PROMPT, str(path)).strip()
+    except UsageError as error:
+        hint = error.hint or "convert it, or --existing replace"
+        raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
 
 def _shorten(paths: Sequence[Path]) -> str:

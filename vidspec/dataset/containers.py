@@ -1,15 +1,14 @@
 """Clips in tar (WebDataset) and Parquet shards: list them, and extract one at a time to a local file.
 
-Listing reads only the headers of a tar, and only the columns of a Parquet file that name clips.
+Listing reads only the headers of a tar, only the columns of a Parquet file that name clips, and the texts beside clips
+that a prompt or a template names.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import posixpath
 import re
-import tarfile
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -18,13 +17,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from vidspec.bounds import LONGEST_PROMPT
 from vidspec.dataset.allowance import Allowance, FetchLimits
 from vidspec.dataset.inputs import EXTENSIONS
 from vidspec.dataset.job import Job, MemberSource
 from vidspec.dataset.manifests import PATH_KEYS
-from vidspec.dataset.stores import copy, is_bug, is_url, open_url, retry
+from vidspec.dataset.parquet_pages import largest_page
+from vidspec.dataset.stores import copy, is_url, open_url, retry
+from vidspec.dataset.tar_members import list_tar
 from vidspec.errors import UsageError, VideoError, VidspecError
 from vidspec.video.image import IMAGES
 
@@ -40,10 +42,12 @@ ID_KEYS = ("__key__", "key", "id")
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 #: Read buffer of a column, in bytes.
 _BUFFER = 1 << 20
-#: Maximum bytes of the headers of one tar member, and maximum members of a tar.
-MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
-#: Rows of paths decoded per batch.
-ROWS = 4096
+#: Rows of paths decoded per batch, and bytes of them if each were as long as a page.
+ROWS, ROWS_BYTES = 4096, 64 << 20
+#: Maximum characters of a path or an id, and of the text in another column.
+MAX_NAME = 1 << 16
+#: Codecs that unpack to a few times their bytes at most, so that the sizes of pages need no check.
+_MODEST = ("UNCOMPRESSED", "SNAPPY")
 #: Type prefixes of columns that may hold paths.
 TEXT_TYPES = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
 _TEXT_LISTS = ("list<element: string>", "list<item: string>")
@@ -63,7 +67,8 @@ def shard_members(
         shard: path or URL of a .tar or .parquet file.
         column: column of clips in a Parquet file; None to detect it.
         limits: read limits and access rules; None for the defaults.
-        fields: names of columns of text or numbers in a Parquet file that become the jobs' columns.
+        fields: names that prompts and templates have in braces: columns of text or numbers in a Parquet file, or keys
+            of KEY.json in a tar, become the jobs' columns; with ``existing``, KEY.txt is the jobs' existing text.
 
     Raises:
         VideoError: the shard cannot be read, is of another type, or has no clips.
@@ -76,7 +81,7 @@ def shard_members(
     def read() -> None:
         members.clear()
         if shard.path.lower().endswith(".tar"):
-            _list_tar(shard, limits, members)
+            list_tar(shard, limits, fields, members)
         else:
             _list_parquet(shard, column, limits, fields, members)
 
@@ -89,101 +94,6 @@ def shard_members(
     if not members:
         raise VideoError(f"{shard.path}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
     return members
-
-
-class _Headers:
-    """File object for reading tar headers: bounded bytes per member, and never past the end of the file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.size = file, file.seek(0, os.SEEK_END)
-        file.seek(0)
-        self._left, self.members = MAX_HEADER, 0
-
-    def begin(self) -> None:
-        """Reset the :data:`MAX_HEADER` limit for the next member."""
-        self._left = MAX_HEADER
-        self.members += 1
-
-    def read(self, size: int) -> bytes:
-        self._left -= size
-        if size < 0 or self._left < 0:
-            raise tarfile.ReadError("a header is too long")
-        return self._file.read(size)
-
-    def seek(self, offset: int) -> int:
-        if not 0 <= offset <= self.size:
-            raise tarfile.ReadError("a member ends behind the file")
-        return self._file.seek(offset)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-
-def _list_tar(shard: Job, limits: FetchLimits, members: list[Job]) -> None:
-    """Add the clips of a tar: the video of each key, or the picture if there is no video.
-
-    Raises:
-        VideoError: the file is no tar or is damaged; clips before the damage are added.
-    """
-    chosen: dict[str, tarfile.TarInfo] = {}
-    allowance = Allowance(shard.path, limits, whole=False)
-    with open_url(shard.path, limits, allowance) as file:
-        headers = _Headers(file)
-        try:
-            _select_members(shard.path, headers, chosen, allowance)
-        finally:
-            members += [_member_job(shard, key, one, headers.size) for key, one in chosen.items()]
-
-
-def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
-    at = 0
-    try:
-        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
-        while (member := tar.next()) is not None:
-            member.name = posixpath.normpath(f"/{member.name}")
-            folder, _, name_here = member.name.rpartition("/")
-            stem, _, suffix = name_here.partition(".")  # as WebDataset groups files: dots of folders do not count
-            key, suffix = f"{folder}/{stem}".lstrip("/"), suffix.rpartition(".")[2].lower()
-            if member.isreg() and stem and (suffix in EXTENSIONS or suffix in IMAGES):
-                chosen[key] = member if suffix in EXTENSIONS else chosen.get(key, member)
-            if tar.offset <= at or headers.members > MAX_MEMBERS:
-                raise tarfile.ReadError("members without end")
-            at = tar.offset
-            headers.begin()
-            allowance.renew()
-        headers.seek(tar.offset)
-        if any(headers.read(tarfile.BLOCKSIZE)):
-            raise tarfile.ReadError("no member, and no end")
-    except (VidspecError, OSError):
-        raise
-    except Exception as error:
-        if is_bug(error):
-            raise
-        if not at:
-            hint = "of a compressed tar, gunzip makes one"
-            raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
-        message = f"{name}: is cut short or damaged behind {len(chosen)} clips"
-        raise VideoError(message, kind="truncated") from error
-
-
-def _member_job(shard: Job, key: str, member: tarfile.TarInfo, size: int) -> Job:
-    """Return the job of a member in a tar of ``size`` bytes, its sample's key as id; with an error if it is invalid."""
-    shard = replace(shard, id=key)
-    path = shard.path + member.name.replace("\0", "\\0")
-    error: VideoError | None = None
-    if "\0" in member.name:
-        error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
-    elif member.issparse():
-        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
-    elif member.size < 0 or member.offset_data + member.size > size:
-        error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
-    if error is not None:
-        return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
-    at = member.mtime * 1e9  # PAX headers may hold any number
-    mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
-    return replace(
-        shard, path=path, source=MemberSource(shard.path, member.offset_data, member.size, mtime_ns), shard=shard.path
-    )
 
 
 def _list_parquet(
@@ -207,9 +117,12 @@ def _list_parquet(
         paths = None if _is_bytes(schema, column) else column
         named = [key for key in dict.fromkeys(schema.names) if key in fields and _is_field(schema, key)]
         seen = set[tuple[str, str | None]]()
-        for row, values in enumerate(_iter_rows(table, [*dict.fromkeys(filter(None, (ids, paths, *named)))])):
+        texts: dict[str, str] = {}  # a long text in many rows is kept once
+        for row, values in enumerate(
+            _iter_rows(name, file, table, [*dict.fromkeys(filter(None, (ids, paths, *named)))])
+        ):
             try:
-                row_values = {key: value.as_py() for key, value in values.items()}
+                row_values = {key: _bounded(value.as_py(), key in named, texts) for key, value in values.items()}
                 columns = {key: value for key in named if (value := row_values[key]) is not None and value == value}
                 known = replace(shard, columns=columns)
                 identity = None if ids is None else row_values[ids]
@@ -229,15 +142,31 @@ def _list_parquet(
                 members.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
 
 
-def _iter_rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
+def _bounded(value: object, is_field: bool, texts: dict[str, str]) -> Any:
+    """Return a value of a row that is not too long.
+
+    Raises:
+        ValueError: it is.
+    """
+    if isinstance(value, str):
+        if len(value) > (LONGEST_PROMPT if is_field else MAX_NAME):
+            raise ValueError(f"a text of {len(value)} characters")
+        return texts.setdefault(value, value)
+    return value
+
+
+def _iter_rows(name: str, file: BinaryIO, table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
     """Yield the values of each row in these columns."""
     if not columns:
         yield from ({} for _ in range(table.metadata.num_rows))
         return
-    for batch in table.iter_batches(ROWS, columns=columns, use_threads=False):
-        values = {key: batch.column(batch.schema.get_field_index(key)) for key in columns}
-        for row in range(batch.num_rows):
-            yield {key: value[row] for key, value in values.items()}
+    for group in range(table.num_row_groups):
+        longest = max(largest_page(name, file, table.metadata, group, key) for key in columns)
+        rows = min(ROWS, max(1, ROWS_BYTES // max(1, longest)))
+        for batch in table.iter_batches(rows, [group], columns, use_threads=False):
+            values = {key: batch.column(batch.schema.get_field_index(key)) for key in columns}
+            for row in range(batch.num_rows):
+                yield {key: value[row] for key, value in values.items()}
 
 
 def _open_parquet(name: str, file: BinaryIO) -> ParquetFile:
@@ -254,7 +183,9 @@ def _open_parquet(name: str, file: BinaryIO) -> ParquetFile:
 def _is_bytes(schema: Schema, column: str) -> bool:
     """Return True if a column holds bytes, or structs of bytes and path (Hugging Face datasets)."""
     kind = str(_column_type(schema, column))
-    return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
+    return (
+        kind in ("binary", "large_binary") or re.match(r"struct<(\w+: \w+, )*bytes: (large_)?binary", kind) is not None
+    )
 
 
 def _is_field(schema: Schema, column: str) -> bool:
@@ -303,9 +234,9 @@ class ShardFiles:
         self._limits = limits or FetchLimits()
         self._lock = threading.Lock()
         self._column = "", ""  # Parquet file being read, and its column
-        self._values: Generator[bytes | None, None, None] | None = None
+        self._values: Generator[bytes | str | None, None, None] | None = None
         self._next = 0
-        self._skipped: OrderedDict[int, bytes | None] = OrderedDict()
+        self._skipped: OrderedDict[int, bytes | str | None] = OrderedDict()
 
     @contextmanager
     def local(self, path: str, source: MemberSource | None) -> Iterator[str]:
@@ -323,13 +254,19 @@ class ShardFiles:
             try:
                 if source.column is None:
                     copy(source.url, file, source.start, source.size, self._limits)
+                elif isinstance(content := self._read_row(source), str):
+                    named = self._limits.access.locate(source.url, content)
+                    file = file.with_suffix(posixpath.splitext(content)[1].lower() or ".mp4")
+                    if is_url(named):
+                        copy(named, file, limits=self._limits)
+                    else:
+                        file = Path(named)
                 else:
-                    content = self._read_row(source)
                     file = file.with_suffix(".png" if _PICTURE.match(content) else ".mp4")
                     file.write_bytes(content)
                 yield str(file)
             except VidspecError as error:
-                message = error.message.replace(str(file), path)
+                message = error.message.replace(str(file), path) if file.parent == Path(folder) else error.message
                 message = message if path in message else f"{path}: {message}"
                 raise type(error)(message, hint=error.hint, kind=error.kind, stage=error.stage) from error.__cause__
 
@@ -338,11 +275,11 @@ class ShardFiles:
         with self._lock:
             self._close_column()
 
-    def _read_row(self, source: MemberSource) -> bytes:
-        """Return the bytes of a row."""
+    def _read_row(self, source: MemberSource) -> bytes | str:
+        """Return the bytes of a row, or the path that it names instead."""
         with self._lock:
             content = retry(source.url, partial(self._next_value, source.url, source.column or "", source.start))
-        if len(content) > self._limits.most:
+        if isinstance(content, bytes) and len(content) > self._limits.most:
             raise Allowance(source.url, self._limits).size_error()
         return content
 
@@ -351,7 +288,7 @@ class ShardFiles:
             self._values.close()
         self._values = None
 
-    def _next_value(self, url: str, column: str, row: int) -> bytes:
+    def _next_value(self, url: str, column: str, row: int) -> bytes | str:
         """Return a value of a column, which is read forward page by page and reopened for an earlier row."""
         if self._values is None or (url, column) != self._column or (row < self._next and row not in self._skipped):
             self._close_column()
@@ -375,17 +312,27 @@ class ShardFiles:
         return content
 
 
-def _iter_column(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
-    """Yield the bytes of a column from a row on, without reading the row groups before it."""
+def _iter_column(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | str | None, None, None]:
+    """Yield the bytes of a column from a row on, or the paths of rows without, without reading the groups before it."""
     allowance = Allowance(url, limits)
     with open_url(url, limits, allowance) as file:
         table = _open_parquet(url, file)
-        groups = list(range(table.num_row_groups))
-        while groups and row >= (rows := table.metadata.row_group(groups[0]).num_rows):
-            row -= rows
-            del groups[0]
-        for number, batch in enumerate(table.iter_batches(1, groups, [column], use_threads=False)):
-            if number >= row:
-                value = batch.column(0)[0].as_py()
-                yield value.get("bytes") if isinstance(value, Mapping) else value
-            allowance.renew()  # limits hold per row
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if row >= rows:
+                row -= rows
+                continue
+            if _unpacks(table, group):
+                largest_page(url, file, table.metadata, group, column)
+            for number, batch in enumerate(table.iter_batches(1, [group], [column], use_threads=False)):
+                if number >= row:
+                    value = batch.column(0)[0].as_py()
+                    yield (value.get("bytes") or value.get("path") or None) if isinstance(value, Mapping) else value
+                allowance.renew()  # limits hold per row
+            row = 0
+
+
+def _unpacks(table: ParquetFile, group: int) -> bool:
+    """Return True if pages of a row group may unpack to many times their size."""
+    chunks = table.metadata.row_group(group)
+    return any(chunks.column(one).compression not in _MODEST for one in range(chunks.num_columns))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.dataset.reader import ClipReader
     from vidspec.video.base import Clip
+    from vidspec.video.reading import CheckFrameCount
 
 __all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "feed_support", "reader_count"]
 
@@ -257,8 +258,7 @@ class Feed:
         job = self.config.with_fields(replace(job, planned=job.planned_job, timeout=self.config.timeout))
         check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         try:
-            with self._files.local(job.path, job.source) as file:
-                clip = reader.read(file, job.start, job.end, self._video, check)
+            clip = _read_clip(self._files, reader, job, self._video, check)
         except Exception as error:
             return replace(job, error=error, spent=time.monotonic() - began), 0
         read = replace(job, clip=clip, spent=time.monotonic() - began)
@@ -278,5 +278,14 @@ def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Cli
     from vidspec.dataset.reader import ClipReader
 
     files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
-    with closing(files), closing(reader), files.local(job.path, job.source) as file:
-        return reader.read(file, job.start, job.end, video)
+    with closing(files), closing(reader):
+        return _read_clip(files, reader, job, video)
+
+
+def _read_clip(
+    files: ShardFiles, reader: ClipReader, job: Job, video: Mapping[str, object], check: CheckFrameCount | None = None
+) -> Clip:
+    """Return the frames of a job; a clip of a shard has its own name, not that of the file it was copied to."""
+    with files.local(job.path, job.source) as file:
+        clip = reader.read(file, job.start, job.end, video, check)
+    return clip if job.source is None or clip is None else replace(clip, facts=replace(clip.facts, path=job.path))

@@ -16,7 +16,7 @@ from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import SUFFIXES, parse_manifest
 from vidspec.dataset.stores import is_url, match_urls
 from vidspec.errors import UsageError
-from vidspec.files import read_whole
+from vidspec.files import read_text
 
 __all__ = [
     "EXTENSIONS",
@@ -38,6 +38,8 @@ EXTENSIONS = frozenset(
 )
 #: Suffixes of files with many clips.
 SHARDS = (".tar", ".parquet")
+#: Maximum names that the braces in one name stand for.
+MAX_NAMES = 1_000_000
 
 
 def expand_shards(name: str) -> list[str]:
@@ -46,12 +48,16 @@ def expand_shards(name: str) -> list[str]:
     Any other name is returned as it is: ``*`` in a path is expanded by the shell.
 
     Raises:
-        UsageError: no file matches, or the server cannot list files.
+        UsageError: no file matches, the server cannot list files, or the braces stand for too many names.
         VideoError: a store cannot be listed.
     """
     if not is_shard(name) or os.path.lexists(name):
         return [name]
-    names = bracex.expand(name)
+    try:
+        names = bracex.expand(name, limit=MAX_NAMES)
+    except bracex.ExpansionLimitException:
+        message = f"{name}: its braces stand for more than {MAX_NAMES:,} names"
+        raise UsageError(message, hint="name them in several commands") from None
     return [found for one in names for found in (match_urls(one) if is_url(one) and "*" in one else (one,))]
 
 
@@ -72,6 +78,7 @@ class InputSources:
         include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
         images: take image files in folders and lists too.
         extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
+        links: links to a clip are clips of their own, because each name gets a file.
     """
 
     paths: tuple[str, ...] = ()
@@ -81,27 +88,31 @@ class InputSources:
     exclude: tuple[str, ...] = ()
     extensions: frozenset[str] | None = None
     images: bool = False
+    links: bool = False
 
 
 @dataclass
 class InputListing:
     """Collected jobs in order, and counts of skipped inputs.
 
-    ``several`` is True for a list, a folder or more than one file; output then names each clip.
+    ``several`` is True for a list, a folder or more than one file; output then names each clip. ``searched`` is True if
+    some jobs were found in a folder or a store, where others may appear later.
     """
 
     entries: list[Job] = field(default_factory=list)
-    duplicates: int = 0
+    duplicates: list[str] = field(default_factory=list)
     not_video: int = 0
     excluded: int = 0
     unreadable: list[str] = field(default_factory=list)
     several: bool = False
+    searched: bool = False
 
 
 def collect_inputs(sources: InputSources) -> InputListing:
     """Collect all clips that ``sources`` name, those of folders sorted by path.
 
-    The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
+    The same file (links followed, unless ``sources.links``) with the same part, prompt and id counts once; later ones
+    are duplicates.
 
     Raises:
         UsageError: a list, manifest or URL cannot be read, or standard input is named twice.
@@ -112,16 +123,25 @@ def collect_inputs(sources: InputSources) -> InputListing:
         raise UsageError("standard input can be read once only", hint="name - once")
     seen: set[tuple[object, ...]] = set()
     for job in _jobs(sources, listing):
-        # Each dangling link is an error of its own, whatever its target.
-        file = os.path.realpath(job.path) if os.path.exists(job.path) else os.path.abspath(job.path)
-        key = (file, job.start, job.end, job.prompt, job.questions, type(job.id), job.id)
+        key = (
+            _file_key(job.path, links=sources.links),
+            *(job.start, job.end, job.prompt, job.questions, type(job.id), job.id),
+        )
         if key in seen:
-            listing.duplicates += 1
+            listing.duplicates.append(job.path)
         else:
             seen.add(key)
             listing.entries.append(job)
     listing.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
     return listing
+
+
+def _file_key(path: str, *, links: bool) -> str:
+    """Return the key of a file: its own place if ``links`` are files of their own or lead nowhere, else its target."""
+    if os.path.exists(path) and not links:
+        return os.path.realpath(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
@@ -155,12 +175,13 @@ def _is_special(path: str) -> bool:
 
 
 def _jobs(sources: InputSources, listing: InputListing) -> Iterator[Job]:
+    listing.searched = any(is_url(name) and "*" in name for name in sources.paths)
     for path in (one for name in sources.paths for one in expand_shards(name)):
         if path == "-":
             listing.several = True
             yield from _list_jobs(path, sources, listing)
         elif os.path.isdir(path):
-            listing.several = True
+            listing.several = listing.searched = True
             yield from _folder_jobs(path, sources, listing)
         elif path.lower().endswith(SUFFIXES):
             listing.several = True
@@ -185,19 +206,14 @@ def _mirror_root(path: str) -> str:
 
 
 def _list_jobs(name: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
-    data = _read_list(name)
-    for line in data.split(b"\0" if b"\0" in data else b"\n"):
-        path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
+    text = _read_list(name, errors="surrogateescape")
+    for path in text.split("\0") if "\0" in text else (line.rstrip("\r") for line in text.split("\n")):
         if path.strip() and (is_shard(path) or _is_clip(path, path, sources, listing)):
             yield Job(path, root=_mirror_root(path))
 
 
 def _manifest_jobs(name: str) -> Iterator[Job]:
-    try:
-        text = _read_list(name).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{name}: is not UTF-8 text") from None
-    yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
+    yield from parse_manifest(_read_list(name), "standard input" if name == "-" else name, os.path.dirname(name))
 
 
 def _folder_jobs(folder: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
@@ -241,8 +257,8 @@ def _is_clip(path: str, relative: str, sources: InputSources, listing: InputList
     return True
 
 
-def _read_list(name: str) -> bytes:
-    return read_whole(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True)
+def _read_list(name: str, errors: str = "strict") -> str:
+    return read_text(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True, errors=errors)
 
 
 def matches_any(relative: str, patterns: Iterable[str]) -> bool:

@@ -23,9 +23,17 @@ from vidspec.dataset.journal_index import JournalEntry, JournalIndex, is_in_plac
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
-from vidspec.files import FileLock, back_up, backup_of, encode_line, write_whole
+from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, write_whole
 
-__all__ = ["Journal", "JournalEntry", "is_same_file", "missing_file_error", "parse_record", "unwritable_error"]
+__all__ = [
+    "Journal",
+    "JournalEntry",
+    "is_same_file",
+    "lock_file",
+    "missing_file_error",
+    "parse_record",
+    "unwritable_error",
+]
 
 
 class Journal:
@@ -61,7 +69,7 @@ class Journal:
         self._file: int | None = None
         shown = visible or path
         self._user_visible = visible == path
-        self._lock = None if look else _lock_file(Path(os.path.realpath(shown)), shown)
+        self._lock = None if look else lock_file(Path(os.path.realpath(shown)), shown)
         try:
             self.foreign = not self._load()
         except OSError as error:
@@ -330,12 +338,23 @@ def parse_record(line: bytes) -> RecordDict | None:
     return value if identified else None
 
 
-def _lock_file(path: Path, shown: Path) -> FileLock:
+def lock_file(path: Path, shown: Path) -> FileLock:
+    """Lock a file that a run writes.
+
+    Args:
+        path: the file, without links.
+        shown: its name in messages.
+
+    Raises:
+        UsageError: another run is writing it.
+        OutputError: it cannot be locked.
+    """
     try:
         return FileLock(path)
     except TimeoutError:
-        raise UsageError(
-            f"{shown}: another run is writing it", hint="wait for it to end, or name another file"
-        ) from None
+        hint = "wait for it to end, or name another file"
+        if (held := held_file(path)).exists():
+            hint += f"; if no run is, delete {held}"
+        raise UsageError(f"{shown}: another run is writing it", hint=hint) from None
     except OSError as error:
         raise OutputError(f"{shown}: cannot be locked: {error.strerror or error}") from None

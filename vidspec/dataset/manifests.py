@@ -17,7 +17,8 @@ from vidspec.errors import UsageError
 __all__ = ["SUFFIXES", "parse_manifest", "parse_seconds", "parse_time"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
-PATH_KEYS = ("path", "video", "file", "filename")
+#: Names of the column of paths: also those of Hugging Face's folders, LTX's trainer and musubi-tuner.
+PATH_KEYS = ("path", "video", "file", "filename", "file_name", "media_path", "video_path", "image_path")
 OWN_KEYS = ("prompt", "turns", "start", "end", "id")
 
 
@@ -29,14 +30,13 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         name: name for error messages.
         folder: base of relative paths.
 
-    Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
+    Each row has ``path`` (or another of :data:`PATH_KEYS`) and may have ``prompt``, ``start`` and ``end``
     (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list of independent
     prompts, or replaced by ``turns``, the turns of a dialogue. Other keys become the job's ``columns``.
 
     Raises:
         UsageError: naming the line.
     """
-    text = text.removeprefix("\ufeff")
     rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
     for line, row in rows:
         where = f"{name}, line {line}"

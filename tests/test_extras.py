@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import threading
 import tomllib
 from dataclasses import asdict
@@ -165,10 +164,11 @@ def test_serve(environment, web, tmp_path):
 
 @only("data")
 def test_data(environment, web, tmp_path):
-    with tarfile.open(tmp_path / "web" / "00000.tar", "w") as shard:
-        shard.add(CLIP, "one.mp4")
-    words = ("--output-dir", "out", *FEW, "--max-new-tokens", "4")
-    code, _, err = run(environment, "-m", "vidspec", "caption", f"{web}/00000.tar", *words)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "web" / "clip.mp4").write_bytes(CLIP.read_bytes())
+    parquet.write_table(parquet.pa.table({"video": [f"{web}/clip.mp4"]}), tmp_path / "00000.parquet")
+    words = ("--column", "video", "--allow-urls", web, "--output-dir", "out", *FEW, "--max-new-tokens", "4")
+    code, _, err = run(environment, "-m", "vidspec", "caption", "00000.parquet", *words)
     assert code == 0 and (tmp_path / "out" / "00000.parquet").stat().st_size, err
 
 

@@ -148,8 +148,7 @@ def _require_packages(*, fetches: bool) -> None:
 
     for module in ("starlette", "uvicorn", *(["aiohttp"] if fetches else [])):
         if find_spec(module) is None:
-            hint = "aiohttp" if module == "aiohttp" else "'vidspec[serve]'"
-            raise UsageError(f"serve needs {module}, which is not installed", hint=f"pip install {hint}")
+            raise UsageError(f"serve needs {module}, which is not installed", hint="pip install 'vidspec[serve]'")
 
 
 def _listen(host: str, port: int) -> socket.socket:

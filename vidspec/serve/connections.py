@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -79,14 +80,18 @@ class _Connection(H11Protocol):
         self._unread: asyncio.TimerHandle | None = None
         self.timeout_keep_alive_task = self.loop.call_later(self.patience, self.timeout_keep_alive_handler)
         if len(self.connections) > self.most:
-            idle = [one for one in self.connections if one is not self and one.timeout_keep_alive_task is not None]
-            if idle:
-                oldest: Any = min(idle, key=lambda one: one.timeout_keep_alive_task.when())
-                self.connections.discard(oldest)
-                oldest.transport.abort()
-            else:
+            idle = [one for one in self.connections if isinstance(one, _Connection) and one._idle_until < math.inf]
+            oldest = min(idle, key=lambda one: (one is self, one._idle_until), default=self)
+            self.connections.discard(oldest)
+            if oldest is self:
                 transport.write(BUSY)
                 transport.close()
+            else:
+                oldest.transport.abort()
+
+    @property
+    def _idle_until(self) -> float:
+        return math.inf if (timer := self.timeout_keep_alive_task) is None else timer.when()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -5,11 +5,13 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.decoding.workers.pairs import CLIPS, named_requests
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
+from vidspec.config.sections import GenerateSection
 from vidspec.decoding.limits import StoppingRules
 from vidspec.events.events import Finished
 from vidspec.models.detokenizer import StopStrings, cut_at_stop
@@ -45,6 +47,33 @@ def test_a_text_ends_with_the_token_that_completes_a_string(token_ids, strings):
     cut = cut_at_stop(texts[-1] if first is None else texts[first], strings)
     assert texts[-1].startswith(cut) and not any(one in cut for one in strings)
     assert over is (limits.end_reason(kept) == "stop")
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3))
+def test_an_end_that_may_become_a_string_is_cut(text, strings):
+    whole = [at for one in strings if (at := text.find(one)) >= 0]
+    begun = [len(text) - n for one in strings for n in range(1, len(one)) if text.endswith(one[:n])]
+    assert cut_at_stop(text, strings, unfinished=True) == text[: min(whole + begun, default=None)]
+
+
+def test_work_for_a_long_string_grows_with_the_text_only():
+    class Counted(str):
+        compared = 0
+
+        def startswith(self, *arguments):
+            self.compared += 1
+            return super().startswith(*arguments)
+
+    stop = Counted("x" * 500_000)
+    assert cut_at_stop("a red circle", [stop], unfinished=True) == "a red circle"
+    assert cut_at_stop("a red box", [stop], unfinished=True) == "a red bo"
+    assert stop.compared <= 1
+
+
+def test_a_string_has_at_most_1024_characters():
+    assert GenerateSection(stop=["x" * 1024]).stop == ("x" * 1024,)
+    with pytest.raises(ValidationError, match="at most 1024 characters"):
+        GenerateSection(stop=["x" * 1025])
 
 
 @cache

@@ -7,27 +7,31 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
-
 from vidspec.serve.app import build_app
 from vidspec.serve.config import ServeConfig
+from vidspec.serve.connections import BACKLOG, build_server
 
 
 @contextmanager
 def serving(captioner, **settings):
-    """The URL of a server, while it runs."""
+    """The URL of a server, while it runs, and its notes."""
     notes = []
     config = ServeConfig(**{"name": "test", "readers": 1, **settings})
-    server = uvicorn.Server(
-        uvicorn.Config(build_app(captioner, config, notes.append), http="h11", ws="none", log_level="warning")
-    )
+    with running(build_app(captioner, config, notes.append), config) as url:
+        yield url, notes
+
+
+@contextmanager
+def running(app, config):
+    """The URL of an application's server, while it runs."""
+    server = build_server(app, config)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    listener.listen(128)
+    listener.listen(BACKLOG)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", notes
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

@@ -4,7 +4,9 @@ import asyncio
 import gc
 import io
 import json
+import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -234,6 +236,8 @@ GOOD = data_url(CLIPS[0])
         ({"max_tokens": True}, "max_tokens"),
         ({"seed": 1.5}, "seed"),
         ({"stop": [1]}, "stop"),
+        ({"stop": ["x" * 1025]}, "stop"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -345,7 +349,7 @@ def test_a_body_counts_until_its_media_are_read(captioner, monkeypatch):
         return await read(reader, chat)
 
     monkeypatch.setattr(MediaReader, "read", late)
-    monkeypatch.setattr("vidspec.serve.app.MAX_RECEIVED", len(json.dumps(body)) * 3 // 2)
+    monkeypatch.setattr("vidspec.serve.app.MAX_RECEIVED", len(json.dumps(body)) * 5 // 2)  # parsing takes it twice
     with serving(captioner) as (url, _), ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, url, body)
         assert entered.wait(30)
@@ -354,6 +358,26 @@ def test_a_body_counts_until_its_media_are_read(captioner, monkeypatch):
         assert first.result().status_code == 200
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "busy"
         assert [ask(url, body).status_code for _ in range(2)] == [200, 200]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere temporary files have names")
+def test_media_are_in_no_file_that_a_killed_server_would_leave(captioner, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    expected, seen, read_frames = captioner.caption(CLIPS[0]).caption, [], MediaReader._read_frames
+
+    def looking(reader, *arguments):
+        clip = read_frames(reader, *arguments)
+        seen.append([one.name for one in tmp_path.iterdir()])
+        return clip
+
+    monkeypatch.setattr(MediaReader, "_read_frames", looking)
+    monkeypatch.setattr(MediaReader, "_check_duration", lambda *_: seen.append([*tmp_path.iterdir()]))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    urls = [data_url(file, "image/png") for file in pictures(captioner, 2)[1]]
+    with serving(captioner, keep_bytes=0) as (url, _):
+        whole, frames = ask(url, asked(GOOD)), ask(url, asked(*urls, kind="image_url"))
+        assert whole.json()["choices"][0]["message"]["content"] == expected and frames.status_code == 200
+    assert seen == [[], [], []] and len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_an_abandoned_request_ends_within_a_pass(captioner):

@@ -122,10 +122,9 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
         print_note(line)
     fetches = not request.quiet and start.announce(profile)
     with start.stage_status("loading weights", on=not (request.quiet or fetches)), start.fast_loading():
-        import uvicorn
-
         from vidspec.captioner import Captioner
         from vidspec.serve.app import build_app
+        from vidspec.serve.connections import BACKLOG, build_server
 
         captioner = Captioner.from_profile(profile)
     with captioner:
@@ -134,21 +133,9 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
         target = profile.models.pair or captioner.models["target"].rstrip("/")
         model = config.name or os.path.basename(target)
         config = replace(config, name=model, readers=reader_count(job))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                build_app(captioner, config, print_note),
-                http="h11",
-                ws="none",
-                h11_max_incomplete_event_size=1 << 16,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=int(config.timeout) + 1,
-                timeout_keep_alive=30,
-            )
-        )
+        server = build_server(build_app(captioner, config, print_note), config)
         shown = f"[{host}]" if ":" in host else host
-        listener.listen(2048)
+        listener.listen(BACKLOG)
         if not request.quiet:
             print_note(f"serving {model} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends)")
         with suppress(KeyboardInterrupt):  # raised again after all requests were answered
@@ -161,8 +148,7 @@ def _require_packages(*, fetches: bool) -> None:
 
     for module in ("starlette", "uvicorn", *(["aiohttp"] if fetches else [])):
         if find_spec(module) is None:
-            hint = "aiohttp" if module == "aiohttp" else "'vidspec[serve]'"
-            raise UsageError(f"serve needs {module}, which is not installed", hint=f"pip install {hint}")
+            raise UsageError(f"serve needs {module}, which is not installed", hint="pip install 'vidspec[serve]'")
 
 
 def _listen(host: str, port: int) -> socket.socket:

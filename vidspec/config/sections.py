@@ -228,7 +228,7 @@ class GenerateSection(Section):
     ] = 512
     stop_loops: Annotated[bool, key("Stop a caption once it repeats itself over and over"), Flag()] = False
     stop: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...],
+        tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...],
         key("End a caption before this text; may be repeated"),
         BeforeValidator(values.strings),
         Flag(metavar="TEXT"),

@@ -350,7 +350,7 @@ def _describe_causes(causes: list[BaseException]) -> str:
 
 def _missing_package(name: str, error: ImportError) -> UsageError:
     module = getattr(error.__cause__, "name", None) or error.name or str(error)
-    hint = "'vidspec[data]'" if module == "pyarrow" else module
+    hint = "'vidspec[data]'" if module in ("aiohttp", "pyarrow") else module
     return UsageError(f"{name}: needs {module}, which is not installed", hint=f"pip install {hint}")
 
 

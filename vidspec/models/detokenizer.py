@@ -44,8 +44,16 @@ def cut_at_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) 
     """Cut a text at its first stop string; if ``unfinished``, also at an end that may become one."""
     ends = [at for stop in strings if (at := text.find(stop)) >= 0]
     if unfinished:
-        ends += [len(text) - n for stop in strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        ends += [_unfinished(text, stop) for stop in strings]
     return text[: min(ends, default=None)]
+
+
+def _unfinished(text: str, stop: str) -> int:
+    """Return where the text ends with the beginning of a stop string; its length if it does not."""
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return at if at >= 0 else len(text)
 
 
 class WrittenText(NamedTuple):

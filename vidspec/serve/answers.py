@@ -24,7 +24,7 @@ class ChatAnswer:
 
     Args:
         model: the model's name.
-        stop: the request's stop strings.
+        stop: the request's stop strings, of which the text is searched: work for a thread.
         details: True to add each token's origin and round, and the frames, to a stream.
 
     Attributes:
@@ -33,7 +33,7 @@ class ChatAnswer:
     """
 
     def __init__(self, model: str, stop: Sequence[str] = (), *, details: bool = False) -> None:
-        self._text, self._details = TextStream(stop), details
+        self._text, self.stop, self._details = TextStream(stop), stop, details
         self._tokens: list[tuple[str, str, int]] = []
         self._rounds = 0
         self.frames_html = ""

@@ -47,7 +47,7 @@ __all__ = ["build_app"]
 T = TypeVar("T")
 
 #: Names of this machine, which a page of another host cannot use (DNS rebinding).
-LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
 #: What the page may load.
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; media-src blob:; style-src 'unsafe-inline'; "
@@ -58,7 +58,7 @@ DEMO = "The built-in models know drawn shapes only; their captions of real video
 MAX_PICTURES = 16
 #: Unknown fields that are warned of, at most.
 MAX_WARNINGS = 100
-#: Bytes of all requests whose media have not been read yet.
+#: Bytes of all requests whose media have not been read yet; twice a body's while it is parsed.
 MAX_RECEIVED = 1 << 30
 
 
@@ -127,15 +127,19 @@ class _Api:
     async def chat(self, request: Request) -> Response:
         """Answer a chat request."""
         deadline = time.monotonic() + self.config.timeout
-        if self.waiting >= self.config.max_waiting:
-            raise ApiError("the server is busy", status=503, code="busy")
-        self.waiting, body = self.waiting + 1, bytearray()
+        self._require_place()  # before a large body is sent, too
+        body, waits, parsed = bytearray(), 0, 0
         try:
             await self._receive(request, body)
-            chat = await self._parse(bytes(body))
+            self._require_place()
+            waits, parsed = 1, len(body)
+            self.waiting += waits
+            self._count_received(parsed)
+            chat = await self._parse(body)
             setup = await asyncio.to_thread(self._setup_of, chat)
         finally:
-            self.waiting, self._received = self.waiting - 1, self._received - len(body)  # _answer counts on
+            self.waiting -= waits  # _answer counts on
+            self._received -= len(body) + parsed
             del body
         answer = ChatAnswer(self.config.name, setup.profile.generate.stop, details=chat.caption.estimates_speedup)
         progress = self._answer(chat, answer, deadline)
@@ -146,8 +150,17 @@ class _Api:
         lines = self._lines(chat, answer, progress)
         return StreamingResponse(lines, headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
 
-    async def _parse(self, body: bytes) -> ChatRequest:
-        chat = await asyncio.to_thread(parse_chat, body, self._warn)
+    def _require_place(self) -> None:
+        if self.waiting >= self.config.max_waiting:
+            raise ApiError("the server is busy", status=503, code="busy")
+
+    def _count_received(self, size: int) -> None:
+        self._received += size
+        if self._received > MAX_RECEIVED:
+            raise ApiError("the server is busy", status=503, code="busy")
+
+    async def _parse(self, body: bytearray) -> ChatRequest:
+        chat = await asyncio.to_thread(parse_chat, body, self._warn, self.config.max_frames)
         if chat.body.model not in (None, "", self.config.name):
             message = f"there is no such model; this is {self.config.name}"
             raise ApiError(message, "model", status=404, code="model_not_found")
@@ -162,7 +175,7 @@ class _Api:
             raise ApiError(error.message.replace(f"generate.{key}", name or ""), name) from error
 
     async def _receive(self, request: Request, body: bytearray) -> None:
-        """Add the request's body to ``body``, of bounded size and within the time of a request, and count its bytes."""
+        """Add the request's body to ``body``, of bounded size and without long pauses, and count its bytes."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the content type must be application/json", status=415)
         most = self.config.max_body
@@ -170,17 +183,21 @@ class _Api:
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 15 or int(length) > most:
             raise large
+        clock = asyncio.get_running_loop().time
+        end = clock() + self.config.timeout
         try:
-            async with asyncio.timeout(self.config.timeout):
+            async with asyncio.timeout(self.config.patience) as pause:
                 async for chunk in request.stream():
                     body += chunk
-                    self._received += len(chunk)
+                    self._count_received(len(chunk))
                     if len(body) > most:
                         raise large
-                    if self._received > MAX_RECEIVED:
-                        raise ApiError("the server is busy", status=503, code="busy")
+                    pause.reschedule(min(end, clock() + self.config.patience))
         except TimeoutError:
-            raise self._late() from None
+            if clock() >= end:
+                raise self._late() from None
+            message = f"no part of the request came for {self.config.patience:g} s"
+            raise ApiError(message, status=408, code="timeout", headers={"Connection": "close"}) from None
 
     def _warn(self, name: str) -> None:
         if name not in self._warned and len(self._warned) < MAX_WARNINGS:
@@ -221,7 +238,7 @@ class _Api:
                     if caption is not None:
                         self.metrics.add_caption(caption)
                         await self.media.recent.add(request)
-                    text = answer.add(event)
+                    text = await asyncio.to_thread(answer.add, event) if answer.stop else answer.add(event)
                     if answer.prompt_tokens:
                         yield _Progress(text, caption)
                     if caption is not None:

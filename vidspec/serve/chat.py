@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, StrictBool, StrictFloat, StrictInt, ValidationError
 
 from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, make_request
 from vidspec.serve.config import ApiError
@@ -18,14 +18,22 @@ __all__ = ["ChatRequest", "Media", "parse_chat"]
 #: Fields that cannot be served, unless their value asks for nothing; those that clients send and no answer depends on.
 UNSUPPORTED = {"logprobs", "top_logprobs", "prompt_logprobs", "tools", "tool_choice", "functions", "function_call"}
 UNSUPPORTED |= {"n", "best_of", "logit_bias", "frequency_penalty", "audio", "modalities", "prediction", "echo"}
+#: Other servers' names of constraints on the text: a client could not see that they are ignored.
+UNSUPPORTED |= {"structured_outputs", "structural_tag", "grammar", "json_schema", "schema", "regex", "ebnf", "format"}
+UNSUPPORTED |= {"bad_words", "allowed_token_ids", "stop_token_ids", "min_tokens", "logits_processors", "nvext"}
+_GUIDED = "guided_"
 IGNORED = {"user", "store", "metadata", "service_tier", "parallel_tool_calls"}
 #: Values that ask for nothing; those of ``n`` and ``best_of``.
 NOTHING: tuple[object, ...] = (None, False, 0, [], {}, "none", "auto", ["text"])
 ONE = (None, 1)
 #: Text that some clients send with frames, to tell their times.
 FRAME_NOTE = re.compile(r"\[Video: \d{1,6} frames sampled at (\d{1,4}(?:\.\d{1,6})?) ?fps[^\]]{0,200}\]\s*")
-#: Characters of a JSON Schema, and of the text in a request.
-MAX_SCHEMA, MAX_TEXT = 1 << 16, 1 << 20
+#: Characters of a JSON Schema, of a stop string, and of the text in a request; bytes of a request without its media.
+MAX_SCHEMA, MAX_STOP, MAX_TEXT, MAX_JSON = 1 << 16, 1024, 1 << 20, 2 << 20
+#: Commas and opening brackets of a request, and those for each frame: parsed, a JSON value of two bytes takes hundreds.
+MAX_VALUES, FRAME_VALUES = 1 << 16, 8
+#: Messages, and parts of one.
+MAX_MESSAGES, MAX_PARTS = 1024, 1 << 16
 #: Frames per second of pictures that say nothing of their times.
 FRAME_RATE = 2.0
 
@@ -46,6 +54,10 @@ class _File(_FrameChoice):
     url: _TEXT = Field(validation_alias="file_data")
 
 
+class _Inline(_FrameChoice):
+    url: _TEXT = Field(validation_alias="data")
+
+
 class _Link(_FrameChoice):
     url: _TEXT
 
@@ -53,16 +65,27 @@ class _Link(_FrameChoice):
 _Url: TypeAlias = Annotated[_Link, BeforeValidator(lambda one: {"url": one} if isinstance(one, str) else one)]
 
 
-class _Part(BaseModel):
-    type: Literal["text", "image_url", "video_url", "file"]
+class _Frames(_FrameChoice):
+    url: str = ""
+    frames: Annotated[list[_TEXT], Field(max_length=MAX_PARTS), FailFast()] = []
+
+    @classmethod
+    def named(cls, one: object) -> object:
+        return {"url": one} if isinstance(one, str) else {"frames": one} if isinstance(one, list) else one
+
+
+class _Part(_FrameChoice):
+    type: Literal["text", "image_url", "video_url", "file", "input_video", "video"]
     text: str | None = None
     image_url: _Url | None = None
     video_url: _Url | None = None
     file: _File | None = None
+    input_video: _Inline | None = None
+    video: Annotated[_Frames, BeforeValidator(_Frames.named)] | None = None
 
-    def source(self, place: str) -> _File | _Link:
-        found: _File | _Link | None = getattr(self, self.type)
-        if found is None:
+    def source(self, place: str) -> _File | _Link | _Inline | _Frames:
+        found: _File | _Link | _Inline | _Frames | None = getattr(self, self.type)
+        if found is None or not (found.url or getattr(found, "frames", None)):
             raise ApiError(f"{place}.{self.type} is missing", f"{place}.{self.type}")
         return found
 
@@ -70,7 +93,10 @@ class _Part(BaseModel):
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[_Part], BeforeValidator(lambda one: [{"type": "text", "text": one}] if isinstance(one, str) else one)
+        list[_Part],
+        Field(max_length=MAX_PARTS),
+        FailFast(),
+        BeforeValidator(lambda one: [{"type": "text", "text": one}] if isinstance(one, str) else one),
     ]
 
 
@@ -90,7 +116,7 @@ class _Schema(BaseModel):
     content: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class _Format(BaseModel):
+class _Format(_Schema, extra="forbid"):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: Annotated[_Schema, _EMPTY] = _Schema()
 
@@ -108,13 +134,13 @@ class _Options(BaseModel):
     presence_penalty: StrictFloat | None = None
     repetition_penalty: StrictFloat | None = None
     stop: Annotated[
-        Annotated[list[_TEXT], Field(max_length=16)] | None,
+        Annotated[list[Annotated[_TEXT, Field(max_length=MAX_STOP)]], Field(max_length=16)] | None,
         BeforeValidator(lambda one: [one] if isinstance(one, str) and one else one or None),
     ] = None
 
 
 class _Body(_Options, extra="allow"):
-    messages: list[_Message] = Field(min_length=1)
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
     model: str | None = None
     stream: StrictBool | None = None
     stream_options: Annotated[_StreamOptions, _EMPTY] = _StreamOptions()
@@ -165,27 +191,37 @@ class ChatRequest(NamedTuple):
     nbytes: int
 
 
-def parse_chat(content: bytes, warn: Callable[[str], None]) -> ChatRequest:
-    """Parse the body of a request.
+def parse_chat(content: bytes | bytearray, warn: Callable[[str], None], max_frames: int = 512) -> ChatRequest:
+    """Parse the body of a request; takes memory of a few times its size, whatever is in it.
 
     Args:
         content: its bytes.
         warn: called with each field that is not known, and ignored.
+        max_frames: a URL with more frames is split at the first ones only.
 
     Raises:
         ApiError: names the field that is wrong or cannot be served.
     """
+    most = MAX_VALUES + FRAME_VALUES * max_frames
+    if sum(map(content.count, (b",", b"[", b"{"))) > most:
+        raise ApiError(f"the request has more than {most} JSON values", status=413, code="too_large")
     try:
         body = _Body.model_validate_json(content)
     except ValidationError as error:
         raise _refusal(error) from None
-    for name, value in (body.model_extra or {}).items():
-        if name in UNSUPPORTED and value not in (ONE if name in ("n", "best_of") else NOTHING):
-            raise ApiError(f"{name} is not supported", name, code="unsupported_parameter")
-        if name not in UNSUPPORTED | IGNORED:
+    unknown = body.model_extra or {}
+    for name, value in unknown.items():
+        known = name in UNSUPPORTED or name.startswith(_GUIDED)
+        if known and value not in (ONE if name in ("n", "best_of") else NOTHING):
+            raise ApiError(f"{name[:60]} is not supported", name[:60], code="unsupported_parameter")
+        if not known and name not in IGNORED:
             warn(name)
-    texts, system, media, samplings = _read_messages(body.messages)
+    texts, system, media, samplings = _read_messages(body.messages, max_frames)
+    escapes = sum(map(content.count, (rb"\n", rb"\r", rb"\/")))  # of line breaks and slashes in base64
+    if len(content) - escapes - sum(map(len, media.urls)) > MAX_JSON:
+        raise ApiError(f"the request has more than {MAX_JSON} bytes beside its media", status=413, code="too_large")
     body.messages.clear()  # they may be large; the media have what is needed
+    unknown.clear()
     sampling = _merge_samplings((*samplings, body.media_io_kwargs.video, body.mm_processor_kwargs))
     if media.kind == "frames" and (fps := sampling.get("fps")):
         media = media._replace(fps=float(fps))
@@ -193,7 +229,7 @@ def parse_chat(content: bytes, warn: Callable[[str], None]) -> ChatRequest:
     options = CaptionOptions(prompt=texts[-1] if texts[-1].strip() else None, system=system)
     options["earlier"] = tuple(map(DialogueTurn, texts[:-1:2], texts[1::2]))
     options |= {key: getattr(body, name) for key, name in named.items()}  # type: ignore[typeddict-item]
-    if body.response_format.type != "text":
+    if body.response_format.type != "text" or body.response_format.content is not None:
         options["schema"], named["json_schema"] = _schema_text(body.response_format), "response_format"
     caption = replace(make_request("serve", media.field, options), estimates_speedup=bool(body.vidspec.details))
     return ChatRequest(caption, media, sampling, named, body, len(content))
@@ -212,13 +248,15 @@ def _refusal(error: ValidationError) -> ApiError:
     return ApiError(f"{name or 'the request'}: {text[:1].lower()}{text[1:]}", name or None)
 
 
-def _read_messages(messages: Sequence[_Message]) -> tuple[list[str], str | None, Media, list[_FrameChoice]]:
+def _read_messages(
+    messages: Sequence[_Message], max_frames: int
+) -> tuple[list[str], str | None, Media, list[_FrameChoice]]:
     """Return the texts of user and assistant in turn, the system prompt, the video and its sampling."""
     texts, system, samplings = list[str](), list[str](), list[_FrameChoice]()
     media: Media | None = None
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        text, found = _read_parts(message.content, f"{where}.content", samplings)
+        text, found = _read_parts(message.content, f"{where}.content", samplings, max_frames)
         if found is not None and (message.role != "user" or texts or media is not None):
             raise ApiError(f"{found.field}: the video belongs into the first message of the user", found.field)
         media = media or found
@@ -239,7 +277,9 @@ def _read_messages(messages: Sequence[_Message]) -> tuple[list[str], str | None,
     return texts, "\n".join(system) or None, media, samplings
 
 
-def _read_parts(parts: Sequence[_Part], where: str, samplings: list[_FrameChoice]) -> tuple[str, Media | None]:
+def _read_parts(
+    parts: Sequence[_Part], where: str, samplings: list[_FrameChoice], max_frames: int
+) -> tuple[str, Media | None]:
     """Return the text and the video of a message."""
     texts, pictures = list[str](), list[str]()
     media: Media | None = None
@@ -252,8 +292,12 @@ def _read_parts(parts: Sequence[_Part], where: str, samplings: list[_FrameChoice
         elif media is not None:
             raise ApiError(f"{place}: a message may have one video", place)
         else:
-            samplings.append(source := part.source(place))
-            media = _file_media(source.url, place, base64=part.type == "file")
+            source = part.source(place)
+            samplings += part, source
+            if isinstance(source, _Frames) and source.frames:
+                media = Media("frames", source.frames, place)
+            else:
+                media = _file_media(source.url, place, max_frames, base64=isinstance(source, _File | _Inline))
     text = "\n".join(texts)
     if pictures and media is not None:
         raise ApiError(f"{where}: a message has either a video or images", where)
@@ -264,12 +308,13 @@ def _read_parts(parts: Sequence[_Part], where: str, samplings: list[_FrameChoice
     return text, media
 
 
-def _file_media(url: str, place: str, *, base64: bool) -> Media:
+def _file_media(url: str, place: str, max_frames: int, *, base64: bool) -> Media:
     if base64 and not url.startswith("data:"):
         url = f"data:;base64,{url}"
     header, comma, _ = url[:64].partition(",")
     if comma and header.lower() == "data:video/jpeg;base64":  # vLLM's frames, one after the other
-        frames = [f"data:image/jpeg;base64,{one}" for one in url[len(header) + 1 :].split(",")]
+        coded = url[len(header) + 1 :].split(",", max_frames)
+        frames = [f"data:image/jpeg;base64,{one}" for one in coded]
         return Media("frames", frames, place)
     return Media("file", [url], place)
 
@@ -286,7 +331,9 @@ def _merge_samplings(samplings: Sequence[_FrameChoice]) -> dict[str, float | int
 
 
 def _schema_text(form: _Format) -> str:
-    schema = {"type": "object"} if form.type == "json_object" else form.json_schema.content
+    schema = form.json_schema.content or form.content
+    if form.type == "json_object":
+        schema = schema or {"type": "object"}
     text = json.dumps(schema, ensure_ascii=False)
     if schema is None or len(text) > MAX_SCHEMA:
         where = "response_format.json_schema.schema"

@@ -55,6 +55,8 @@ class ServeConfig:
         batch: most clips at once; None to choose by memory and measured times.
         max_waiting: most requests that wait for the models.
         timeout: seconds a request may take, from its arrival on.
+        patience: seconds that a client may take for the headers of a request, for each next part of its body, and to
+            read what it was sent.
         api_key: key that all routes but ``/health`` ask for; None for no key.
         loopback: True if only this machine can connect; names of other hosts are then refused.
         media_hosts: hosts that media may come from, ``HOST`` (with a public address) or ``SCHEME://HOST``.
@@ -72,6 +74,7 @@ class ServeConfig:
     batch: int | None = None
     max_waiting: int = 64
     timeout: float = 600.0
+    patience: float = 30.0
     api_key: str | None = None
     loopback: bool = True
     media_hosts: tuple[str, ...] = ()

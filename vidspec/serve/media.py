@@ -8,14 +8,13 @@ import hashlib
 import os
 import queue
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from tempfile import mkstemp
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from vidspec.dataset.access import GuardedClient, is_url
@@ -36,12 +35,24 @@ if TYPE_CHECKING:
 
 __all__ = ["MediaReader"]
 
-#: What a data URL has before its content, with the type of the file.
-_DATA = re.compile(r"data:(?:[a-z]{1,20}/([\w.+-]{1,64}))?(?:;[\w.+-]{1,64}=[\w.+-]{1,64}){0,4};base64,", re.IGNORECASE)
-#: Suffixes of media types that are called differently.
-_SUFFIXES = {"quicktime": "mov", "x-matroska": "mkv", "mpeg": "mpg", "x-msvideo": "avi", "svg+xml": ""}
+#: What a data URL has before its content, with the type of the file. A list of codecs may have commas.
+_DATA = re.compile(
+    r"data:(?:[a-z]{1,20}(?:/([\w.+-]{1,64}))?)?"
+    r"(?:; ?[\w.+-]{1,64}=(?:[\w.+,-]{1,128}|\"[^\"]{0,128}\")){0,4};base64,",
+    re.IGNORECASE,
+)
+_LINE_BREAKS = b"\r\n\t "
 REDIRECTS = 5
-CHUNK = 1 << 16
+CHUNK = 1 << 20
+
+
+class _Medium(NamedTuple):
+    """A file that may be read, or a part of the request's temporary file, with the suffix of its type."""
+
+    path: str = ""
+    start: int = 0
+    size: int = 0
+    suffix: str = ""
 
 
 class MediaReader:
@@ -79,15 +90,17 @@ class MediaReader:
         Raises:
             ApiError: the media are missing, refused, too large, or damaged.
         """
-        media, files, left = chat.media, list[str](), self._config.max_bytes
+        media, files, left = chat.media, list[_Medium](), self._config.max_bytes
         if len(media.urls) > self._config.max_frames:
             raise ApiError(f"{media.field}: has more than {self._config.max_frames} frames", media.field)
-        with TemporaryDirectory(prefix="vidspec-", ignore_cleanup_errors=True) as folder:
-            for number, url in enumerate(media.urls):
-                files.append(await self._fetch(url, Path(folder), number, media.field, left))
-                left -= os.path.getsize(files[-1])
+        with _temporary_file() as (spool, _):
+            for url in media.urls:
+                files.append(await self._fetch(url, spool, media, left))
+                left -= files[-1].size
             media.urls.clear()
-            content = await asyncio.to_thread(lambda: [_digest(file) for file in files] if self.recent.most else [])
+            content = await asyncio.to_thread(
+                lambda: [_digest(spool, file) for file in files] if self.recent.most else []
+            )
             key = media.kind, media.fps, *sorted(chat.sampling.items()), *content
             request = self.recent.find(replace(chat.caption, key=key))
             try:
@@ -96,24 +109,21 @@ class MediaReader:
                     return request
                 loop = asyncio.get_running_loop()
                 # no name for the future: its exception's traceback refers to this frame, a cycle that keeps the request
-                return replace(request, clip=await loop.run_in_executor(self._pool, self._read, chat, files))
+                return replace(request, clip=await loop.run_in_executor(self._pool, self._read, chat, spool, files))
             except VidspecError as error:
-                message = error.message
-                for file in files:
-                    message = message.replace(file, media.field)
-                raise ApiError(message, media.field, code=error.kind) from error
+                raise ApiError(error.message, media.field, code=error.kind) from error
 
-    def _read(self, chat: ChatRequest, files: Sequence[str]) -> Clip:
+    def _read(self, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]) -> Clip:
         reader = self._readers.get()
         try:
-            clip = self._read_frames(reader, chat, files)
+            clip = self._read_frames(reader, chat, spool, files)
         finally:
             self._readers.put(reader)
         with suppress(Exception):  # it recurs, and is reported, when the clip is captioned
             self._captioner.prepare(clip)
         return clip
 
-    def _read_frames(self, reader: ClipReader, chat: ChatRequest, files: Sequence[str]) -> Clip:
+    def _read_frames(self, reader: ClipReader, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]) -> Clip:
         import numpy as np
 
         from vidspec.video.base import Clip
@@ -124,17 +134,19 @@ class MediaReader:
         check = partial(self._check, chat)
         if media.kind == "file" or len(files) == 1:
             options |= {**chat.sampling, "sound": captioner.max_sound_s}
-            if media.kind == "file":
-                self._check_duration(reader, files[0], media)
-            return reader.read(files[0], None, None, options, check)
+            with _named(spool, files[0], media.field) as path:
+                if media.kind == "file":
+                    self._check_duration(reader, path, media)
+                return reader.read(path, None, None, options, check)
         most = MOST_BYTES // (3 * len(files))
         given = captioner.profile.video.max_pixels
         options |= {"max_pixels": min(most, given or most), "frames": 1, "fps": None}
         pictures = []
         for file in files:
-            (picture,) = reader.read(
-                file, None, None, options, lambda _, height, width: check(len(files), height, width)
-            ).frames
+            with _named(spool, file, media.field) as path:
+                (picture,) = reader.read(
+                    path, None, None, options, lambda _, height, width: check(len(files), height, width)
+                ).frames
             pictures.append(picture)
         if len({picture.shape for picture in pictures}) > 1:
             raise ApiError(f"{media.field}: the frames of a video must have one size", media.field)
@@ -152,46 +164,54 @@ class MediaReader:
         if end > self._config.max_seconds:
             raise ApiError(f"{media.field}: lasts more than {self._config.max_seconds:g} s", media.field)
 
-    async def _fetch(self, url: str, folder: Path, number: int, place: str, left: int) -> str:
-        """Return a local file with the bytes of a URL, of at most ``left`` bytes."""
-        scheme, file = url[:16].partition(":")[0].lower(), folder / str(number)
+    async def _fetch(self, url: str, spool: BinaryIO, media: Media, left: int) -> _Medium:
+        """Return a medium of at most ``left`` bytes; what is no local file is added to ``spool``."""
+        scheme, place = url[:16].partition(":")[0].lower(), media.field
         if scheme == "data":
-            return await asyncio.to_thread(self._decode, url, file, place, left)
-        if scheme == "file":
+            medium = await asyncio.to_thread(self._decode, url, spool, place, left)
+        elif scheme == "file":
             return self._local(url, place, left)
-        if scheme in ("http", "https"):
-            return await self._download(url, file, place, left)
-        raise ApiError(f"{place}: a URL must begin with data:, http:, https: or file:", place)
+        elif scheme in ("http", "https"):
+            if not self._config.media_hosts:  # refused without aiohttp, which may not be installed
+                raise _refused_url(place)
+            medium = await self._download(url, spool, place, left)
+        else:
+            raise ApiError(f"{place}: a URL must begin with data:, http:, https: or file:", place)
+        return medium if medium.suffix or media.kind == "file" else medium._replace(suffix=".png")  # of any picture
 
-    def _decode(self, url: str, file: Path, place: str, left: int) -> str:
+    def _decode(self, url: str, spool: BinaryIO, place: str, left: int) -> _Medium:
         found = _DATA.match(url)
         if found is None:
             raise ApiError(f"{place}: a data URL must be data:TYPE;base64,...", place)
-        if (len(url) - found.end()) * 3 // 4 > left + 4:
-            raise self._too_large(place)
         try:
-            content = base64.b64decode(url[found.end() :], validate=True)
+            coded = url[found.end() :].encode("ascii").translate(None, _LINE_BREAKS)
+            if len(coded) * 3 // 4 > left + 4:
+                raise self._too_large(place)
+            content = base64.b64decode(coded, validate=True)
         except ValueError:
             raise ApiError(f"{place}: is no valid base64", place) from None
-        file = _with_suffix(file, found[1] or "")
-        file.write_bytes(content)
-        return str(file)
+        start = spool.tell()
+        return _Medium("", start, spool.write(content), _suffix(found[1] or ""))
 
-    def _local(self, url: str, place: str, left: int) -> str:
-        """Return the real path of a file that may be read; all others get the same answer, missing or not."""
-        parts, root = urlsplit(url), self._config.media_folder
-        real = os.path.realpath(unquote(parts.path)) if "\0" not in unquote(parts.path) else ""
+    def _local(self, url: str, place: str, left: int) -> _Medium:
+        """Return a file that may be read, by its real path; all others get the same answer, missing or not."""
+        refused = ApiError(f"{place}: this file may not be read, or does not exist", place, code="refused")
+        try:
+            parts, root = urlsplit(url), self._config.media_folder
+            real = os.path.realpath(unquote(parts.path))
+        except ValueError:
+            raise refused from None
         allowed = root is not None and parts.netloc in ("", "localhost") and real.startswith(root.rstrip("/") + "/")
         if not allowed or not os.path.isfile(real):
-            raise ApiError(f"{place}: this file may not be read, or does not exist", place, code="refused")
-        if os.path.getsize(real) > left:
+            raise refused
+        if (size := os.path.getsize(real)) > left:
             raise self._too_large(place)
-        return real
+        return _Medium(real, 0, size)
 
     def _too_large(self, place: str) -> ApiError:
         return ApiError(f"{place}: has more than {self._config.max_bytes} bytes", place, status=413, code="too_large")
 
-    async def _download(self, url: str, file: Path, place: str, left: int) -> str:
+    async def _download(self, url: str, spool: BinaryIO, place: str, left: int) -> _Medium:
         """Fetch a file. The URL that is checked is the parsed one that is fetched, also after each redirect."""
         import aiohttp
 
@@ -212,14 +232,12 @@ class MediaReader:
                     raise ApiError(f"{place}: the server answered {answer.status}", place, code="fetch")
                 if (answer.content_length or 0) > left:
                     raise self._too_large(place)
-                file = _with_suffix(file, os.path.splitext(answer.url.path)[1][1:])
-                with file.open("wb") as out:
-                    async for chunk in answer.content.iter_chunked(CHUNK):
-                        left -= len(chunk)
-                        if left < 0:
-                            raise self._too_large(place)
-                        out.write(chunk)
-                return str(file)
+                start = spool.tell()
+                async for chunk in answer.content.iter_chunked(CHUNK):
+                    left -= spool.write(chunk)
+                    if left < 0:
+                        raise self._too_large(place)
+                return _Medium("", start, spool.tell() - start, _suffix(os.path.splitext(answer.url.path)[1][1:]))
         except (aiohttp.ClientError, OSError, ValueError):  # which address it was is told to nobody
             raise ApiError(f"{place}: this URL could not be fetched", place, code="fetch") from None
 
@@ -227,7 +245,7 @@ class MediaReader:
         """Return a URL of an allowed host, parsed as the client that fetches it does."""
         from yarl import URL
 
-        refused = ApiError(f"{place}: this URL may not be fetched", place, code="refused")
+        refused = _refused_url(place)
         if not url or re.search(r"[\\\s\x00-\x1f\x7f]", url):
             raise refused
         try:
@@ -243,12 +261,59 @@ class MediaReader:
         raise refused
 
 
-def _digest(file: str) -> bytes:
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "blake2b").digest()
+def _refused_url(place: str) -> ApiError:
+    return ApiError(f"{place}: this URL may not be fetched", place, code="refused")
 
 
-def _with_suffix(file: Path, name: str) -> Path:
-    """Return a file's path with the suffix for a media type or a suffix."""
-    name = _SUFFIXES.get(name.lower(), name.lower())
-    return file.with_suffix(f".{name}") if re.fullmatch("[a-z0-9]{1,5}", name) else file
+def _digest(spool: BinaryIO, medium: _Medium) -> bytes:
+    digest = hashlib.blake2b()
+    for content in _pieces(spool, medium):
+        digest.update(content)
+    return digest.digest()
+
+
+def _pieces(spool: BinaryIO, medium: _Medium) -> Iterator[bytes]:
+    """Yield the content of a medium."""
+    with open(medium.path, "rb") if medium.path else nullcontext(spool) as file:
+        file.seek(medium.start)
+        left = medium.size
+        while left and (content := file.read(min(left, CHUNK))):
+            left -= len(content)
+            yield content
+
+
+@contextmanager
+def _named(spool: BinaryIO, medium: _Medium, place: str) -> Iterator[str]:
+    """Provide a path to a medium; errors name its place in the request instead.
+
+    Raises:
+        ApiError: instead of any error about the file.
+    """
+    with _temporary_file(medium.suffix) if not medium.path else nullcontext((None, medium.path)) as (file, path):
+        if file is not None:
+            file.writelines(_pieces(spool, medium))
+            file.flush()
+        try:
+            yield path
+        except VidspecError as error:
+            raise ApiError(error.message.replace(path, place), place, code=error.kind) from error
+
+
+@contextmanager
+def _temporary_file(suffix: str = "") -> Iterator[tuple[BinaryIO, str]]:
+    """Provide a temporary file and its path. On Linux it has no name, so that no end of this process leaves it."""
+    number, name = mkstemp(suffix, "vidspec-")
+    link = f"/proc/{os.getpid()}/fd/{number}"
+    try:
+        with open(number, "w+b") as file:
+            if unnamed := os.path.exists(link):
+                os.unlink(name)
+            yield file, link if unnamed else name
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _suffix(name: str) -> str:
+    """Return the file suffix for a media type or a suffix; it tells pictures from videos."""
+    return f".{name.lower()}" if re.fullmatch("[a-zA-Z0-9]{1,5}", name) else ""

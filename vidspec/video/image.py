@@ -47,7 +47,7 @@ def image_index(path: str) -> Index | None:
     Raises:
         VideoError: kind ``damaged`` or ``memory``.
     """
-    if os.path.splitext(path)[1].lstrip(".").lower() not in IMAGES:
+    if _suffix(path) not in IMAGES:
         return None
     with _open_image(path) as image:
         kind = image.format or ""
@@ -76,6 +76,12 @@ def image_index(path: str) -> Index | None:
         truncated=False,
         doubts=(),
     )
+
+
+def _suffix(path: str) -> str:
+    """Return a file's suffix; a descriptor in ``/proc`` has that of its file, which may be unlinked."""
+    name = path if not path.startswith("/proc/") else os.path.realpath(path).removesuffix(" (deleted)")
+    return os.path.splitext(name)[1].lstrip(".").lower()
 
 
 class ImageDecoder:

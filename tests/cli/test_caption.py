@@ -268,8 +268,8 @@ def test_usage_errors_are_one_line_before_any_model_is_loaded(vidspec, args, mes
 
 def test_options_reach_the_profile(vidspec):
     args = (
-        "--frames 8 --max-pixels 99 --decoder av --seek keyframes --allow-damaged --no-audio --prompt hi "
-        "--max-new-tokens 7 --temperature 0.5 --top-p 0.9 --seed 3"
+        "--frames 8 --max-pixels 99 --decoder av --seek keyframes --spread number --allow-damaged --no-audio "
+        "--prompt hi --max-new-tokens 7 --temperature 0.5 --top-p 0.9 --seed 3"
     )
     more = "--device cpu --dtype float32 --target big --draft small -p sd-rand"
     more += " --set models.decoder=stock --set prune.alpha=0.5"
@@ -294,6 +294,7 @@ def test_options_reach_the_profile(vidspec):
         "max_pixels": 99,
         "decoder": "av",
         "seek": "keyframes",
+        "spread": "number",
         "allow_damaged": True,
         "audio": False,
         "stall": 60.0,

@@ -1,10 +1,11 @@
 import os
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
+from transformers.video_utils import VideoMetadata
 
 from tests.checkpoints.qwen import (
     PATCH,
@@ -21,6 +22,7 @@ from vidspec.errors import ModelError
 from vidspec.models.base import VisionOutput
 from vidspec.models.families.qwen2_5_vl import Qwen25VL, mrope, seconds_per_step
 from vidspec.models.preprocess_qwen import patches
+from vidspec.video import Clip
 
 PROMPT = "Describe the video."
 DEFAULT = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -83,7 +85,7 @@ def test_time_axis_follows_the_clip(model):
 
 def test_preprocess(model):
     frames = np.random.RandomState(0).randint(0, 256, (5, 26, 40, 3), dtype=np.uint8)
-    shown = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.array([0.1, 0.6, 1.1, 1.6, 2.1])))
+    shown = model.preprocess(Clip.of(frames, [0.1, 0.6, 1.1, 1.6, 2.1]))
     stored, grid, _ = patches(frames, model.rules)
     assert torch.equal(shown.stored, stored) and shown.grid == grid == (3, 6, 10)
     assert shown.values.shape == (180, 3 * 2 * PATCH**2)
@@ -91,6 +93,16 @@ def test_preprocess(model):
     tokens = model.encode(shown)
     assert tokens.grid == (3, 3, 5) and len(tokens) == 45 and tokens.seconds == shown.seconds
     assert tokens.deepstack == ()
+
+
+@pytest.mark.parametrize("count", [4, 8, 11, 32])
+def test_steps_of_frames_by_number_are_those_of_the_processor(model, count):
+    """``second_per_grid_ts`` of transformers' processor: frames of a step over the mean rate of the frames."""
+    total, fps = 100, 25.0
+    taken = np.linspace(0, total - 1, count).round().astype(int)
+    rate = VideoMetadata(total_num_frames=total, fps=fps, frames_indices=taken.tolist()).sampled_fps
+    clip = replace(Clip.of(np.zeros((count, 16, 16, 3), np.uint8), taken / fps), interval=total / fps / count)
+    assert seconds_per_step(model.preprocess(clip).seconds) == pytest.approx(model.rules.steps / rate)
 
 
 def test_rules_come_from_the_processor():

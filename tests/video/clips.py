@@ -73,11 +73,14 @@ def make(
     b_frames: int = 0,
     rotation: int = 0,
     audio: bool = False,
+    aspect: Fraction | None = None,
+    transfer: int | None = None,
 ) -> Path:
     """Writes a clip of one frame for each of ``pts`` (a number means 0, 1, 2, ...), in units of ``time_base``.
 
     ``rotation`` (counter-clockwise degrees, what FFmpeg calls it) is written as display metadata, and the pictures
-    are drawn so that a player that honours it shows them upright.
+    are drawn so that a player that honours it shows them upright. ``aspect`` of a pixel and ``transfer`` (H.273) are
+    written as they are.
     """
     times = list(range(pts)) if isinstance(pts, int) else list(pts)
     width, height = size
@@ -92,6 +95,10 @@ def make(
         stream.options = (
             {"crf": "18", "preset": "veryfast", **(options or {})} if codec.startswith("libx26") else options or {}
         )
+        if aspect is not None:
+            context.sample_aspect_ratio = aspect
+        if transfer is not None:
+            context.color_trc = transfer
         if rotation:
             stream.set_display_rotation(rotation)
         sound = out.add_stream("aac", rate=16000) if audio else None

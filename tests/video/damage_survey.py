@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,11 +174,36 @@ def judge(path: Path, whole: video.Clip, decoder: str) -> tuple[str, str]:
     return "exact", ""
 
 
-def isolated(path: Path, whole: video.Clip, decoder: str) -> tuple[str, str]:
-    """``judge`` in a process of its own; ``crashed`` or ``hung`` where it does not come back."""
+def judge_allowed(path: Path, whole: video.Clip, decoder: str) -> tuple[str, str]:
+    """Judge what ``allow_damaged`` delivers of all frames: ``partial`` is a part of them, listed, and nothing else.
+
+    ``different``: a wrong picture or time beside listed damage; ``silent``: without; ``unlisted``: no damage is listed
+    although the file is refused otherwise.
+    """
+    try:
+        got = video.read(path, decoder=decoder, frames=FRAMES, allow_damaged=True)
+    except VidspecError as error:
+        return "error", error.message.partition(": ")[2]
+    at = np.abs(got.timestamps[:, None] - whole.timestamps).argmin(1)
+    wrong = np.abs(got.timestamps - whole.timestamps[at]) > 1e-3
+    wrong |= np.abs(got.frames.astype(int) - whole.frames[at]).max((1, 2, 3)) > 0
+    detail = f"{got.timestamps[wrong].round(2).tolist()[:4]} {got.facts.damage}"
+    if got.facts.damage:
+        return "different" if wrong.any() else "partial", detail
+    try:
+        video.read(path, decoder=decoder, frames=FRAMES)
+    except VidspecError as error:
+        return "unlisted", error.message.partition(": ")[2]
+    return "exact" if len(got) == len(whole) and not wrong.any() else "silent", detail
+
+
+def isolated(
+    path: Path, whole: video.Clip, decoder: str, by: Callable[[Path, video.Clip, str], tuple[str, str]] = judge
+) -> tuple[str, str]:
+    """``by`` in a process of its own; ``crashed`` or ``hung`` where it does not come back."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(False)
-    child = context.Process(target=lambda: there.send(judge(path, whole, decoder)))
+    child = context.Process(target=lambda: there.send(by(path, whole, decoder)))
     child.start()
     there.close()
     try:
@@ -199,6 +225,7 @@ def survey(
     size: tuple[int, int] = (256, 192),
     ways: Sequence[str] = tuple(DAMAGE),
     decoder: str = "auto",
+    frames: int | None = None,
     judged: Callable[[Path, video.Clip, str], tuple[str, str]] = isolated,
 ) -> Iterator[Result]:
     """Damages ``files`` files of the codecs ``names`` in turn, each container and each way in turn."""
@@ -206,7 +233,7 @@ def survey(
     wholes = {}
     for name, suffix in kinds:
         path = encode(folder / f"{name}.{suffix}", *SOURCES[name][:2], size)
-        wholes[name, suffix] = path.read_bytes(), video.read(path, decoder=decoder)
+        wholes[name, suffix] = path.read_bytes(), video.read(path, decoder=decoder, frames=frames)
     per_source: Counter[str] = Counter()
     for number in range(files):
         name = names[number % len(names)]
@@ -247,6 +274,7 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(DAMAGE), help="of damage")
     parser.add_argument("--sound", action="store_true", help="count sound files that are refused, of all --sizes")
     parser.add_argument("--sizes", default="320x240,1280x720", help="of the pictures of sound files")
+    parser.add_argument("--allow-damaged", action="store_true", help="judge what is captioned of damaged files")
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
     if asked.sound:
@@ -260,17 +288,25 @@ def main() -> None:
         names = asked.codecs.split(",")
         width, height = map(int, asked.size.split("x"))
         how = {"size": (width, height), "ways": asked.ways.split(","), "decoder": asked.decoder}
+        if asked.allow_damaged:
+            how |= {"frames": FRAMES, "judged": partial(isolated, by=judge_allowed)}
         for result in survey(Path(folder), asked.files, asked.seed, names, **how):
             results.append(result)
             if asked.verbose and result.verdict != "exact":
                 print(*result, sep="\t", file=sys.stderr)
+    verdicts = [
+        "error",
+        "exact",
+        *(["partial", "unlisted", "silent"] if asked.allow_damaged else []),
+        "different",
+        "other",
+    ]
     for column in ("codec", "container", "damage"):
-        count = Counter((getattr(r, column), r.verdict) for r in results)
-        print(f"\n{column:28}{'files':>8}{'error':>8}{'exact':>8}{'different':>10}{'other':>8}")
+        count = Counter((getattr(r, column), r.verdict if r.verdict in verdicts else "other") for r in results)
+        print(f"\n{column:28}{'files':>8}" + "".join(f"{verdict:>10}" for verdict in verdicts))
         for key in dict.fromkeys(getattr(r, column) for r in results):
-            total = sum(n for (k, _), n in count.items() if k == key)
-            known = [count[key, v] for v in ("error", "exact", "different")]
-            print(f"{key:28}{total:8}{known[0]:8}{known[1]:8}{known[2]:10}{total - sum(known):8}")
+            known = [count[key, verdict] for verdict in verdicts]
+            print(f"{key:28}{sum(known):8}" + "".join(f"{number:10}" for number in known))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,48 @@ def test_a_picture_cut_short(tmp_path, suffix):
     assert caught.value.kind == "damaged" and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_with_noise_in_it(tmp_path, progressive):
+    """Pillow's decoder makes a picture of it without a word."""
+    path = saved(tmp_path / "a.jpg", progressive=progressive)
+    video.read(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 60] = np.random.default_rng(0).bytes(60)
+    path.write_bytes(data)
+    with pytest.raises(VideoError, match="is damaged"):
+        video.read(path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"restart_marker_blocks": 2}, {"subsampling": 0, "optimize": True}, {"quality": 5}]
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_whole_jpegs_of_many_kinds(tmp_path, options, mode):
+    for name, progressive in (("a.jpg", False), ("b.jpg", True)):
+        saved(tmp_path / name, pixels=Image.fromarray(PIXELS).convert(mode), progressive=progressive, **options)
+        assert video.read(tmp_path / name).frames.shape == (1, 40, 60, 3)
+
+
+def test_a_webp_whose_parts_do_not_fill_it(tmp_path):
+    path = saved(tmp_path / "a.webp", lossless=True)
+    path.write_bytes(path.read_bytes() + b"JUNKJUNK")
+    assert len(video.read(path)) == 1  # what follows is not of the file
+    data = path.read_bytes()[:-8]
+    path.write_bytes(data[:40] + data[44:])
+    with pytest.raises(VideoError, match="damaged"):
+        video.read(path)
+
+
+def test_animated_webp(tmp_path):
+    frames = [Image.fromarray(np.roll(PIXELS, step, 1)) for step in range(4)]
+    path = tmp_path / "a.webp"
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=[100, 50, 0, 200], lossless=True)
+    clip = video.read(path)
+    assert all(np.array_equal(one, frame) for one, frame in zip(clip.frames, frames, strict=True))
+    assert clip.timestamps.tolist() == pytest.approx([0, 0.1, 0.15, 0.25]) and clip.facts.duration_s == 0.45
+    assert np.array_equal(video.read(path, start=0.16, end=0.2).frames, [np.asarray(frames[2])])
+
+
 def test_other_files_with_the_suffix_of_a_picture(tmp_path):
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
     with pytest.raises(VideoError, match="is damaged or not a picture") as caught:

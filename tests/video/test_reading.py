@@ -9,6 +9,7 @@ import threading
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -143,6 +144,21 @@ def test_frames_are_spread_evenly_and_32_by_default(clip):
     assert len(video.read(clip("plain.mp4"))) == 32
 
 
+def test_frames_of_a_varying_rate_are_spread_over_the_time(clip):
+    """Unless by number, as Qwen's own loader does."""
+    got = video.read(clip("uneven.mp4"), frames=5)
+    assert got.timestamps.tolist() == pytest.approx([0, 0.3, 0.74, 1.5, 2.0])
+    assert clips.numbers(got.frames) == [0, 6, 8, 9, 14]
+    assert clips.numbers(video.read(clip("uneven.mp4"), frames=5, spread="number").frames) == [0, 4, 7, 10, 14]
+    assert len(video.read(clip("uneven.mp4"), frames=99)) == len(UNEVEN)
+
+
+def test_interval_is_the_duration_of_the_part_over_its_frames(clip):
+    assert video.read(clip("plain.mp4"), frames=8).interval == pytest.approx(1.6 / 8)
+    assert video.read(clip("plain.mp4"), frames=4, start=0.4, end=0.79).interval == pytest.approx(0.4 / 4)
+    assert video.read(clip("plain.mp4"), fps=5).interval is None
+
+
 def test_fps_takes_the_frame_on_screen_at_each_tick(clip):
     assert clips.numbers(video.read(clip("plain.mp4"), fps=5).frames) == [0, 5, 10, 15, 20, 25, 30, 35]
     got = video.read(clip("uneven.mp4"), fps=5)
@@ -206,6 +222,57 @@ def test_facts(clip):
 def test_turned_frames_are_delivered_upright(clip):
     for decoder in decoders_for("turned_270.mp4"):
         assert video.read(clip("turned_270.mp4"), frames=3, decoder=decoder).frames.shape == (3, 96, 64, 3)
+
+
+@pytest.mark.parametrize(("codec", "pixel_format"), [("qtrle", "gray"), ("msrle", "pal8")])
+def test_palettes_within_the_stream_survive(tmp_path, codec, pixel_format):
+    """Only the first packet carries it, and a seek would pass it over."""
+    path = tmp_path / ("a.mov" if codec == "qtrle" else "a.avi")
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pixel_format
+        for number in range(6):
+            grey = np.full((48, 64), 40 * number + 20, np.uint8)
+            frame = av.VideoFrame(64, 48, "pal8")
+            if pixel_format == "gray":
+                frame = av.VideoFrame.from_ndarray(grey, "gray")
+            else:
+                frame.planes[0].update(np.full((48, frame.planes[0].line_size), number + 1, np.uint8).tobytes())
+                entries = np.arange(256, dtype="<u4")[:, None] * 40 - 20
+                frame.planes[1].update((entries * 0x010101 | 0xFF000000).astype("<u4").tobytes())
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    with av.open(str(path)) as file:
+        right = [picture.to_ndarray(format="rgb24") for picture in file.decode(video=0)]
+    assert video.probe(path).stateful and right[3].any()
+    assert np.array_equal(video.read(path).frames, right)
+    assert np.array_equal(video.read(path, start=0.1, end=0.15).frames, right[3:4])
+
+
+def test_anamorphic_pixels_are_shown_square(tmp_path):
+    path = clips.make(tmp_path / "a.mp4", pts=3, size=(96, 64), aspect=Fraction(4, 3))
+    got = video.read(path)
+    assert got.frames.shape == (3, 64, 128, 3) and clips.numbers(got.frames) == [0, 1, 2]
+    assert (got.facts.width, got.facts.height, got.facts.pixel_aspect) == (128, 64, 1.333333)
+    assert video.read(path, max_pixels=2048).frames.shape == (3, 32, 64, 3)
+    turned = clips.make(tmp_path / "b.mp4", pts=3, size=(96, 64), aspect=Fraction(1, 2), rotation=90)
+    assert video.read(turned).frames.shape == (3, 48, 64, 3)
+    nearly = clips.make(tmp_path / "c.mp4", pts=3, size=(96, 64), aspect=Fraction(160, 161))
+    assert video.read(nearly).frames.shape == (3, 64, 96, 3) and video.read(nearly).facts.pixel_aspect is None
+
+
+@pytest.mark.parametrize(("number", "name"), [(16, "pq"), (18, "hlg"), (1, None)])
+def test_hdr_is_named(tmp_path, number, name):
+    path = clips.make(tmp_path / "a.mp4", pts=2, transfer=number)
+    assert video.read(path).facts.transfer == name
+
+
+def test_an_avi_shows_its_last_frames_in_time(tmp_path):
+    """AVI has no presentation times, and those FFmpeg makes up end too early."""
+    path = clips.make(tmp_path / "a.avi", pts=range(0, 40, 2), time_base=Fraction(1, 50), b_frames=3)
+    assert video.probe(path).times.tolist() == pytest.approx([number / 25 for number in range(20)])
+    assert video.probe(path).duration_s == pytest.approx(0.8)
 
 
 def test_a_mirrored_clip_is_unmirrored(tmp_path):

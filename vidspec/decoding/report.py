@@ -70,7 +70,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         video=cast(
             "VideoRecord",
             {
-                **asdict(clip.facts),
+                **{key: value for key, value in asdict(clip.facts).items() if value is not None},
                 "damage": list(clip.facts.damage),
                 "frames": len(clip.frames),
                 "timestamps": [round(float(t), 6) for t in clip.timestamps],

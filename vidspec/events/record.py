@@ -62,7 +62,8 @@ class ModelsRecord(TypedDict, total=False):
 class VideoRecord(TypedDict, total=False):
     """Source facts, see :class:`~vidspec.events.source.SourceFacts`, and the frames shown to the models.
 
-    ``damage`` lists missing or broken parts of the file; empty unless damage was allowed.
+    ``damage`` lists missing or broken parts of the file; empty unless damage was allowed. ``pixel_aspect`` and
+    ``transfer`` are there for anamorphic and HDR video only.
     """
 
     path: str
@@ -77,6 +78,8 @@ class VideoRecord(TypedDict, total=False):
     frame_count: int
     decoder: str
     damage: list[str]
+    pixel_aspect: float
+    transfer: str
     frames: int
     timestamps: list[float]
 

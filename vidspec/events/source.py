@@ -11,10 +11,12 @@ __all__ = ["SourceFacts"]
 class SourceFacts:
     """Facts about the source file of a clip.
 
-    ``width`` and ``height`` are those of an upright frame before ``max_pixels``; non-square pixels are kept.
+    ``width`` and ``height`` are those of an upright frame of square pixels before ``max_pixels``.
     ``rotation`` is the applied rotation in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
     ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered them: av, decord or a
     hardware decoder's name. ``damage`` lists missing or undecodable parts of the file; empty unless damage was allowed.
+    ``pixel_aspect`` is the width of a coded pixel over its height if frames were stretched by it. ``transfer`` is "pq"
+    or "hlg" for HDR, whose colours are shown without tone mapping.
     """
 
     path: str
@@ -29,3 +31,5 @@ class SourceFacts:
     frame_count: int
     decoder: str
     damage: tuple[str, ...] = ()
+    pixel_aspect: float | None = None
+    transfer: str | None = None

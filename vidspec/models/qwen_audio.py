@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class AudioVisualQwen(Qwen25VL):
     """
 
     audio_id: int
+    even_steps: ClassVar[bool] = False  # the frames' own times, which the sound's are compared with
 
     def spectrum(self, sound: NDArray[np.float32]) -> torch.Tensor:
         """Return the log-mel spectrum (bins, F) of a sound."""

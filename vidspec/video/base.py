@@ -75,13 +75,15 @@ class Clip:
 
     ``frames``: (N, H, W, 3) uint8 RGB, upright. ``timestamps``: (N,) float64, seconds since the first frame of the
     stream. A frame is repeated only if ``fps`` exceeds the video's rate. ``sound``: (S,) float32, mono, 16 kHz, from
-    the first frame on; None if there is none or it was not requested.
+    the first frame on; None if there is none or it was not requested. ``interval``: duration of the part divided by the
+    frames that were to be spread over it; None if they were not chosen by their number.
     """
 
     frames: NDArray[np.uint8]
     timestamps: NDArray[np.float64]
     facts: SourceFacts
     sound: NDArray[np.float32] | None = None
+    interval: float | None = None
 
     @classmethod
     def of(
@@ -131,7 +133,9 @@ class Index:
     does. ``doubts`` are reasons not to trust the simplest reading of the timestamps. ``damage`` is known missing or
     changed data; ``origin`` the time of the first frame, even if that one is lost. ``open_start``: an H.264 stream
     begins with a keyframe whose followers may refer to frames before it. ``suspects`` are positions next to gaps in
-    time that may be losses; decoding them decides.
+    time that may be losses; decoding them decides. ``stateful``: packets carry palettes or headers for all later ones,
+    so decoding begins at the stream's start. ``pixel_aspect``: width of a coded pixel over its height. ``transfer``:
+    "pq" or "hlg" for HDR.
     """
 
     path: str
@@ -154,6 +158,9 @@ class Index:
     origin: int | None = None
     suspects: tuple[int, ...] = ()
     open_start: bool = False
+    stateful: bool = False
+    pixel_aspect: float = 1.0
+    transfer: str | None = None
 
     NO_PTS = -(1 << 63)
 

@@ -45,42 +45,40 @@ _CHECKED_MODES = {
 
 
 class AvDecoder:
-    """The PyAV decoder; see ``base.FrameDecoder``.
-
-    ``allow_damaged``: leave out frames that cannot be delivered exactly.
-    """
+    """The PyAV decoder; see ``base.FrameDecoder``."""
 
     name = "av"
 
-    def __init__(self, *, allow_damaged: bool = False) -> None:
-        self.allow_damaged = allow_damaged
-
     def readings(self, index: Index) -> tuple[DecodeMode, ...]:
-        """Return the modes whose pictures must agree; only the first if damage is allowed."""
-        found = _CHECKED_MODES.get(index.codec, (PLAIN,))
-        return found[:1] if self.allow_damaged else found
+        """Return the modes whose pictures must agree."""
+        return _CHECKED_MODES.get(index.codec, (PLAIN,))
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         """See ``base.FrameDecoder``.
 
-        Raises NotDelivered at the first frame that cannot be decoded exactly, unless damage is allowed; VideoError if
-        the file is gone.
+        Raises NotDelivered at the first frame that cannot be decoded exactly; VideoError if the file is gone.
         """
-        readings = self.readings(index)
-        if not index.open_start or readings[0].hardware:
-            _DecodeJob(index, wanted, readings, size, put).run(self.allow_damaged)
-            return
         left = list(wanted)
-        for ways in (readings, _OPEN_START_MODES):
-            work = _DecodeJob(index, left, ways, size, put)
+        for readings in self._attempts(index):
+            work = _DecodeJob(index, left, readings, size, put)
             try:
-                work.run(allow_damaged=False)
+                work.run()
                 return
             except NotDelivered as error:
                 left, failure = sorted(work.left), error
-        if not self.allow_damaged:
-            raise failure
-        _DecodeJob(index, left, readings, size, put).run(allow_damaged=True)
+        raise failure
+
+    def intact(self, index: Index, wanted: Sequence[int]) -> list[int]:
+        """Return those of ``wanted`` that can be delivered exactly, from one pass over a damaged file."""
+        found: set[int] = set()
+        for readings in self._attempts(index):
+            found |= _DecodeJob(index, wanted, readings, (1, 1), lambda position, frame: None).intact()
+        return [position for position in wanted if position in found]
+
+    def _attempts(self, index: Index) -> tuple[tuple[DecodeMode, ...], ...]:
+        """Return the tuples of modes to try one after the other, all of whose pictures must agree."""
+        readings = self.readings(index)
+        return (readings, _OPEN_START_MODES) if index.open_start and not readings[0].hardware else (readings,)
 
 
 class _DecodeJob:
@@ -100,10 +98,10 @@ class _DecodeJob:
     ) -> None:
         self.index, self.readings, self.size, self._put = index, readings, size, put
         self.left = set(wanted)
-        self.groups = deque(_groups(index, wanted) if index.order == "pts" else ())
+        self.groups = deque(_groups(index, wanted) if index.order == "pts" and not index.stateful else ())
 
-    def run(self, allow_damaged: bool) -> None:
-        """Decode all frames; with damage allowed, all intact ones."""
+    def run(self) -> None:
+        """Decode all frames."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         pixels = max(1, self.index.width * self.index.height) * len(self.readings)
         workers = max(1, min(cores, len(self.groups), _MAX_DECODER_PIXELS // pixels))
@@ -117,7 +115,7 @@ class _DecodeJob:
                 for done in [pool.submit(self._decode_groups, threads) for _ in range(workers)]:
                     done.result()
         if self.left:
-            self._decode_file(allow_damaged)
+            self._decode_file()
 
     def _decode_groups(self, threads: int) -> None:
         """Decode groups until none is left.
@@ -142,14 +140,44 @@ class _DecodeJob:
             self.groups.clear()
             raise
 
-    def _decode_file(self, allow_damaged: bool) -> None:
+    def _decode_file(self) -> None:
         wanted = sorted(self.left)
         with ExitStack() as stack:
             sources = self._open_streams(stack, None)
-            self._deliver(source.file(wanted, allow_damaged) for source in sources)
-        if self.left and not allow_damaged:
+            self._deliver(source.file(wanted) for source in sources)
+        if self.left:
             damaged = any(source.damaged for source in sources)
             raise NotDelivered("its data are damaged", damaged=damaged, position=min(self.left))
+
+    def intact(self) -> set[int]:
+        """Return the positions, up to the last wanted one, of the pictures that are known to be intact.
+
+        Where one fails or they differ, the damage may lie in an earlier picture: none is, from the last keyframe to
+        the next.
+        """
+        keys = set(np.flatnonzero(np.isin(self.index.pts, self.index.key_pts)).tolist())
+        intact: set[int] = set()
+        group: list[int] = []
+        doubted = False
+        with ExitStack() as stack:
+            first, *others = (source.all() for source in self._open_streams(stack, None))
+            ahead = [next(other, None) for other in others]
+            for position, picture in first:
+                if picture is None:
+                    doubted = True
+                    continue
+                if position in keys or (self.index.order == "count" and picture.key_frame):
+                    intact.update(() if doubted else group)
+                    group, doubted = [], False
+                    if position > max(self.left):
+                        return intact
+                for number, other in enumerate(others):
+                    while (now := ahead[number]) is not None and (now[1] is None or now[0] < position):
+                        doubted = doubted or now[1] is None
+                        ahead[number] = next(other, None)
+                    doubted = doubted or now is None or now[0] != position or not _identical(picture, now[1])
+                group.append(position)
+        return intact if doubted else intact.union(group)
 
     def _open_streams(self, stack: ExitStack, threads: int | None) -> list[_OpenStream]:
         """Open the file once for each reading; closed with ``stack``."""
@@ -201,47 +229,60 @@ class _OpenStream:
                 return
             yield position, picture
 
-    def file(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
-        """Yield (position, picture) in one pass from the start; skip missing frames only if damage is allowed."""
+    def file(self, wanted: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
+        """Yield (position, picture) in one pass from the start; end early if a frame is missing."""
+        left = deque(wanted)
+        for position, picture in self.all():
+            if picture is None:
+                self.damaged = True
+            elif position >= left[0]:
+                if position > left[0]:
+                    return
+                yield left.popleft(), picture
+                if not left:
+                    return
+        self.damaged = self.damaged or self.index.order == "count"
+
+    def all(self) -> Iterator[tuple[int, av.VideoFrame | None]]:
+        """Yield (position, picture) of all pictures in one pass from the start; without a picture after damage."""
         packets = packets_of(self.container, self.stream)
         if self.index.order == "count":
-            yield from self._by_count(wanted, decode_all(self.stream, packets, reading=self.reading))
-        else:
-            pictures = decode_all(self.stream, packets, reading=self.reading, threads=1)
-            yield from self._by_pts(wanted, pictures, pass_over=allow_damaged)
+            yield from self._by_count(decode_all(self.stream, packets, reading=self.reading))
+            return
+        pts, position = self.index.pts, 0
+        for picture in decode_all(self.stream, packets, reading=self.reading, threads=1):
+            if picture is None:
+                yield position, None
+            elif picture.pts is not None:
+                position = int(np.searchsorted(pts, picture.pts))
+                if position < len(pts) and pts[position] == picture.pts:
+                    yield position, picture
+
+    def _by_count(self, pictures: Iterator[av.VideoFrame | None]) -> Iterator[tuple[int, av.VideoFrame | None]]:
+        raw = self.index.raw
+        for position, picture in enumerate(pictures):
+            if picture is not None:
+                given = Index.NO_PTS if picture.pts is None else picture.pts
+                if position >= len(raw) or given != raw[position]:
+                    raise NotDelivered("it decodes differently each time", position=min(position, len(raw) - 1))
+            yield position, picture
+            if picture is None:
+                return  # beyond an error the count is a guess
 
     def _by_pts(
-        self, wanted: Sequence[int], pictures: Iterator[av.VideoFrame | None], *, pass_over: bool = False
+        self, wanted: Sequence[int], pictures: Iterator[av.VideoFrame | None]
     ) -> Iterator[tuple[int, av.VideoFrame]]:
         pts, left = self.index.pts, deque(wanted)
         for picture in pictures:
             self.damaged = self.damaged or picture is None
             if picture is None or picture.pts is None:
                 continue
-            while left and pts[left[0]] < picture.pts:
-                if not pass_over:
-                    return
-                left.popleft()
-            if left and pts[left[0]] == picture.pts:
+            if pts[left[0]] < picture.pts:
+                return
+            if pts[left[0]] == picture.pts:
                 yield left.popleft(), picture
             if not left:
                 return
-
-    def _by_count(
-        self, wanted: Sequence[int], pictures: Iterator[av.VideoFrame | None]
-    ) -> Iterator[tuple[int, av.VideoFrame]]:
-        left, raw = deque(wanted), self.index.raw
-        for position, picture in enumerate(pictures):
-            if picture is None:
-                break
-            given = Index.NO_PTS if picture.pts is None else picture.pts
-            if position >= len(raw) or given != raw[position]:
-                raise NotDelivered("it decodes differently each time", position=left[0])
-            if position == left[0]:
-                yield left.popleft(), picture
-                if not left:
-                    return
-        self.damaged = True
 
     def _seek(self, key: int) -> Iterator[av.Packet[Stream]] | None:
         """Return the packets from keyframe number ``key``, or from an earlier one; None if seeking does not lead there.

@@ -1,4 +1,7 @@
-"""Image files as videos of one frame, read by Pillow: upright by their EXIF orientation, in RGB, exact or an error."""
+"""Image files as videos of one frame, and animated WebP, which FFmpeg does not decode: read by Pillow.
+
+Upright by their EXIF orientation, in RGB, exact or an error as far as the format tells (docs/use/damage.md).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy as np
 
 from vidspec.errors import VideoError
 from vidspec.video.base import Index, Orientation, PutFrame
+from vidspec.video.progress import advance
 from vidspec.video.resize import resized
 
 if TYPE_CHECKING:
@@ -24,8 +28,6 @@ __all__ = ["IMAGES", "ImageDecoder", "image_index", "is_image"]
 IMAGES = frozenset(("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff"))
 #: Formats that Pillow may open; some others run programs or follow references.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-#: Formats whose files may be animations, which FFmpeg reads as videos.
-_ANIMATED = ("PNG", "WEBP")
 _ORIENTATION = 0x0112
 #: EXIF's orientations as counter-clockwise quarter turns.
 _TURNS = {3: 180, 4: 180, 5: 90, 6: 270, 7: 270, 8: 90}
@@ -39,7 +41,9 @@ def is_image(index: Index) -> bool:
 
 
 def image_index(path: str) -> Index | None:
-    """Return the index of an image file, from its header; None for a video's suffix or an animation.
+    """Return the index of an image file or an animated WebP, from its header; None for a video's suffix.
+
+    An animated PNG is a video for FFmpeg.
 
     Args:
         path: of a regular file.
@@ -51,28 +55,37 @@ def image_index(path: str) -> Index | None:
         return None
     with _open_image(path) as image:
         kind = image.format or ""
-        if kind in _ANIMATED and getattr(image, "is_animated", False):
+        animated = getattr(image, "is_animated", False)
+        if kind == "PNG" and animated:
             return None
         orientation = image.getexif().get(_ORIENTATION, 1)
         if kind == "TIFF":
             image = _upright(image)  # some versions of Pillow turn the size on opening, some do not
         width, height = image.size if kind == "TIFF" or orientation < 5 else image.size[::-1]
-    first = np.zeros(1, np.int64)
+    if kind == "JPEG":
+        _check_jpeg(path)
+    starts, base = np.zeros(2, np.int64), _DURATION
+    starts[1] = 1
+    if kind == "WEBP":
+        durations = _webp_durations(path)
+        if animated:
+            starts, base = np.cumsum([0, *durations]), Fraction(1, 1000)
+    pts = starts[:-1]
     return Index(
         path=path,
         format=f"image/{'jpeg' if kind == 'MPO' else kind.lower()}",
         codec="mjpeg" if kind in ("JPEG", "MPO") else kind.lower(),
         stream=0,
-        time_base=_DURATION,
-        pts=first,
-        raw=first,
-        key_pts=first,
-        key_dts=first,
+        time_base=base,
+        pts=pts,
+        raw=pts,
+        key_pts=pts,
+        key_dts=pts,
         order="pts",
         width=width,
         height=height,
         turn=Orientation(_TURNS.get(orientation, 0)),
-        duration_s=float(_DURATION),
+        duration_s=float(int(starts[-1]) * base),
         truncated=False,
         doubts=(),
     )
@@ -85,13 +98,56 @@ def _suffix(path: str) -> str:
 
 
 class ImageDecoder:
-    """Delivers the single frame of an index of :func:`image_index`."""
+    """Delivers the frames of an index of :func:`image_index`."""
 
     name = "pillow"
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
         with _open_image(index.path) as image:
-            put(wanted[0], resized(np.asarray(_rgb(_upright(image)), np.uint8), *size))
+            for position in wanted:
+                if len(index) > 1:
+                    image.seek(position)
+                put(position, resized(np.asarray(_rgb(_upright(image)), np.uint8), *size))
+                advance()
+
+
+def _check_jpeg(path: str) -> None:
+    """Refuse a JPEG that FFmpeg's strict decoder refuses: Pillow's fills damage with grey, without a word."""
+    import av
+
+    codec = av.CodecContext.create("mjpeg", "r")
+    codec.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        codec.decode(av.Packet(data))
+        whole = b"\xff\xd9" in data
+    except av.error.InvalidDataError:
+        whole = False
+    except av.error.FFmpegError:  # a kind of JPEG that it does not decode
+        whole = True
+    if not whole:
+        raise VideoError(f"{path}: is damaged", kind="damaged", hint="copy or download it again")
+
+
+def _webp_durations(path: str) -> list[int]:
+    """Return the milliseconds of each picture of an animated WebP; like browsers, 100 where a file says 0.
+
+    Raises VideoError if its chunks do not fill the file.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    durations, at, end = [], 12, 8 + int.from_bytes(data[4:8], "little")
+    while at + 8 <= min(end, len(data)):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == b"ANMF":
+            durations.append(int.from_bytes(data[at + 20 : at + 23], "little") or 100)
+        at += 8 + size + (size & 1)
+    if at != end + (end & 1) or at > len(data) + 1:
+        raise VideoError(
+            f"{path}: is damaged: its parts do not fill it", kind="damaged", hint="copy or download it again"
+        )
+    return durations
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 from array import array
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
@@ -16,10 +17,18 @@ from vidspec.video.base import ClipDamage, format_seconds
 from vidspec.video.opening import codec_name, packets_of
 from vidspec.video.payload import CODECS, PictureInspector, length_size
 
+if TYPE_CHECKING:
+    from av.packet import PktSideDataT
+
 __all__ = ["PacketScan", "decord_doubts", "ends_early", "find_damage", "hidden_packets", "read_packets"]
 
 # Containers whose header states a length.
 _STATES_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
+
+#: Kinds of side data that change how all later packets are decoded. A seek passes them over.
+_STATE: tuple[PktSideDataT, ...] = ("palette", "new_extradata", "param_change")
+# Flags of a packet.
+_KEY, _BROKEN, _DISCARDED, _HIDDEN = 1, 2, 4, 8
 
 # decord allocates as many frames as fit into the duration, and kills the process if memory is short.
 _DECORD_FRAMES = 1_000_000
@@ -28,11 +37,17 @@ _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged
 
 @dataclass
 class PacketScan:
-    """Result of one pass over the packets: decodable frames, keyframes, irregularities."""
+    """Result of one pass over the packets: decodable frames, keyframes, irregularities.
+
+    The arrays ``all_pts``, ``dts``, ``positions`` and ``flags`` have an entry for each packet with data and a time.
+    ``broken_at``: position of the first damaged one.
+    """
 
     pts: array[int] = field(default_factory=lambda: array("q"))
     all_pts: array[int] = field(default_factory=lambda: array("q"))
+    dts: array[int] = field(default_factory=lambda: array("q"))
     positions: array[int] = field(default_factory=lambda: array("q"))
+    flags: bytearray = field(default_factory=bytearray)
     lost_pts: array[int] = field(default_factory=lambda: array("q"))
     key_pts: array[int] = field(default_factory=lambda: array("q"))
     key_dts: array[int] = field(default_factory=lambda: array("q"))
@@ -40,18 +55,24 @@ class PacketScan:
     last_pts: int | None = None
     last_duration: int = 0
     tail_damaged: bool = False
+    broken_at: int | None = None
     open_start: bool = False
+    stateful: bool = False
     no_timestamps: int = 0
     leading: int = 0
     discarded: int = 0
     lost: int = 0
 
 
-def read_packets(container: av.container.InputContainer, stream: av.VideoStream, joined: int | None) -> PacketScan:
-    """Read all packets once, up to the byte ``joined``. A frame counts if all data since its keyframe is intact."""
-    found = PacketScan()
-    key: int | None = None  # keyframe that the current packets depend on; None if they have none
-    hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
+def read_packets(
+    container: av.container.InputContainer, stream: av.VideoStream, found: damage.DamageReport
+) -> PacketScan:
+    """Read all packets once, up to another stream that is joined. A frame counts if all data since its keyframe is
+    intact.
+    """
+    scan = PacketScan()
+    begins = True  # no keyframe yet
+    hides_frames = stream.codec_context.name in ("vp8", "libvpx")
     name = codec_name(stream.codec_context)
     pixels = stream.codec_context.width * stream.codec_context.height
     pictures = (
@@ -59,48 +80,82 @@ def read_packets(container: av.container.InputContainer, stream: av.VideoStream,
         if name in CODECS
         else None
     )
-    damaged = False  # True if undecodable packets are due to damage, not to the stream's beginning
     try:
         for packet in packets_of(container, stream):
             if packet.dts is None and packet.pts is None and not packet.size:
                 continue  # the flush packet at the end
-            if joined is not None and packet.pos is not None and packet.pos >= joined:
+            if found.joined is not None and packet.pos is not None and packet.pos >= found.joined:
                 break
-            found.seen += 1
-            found.tail_damaged = packet.is_corrupt
+            scan.seen += 1
+            scan.tail_damaged = packet.is_corrupt
             if not packet.size:
                 continue  # a repeated frame in AVI
             if packet.pts is None:
-                found.no_timestamps += 1
+                scan.no_timestamps += 1
                 continue
-            found.all_pts.append(packet.pts)
-            found.positions.append(-1 if packet.pos is None else packet.pos)
-            if packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet))):
-                key, damaged = None, True
-            elif packet.is_keyframe:
-                key = packet.pts
-                if pictures is not None and not found.key_pts:
-                    found.open_start = pictures.starts_open(bytes(packet))
-                found.key_pts.append(packet.pts)
-                found.key_dts.append(packet.pts if packet.dts is None else packet.dts)
-            if found.last_pts is None or packet.pts >= found.last_pts:
-                found.last_pts, found.last_duration = packet.pts, packet.duration or 0
-            if packet.is_discard:
-                found.discarded += 1  # outside the edit list: decoded, never shown
-            elif hidden_frames and not bytes(packet)[0] & 0x10:
-                pass  # VP8's alternative references are packets that show nothing
-            elif key is None:
-                found.lost += 1
-                if damaged:
-                    found.lost_pts.append(packet.pts)
-            elif packet.pts < key and len(found.key_pts) == 1:
-                found.lost += 1  # leads the first keyframe: needs one that is not in the file
-            else:
-                found.leading += packet.pts < key
-                found.pts.append(packet.pts)
+            scan.stateful = scan.stateful or any(packet.has_sidedata(kind) for kind in _STATE)
+            broken = packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet)))
+            if begins and pictures is not None and packet.is_keyframe and not broken:
+                begins, scan.open_start = False, pictures.starts_open(bytes(packet))
+            scan.all_pts.append(packet.pts)
+            scan.dts.append(packet.pts if packet.dts is None else packet.dts)
+            scan.positions.append(-1 if packet.pos is None else packet.pos)
+            scan.flags.append(
+                _KEY * packet.is_keyframe
+                | _BROKEN * broken
+                | _DISCARDED * packet.is_discard  # outside the edit list: decoded, never shown
+                # VP8's alternative references are packets that show nothing.
+                | _HIDDEN * (hides_frames and not bytes(packet)[0] & 0x10)
+            )
+            if scan.last_pts is None or packet.pts >= scan.last_pts:
+                scan.last_pts, scan.last_duration = packet.pts, packet.duration or 0
     except (av.error.FFmpegError, OSError):
-        found.tail_damaged = True
-    return found
+        scan.tail_damaged = True
+    _mark_spots(scan, found)
+    _sort_out(scan)
+    return scan
+
+
+def _mark_spots(scan: PacketScan, found: damage.DamageReport) -> None:
+    """Mark packets as broken whose bytes, up to the next packet, meet a damaged place of the container."""
+    positions = np.maximum.accumulate(np.frombuffer(scan.positions, np.int64)) if scan.positions else np.zeros(0)
+    for spot in found.spots:
+        if spot.at is not None and (found.joined is None or spot.at < found.joined):
+            first = max(0, int(np.searchsorted(positions, spot.at, side="left")) - 1)
+            for number in range(first, int(np.searchsorted(positions, spot.end or spot.at, side="right"))):
+                scan.flags[number] |= _BROKEN
+    for number, flags in enumerate(scan.flags[1:]):
+        scan.flags[number] |= flags & _BROKEN  # damage may begin in the packet before
+
+
+def _sort_out(scan: PacketScan) -> None:
+    """Tell decodable frames from lost ones: those that depend on broken packets, or on none that is there."""
+    key: int | None = None  # keyframe that the current packets depend on; None if they have none
+    fresh = True  # True if the frames before the keyframe are lost
+    damaged = False  # True if undecodable packets are due to damage, not to the stream's beginning
+    for pts, dts, position, flags in zip(scan.all_pts, scan.dts, scan.positions, scan.flags, strict=True):
+        if flags & _BROKEN:
+            scan.broken_at = position if scan.broken_at is None else scan.broken_at
+            key, damaged = None, True
+        elif flags & _KEY:
+            key, fresh = pts, key is None
+            scan.key_pts.append(pts)
+            scan.key_dts.append(dts)
+        if flags & _DISCARDED:
+            scan.discarded += 1
+        elif flags & _HIDDEN:
+            pass
+        elif key is None:
+            scan.lost += 1
+            if damaged:
+                scan.lost_pts.append(pts)
+        elif pts < key and fresh:
+            scan.lost += 1  # leads the keyframe: needs one that is not there
+            if damaged:
+                scan.lost_pts.append(pts)
+        else:
+            scan.leading += pts < key
+            scan.pts.append(pts)
 
 
 def hidden_packets(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
@@ -171,7 +226,9 @@ def ends_early(
     return bool(promises) and min(promises) - end > slack
 
 
-def decord_doubts(packets: PacketScan, order: str, first: int, alone: bool, room: float) -> tuple[str, ...]:
+def decord_doubts(
+    packets: PacketScan, order: str, first: int, alone: bool, aspect: float, room: float
+) -> tuple[str, ...]:
     """Return the conditions under which decord 0.6.0 returned or could return wrong frames, or ended the process.
 
     ``room``: frames that fit into the duration at the nominal rate.
@@ -180,9 +237,11 @@ def decord_doubts(packets: PacketScan, order: str, first: int, alone: bool, room
         "its timestamps do not order its frames": order == "count",
         "decord seeks wrongly in open GOPs": packets.leading > 0,
         "decord seeks wrongly in streams that do not start at 0": first != 0,
+        "decord seeks past palettes and headers within the stream": packets.stateful,
         "decord ignores edit lists": packets.discarded > 0,
         "some of its frames cannot be decoded": packets.lost > 0,
         "it has several video streams": not alone,
+        "decord ignores the aspect of pixels": aspect != 1.0,
         "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
     }
     return tuple(reason for reason, true in found.items() if true)

@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from vidspec.video.gif import gif_broken
+
 __all__ = ["CODECS", "PictureInspector", "has_layers", "length_size", "without_stuffing"]
 
-CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
+CODECS = {"gif", "h264", "hevc", "mpeg4", "vp8", "vp9"}
 
 # Bytes that no H.264 or HEVC unit contains, as they are escaped wherever they would occur.
 _FORBIDDEN = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
@@ -39,6 +41,8 @@ class PictureInspector:
 
     def broken(self, packet: bytes) -> bool:
         """Return True if no encoder can have written ``packet``."""
+        if self.codec == "gif":
+            return gif_broken(packet)
         if self.codec in ("h264", "hevc"):
             return self._units_broken(packet)
         if self.codec == "mpeg4":

@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Iterable
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Literal, cast
 
 import av
@@ -38,6 +38,10 @@ _MAX_PIXELS = 1 << 28
 # Bytes per pixel while decoding: some reference pictures, and one or two in RGB.
 _PIXEL_BYTES = 12
 _FIRST_PICTURE_PACKETS = 1000
+# Pixels further from square are taken for a writer's mistake.
+_MAX_ASPECT = 8.0
+# Transfer functions of HDR, by their numbers in H.273.
+_HDR = {16: "pq", 18: "hlg"}
 # Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
 # they have: 4,000 pictures of 1080p, or some seconds of a core.
 _ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
@@ -76,18 +80,22 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         codec = stream.codec_context
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
-        packets = read_packets(container, stream, found.joined)
+        packets = read_packets(container, stream, found)
         reorders = bool(codec.has_b_frames)
         container_format, name = container.format.name, codec_name(codec)
         coded, position = (codec.width, codec.height), stream.index  # read while the container is open
         base = Fraction(stream.time_base or 1)
         rate = stream.average_rate or stream.guessed_rate
+        aspect = _pixel_aspect(stream)
         truncated = packets.tail_damaged or ends_early(container, stream, packets, base, found)
     if not packets.seen:
         raise VideoError(f"{path}: its video stream holds no frames", kind="truncated" if truncated else "no_frames")
 
+    if packets.lost_pts and not packets.pts:
+        raise VideoError(f"{path}: is damaged: none of its frames is whole", kind="damaged")
+
     _check_animation(path, name, packets.seen, coded)
-    width, height, turn = _first_picture(path, truncated)
+    (width, height), turn, transfer = _first_picture(path, truncated, aspect)
     pts = raw = np.unique(np.frombuffer(packets.pts, np.int64))
     key_pts, key_dts = np.frombuffer(packets.key_pts, np.int64), np.frombuffer(packets.key_dts, np.int64)
     # AVI stores no presentation times: with B-frames, FFmpeg's are those of decoding under another name.
@@ -102,10 +110,13 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     order: Literal["pts", "count"] = "count" if by_decoding or unordered else "pts"
     last_duration, packet_base = packets.last_duration, base
     if order == "count":
-        base, pts, raw, damaged = _count_frames(path, packet_base, rate)
+        base, pts, raw, damaged = _count_frames(path, packet_base, rate, packets.broken_at)
         truncated = truncated or damaged
         if base == packet_base and not damaged:
             packets.lost_pts.extend(hidden_packets(packets.pts, pts))
+        if base == packet_base and container_format == "avi" and (damaged or len(packets.dts) == len(pts)):
+            pts = np.sort(np.frombuffer(packets.dts, np.int64))[: len(pts)]  # the n-th time is that of the n-th shown
+            last_duration = 0
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
     origin, wrong = find_damage(packets, found, pts, base if base == packet_base else None)
@@ -126,10 +137,13 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         turn=turn,
         duration_s=duration,
         truncated=truncated and found.joined is None,
-        doubts=decord_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
+        doubts=decord_doubts(packets, order, int(pts[0]), alone, aspect, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
         open_start=packets.open_start,
+        stateful=packets.stateful,
+        pixel_aspect=aspect,
+        transfer=transfer,
         suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
 
@@ -173,15 +187,22 @@ def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
     return tuple(int(position) for position in np.unique([found, found + 1]))
 
 
-def _first_picture(path: str, truncated: bool) -> tuple[int, int, Orientation]:
-    """Decode one picture; return its upright size and its orientation."""
+def _pixel_aspect(stream: av.VideoStream) -> float:
+    """Return the width of a pixel over its height; 1 if unknown, absurd, or less than 1% from square."""
+    aspect = float(stream.sample_aspect_ratio or 1)
+    return aspect if 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT and abs(aspect - 1) > 0.01 else 1.0
+
+
+def _first_picture(path: str, truncated: bool, aspect: float) -> tuple[tuple[int, int], Orientation, str | None]:
+    """Decode one picture; return its upright size in square pixels, its orientation, and the transfer of HDR."""
     with opened(path) as container:
         stream = video_streams(container)[0]
         packets = islice(packets_of(container, stream), _FIRST_PICTURE_PACKETS)
         for picture in decode_all(stream, packets, threads=1):
             if picture is not None:  # the stream may begin with undecodable pictures
                 turn = _turn_of(picture)
-                return (*turn.size(picture.width, picture.height), turn)
+                width = max(1, round(picture.width * aspect))
+                return turn.size(width, picture.height), turn, _HDR.get(int(picture.color_trc))
     raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if truncated else "no_frames")
 
 
@@ -203,17 +224,24 @@ def _turn_of(picture: av.VideoFrame) -> Orientation:
 
 
 def _count_frames(
-    path: str, base: Fraction, rate: Fraction | None
+    path: str, base: Fraction, rate: Fraction | None, broken_at: int | None
 ) -> tuple[Fraction, NDArray[np.int64], NDArray[np.int64], bool]:
-    """Decode everything; return (time base, pts (N,), raw pts in output order (N,), True if it ended in an error)."""
+    """Decode everything up to a packet known to be damaged, at byte ``broken_at``; beyond it a count is a guess.
+
+    Return (time base, pts (N,), raw pts in output order (N,), True if it ended in damage).
+    """
     raw = array("q")
     damaged = False
     with opened(path) as container:
         stream = video_streams(container)[0]
-        for picture in decode_all(stream, packets_of(container, stream)):
+        packets = packets_of(container, stream)
+        if broken_at is not None and broken_at >= 0:
+            damaged = True
+            packets = takewhile(lambda packet: packet.pos is None or packet.pos < broken_at, packets)
+        for picture in decode_all(stream, packets):
             if picture is None:
                 damaged = True
-                break  # beyond an error the count is a guess
+                break
             raw.append(Index.NO_PTS if picture.pts is None else picture.pts)
     given = np.frombuffer(raw, np.int64)
     if not len(given):

@@ -27,10 +27,11 @@ from vidspec.video.image import ImageDecoder, is_image
 from vidspec.video.probing import index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted
 
-__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "CheckFrameCount", "read", "read_at"]
+__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "SPREADS", "CheckFrameCount", "read", "read_at"]
 
 DECODERS = ("auto", "decord", "av", *DEVICES)
 SEEKS = ("exact", "keyframes")
+SPREADS = ("time", "number")
 
 #: Bytes for the frames of a clip: 64 of 1080p fit unscaled, larger ones are scaled down.
 MOST_BYTES = 400 << 20
@@ -55,6 +56,7 @@ def read(
     max_pixels: int | None = None,
     decoder: str = "auto",
     seek: str = "exact",
+    spread: str = "time",
     allow_damaged: bool = False,
     sound: float | None = None,
     gpu: int | None = None,
@@ -66,7 +68,9 @@ def read(
     """Read exact, upright frames of the video at ``path`` with their timestamps; an image file has one.
 
     ``frames``: number of frames, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose
-    timestamps lie in [start, end]; all n if there are no more. 32 if neither it nor ``fps`` is given.
+    timestamps lie in [start, end]; all n if there are no more. 32 if neither it nor ``fps`` is given. If the frame rate
+    varies, they are spread over the time instead: the frame on screen at each moment.
+    ``spread``: ``number`` spreads them over the n frames at any rate.
     ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; repeated while it stays on screen.
     ``start``, ``end``: seconds since the first frame of the stream; by default the whole stream.
     ``max_pixels``: larger frames (height x width) are scaled down to it, aspect kept, antialiased.
@@ -98,6 +102,7 @@ def read(
         decoder,
         seek,
         allow_damaged,
+        spread=spread,
         sound=sound,
         gpu=gpu,
         most_bytes=most_bytes,
@@ -141,6 +146,7 @@ class _FrameSelection:
     seek: str = "exact"
     allow_damaged: bool = False
     times: tuple[float, ...] = ()
+    spread: str = "time"
     sound: float | None = None
     gpu: int | None = None
     most_bytes: int | None = None
@@ -164,6 +170,8 @@ class _FrameSelection:
             raise UsageError(f"max_pixels must be at least 1, not {self.max_pixels}")
         if self.decoder not in DECODERS:
             raise UsageError(f"there is no decoder {self.decoder!r}", hint="one of " + ", ".join(DECODERS))
+        if self.spread not in SPREADS:
+            raise UsageError(f"there is no way to spread {self.spread!r}", hint="one of " + ", ".join(SPREADS))
         if self.seek not in SEEKS:
             raise UsageError(f"there is no way to seek {self.seek!r}", hint="one of " + ", ".join(SEEKS))
         if self.decoder in DEVICES and self.allow_damaged:
@@ -186,7 +194,7 @@ def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
                 raise _undelivered_error(index, failure) from None
         index = index_by_decoding(path)
         try:
-            return _decode_clip(AvDecoder(allow_damaged=wanted.allow_damaged), index, wanted)
+            return _decode_clip(AvDecoder(), index, wanted)
         except NotDelivered as failure:
             raise _undelivered_error(index, failure) from None
     except MemoryError:
@@ -196,7 +204,7 @@ def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
 def _decoder(wanted: _FrameSelection) -> FrameDecoder:
     """Return the requested decoder; UsageError if it is unavailable."""
     if wanted.allow_damaged or wanted.decoder in ("auto", "av"):
-        return AvDecoder(allow_damaged=wanted.allow_damaged)
+        return AvDecoder()
     return DecordDecoder() if wanted.decoder == "decord" else HardwareDecoder(wanted.decoder, wanted.gpu)
 
 
@@ -210,14 +218,14 @@ def _with_sound(index: Index, clip: Clip, wanted: _FrameSelection) -> Clip:
     return replace(clip, facts=facts, sound=samples)
 
 
-def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
-    """Return the positions of the wanted frames in ``index``: increasing, repeated only by ``fps`` and ``times``."""
+def _positions(index: Index, wanted: _FrameSelection) -> tuple[NDArray[np.int64], float | None]:
+    """Return the positions of the wanted frames in ``index``, increasing, and the clip's ``interval``."""
     if wanted.times:
         _require_undamaged(index, wanted, wanted.times[0], wanted.times[-1])
         _check_count(index, len(wanted.times), wanted)
         # Half a microsecond of tolerance for timestamps rounded in a record.
         found = np.searchsorted(index.times, np.asarray(wanted.times) + 5e-7, side="right") - 1
-        return np.clip(found, 0, len(index) - 1).astype(np.int64)
+        return np.clip(found, 0, len(index) - 1).astype(np.int64), None
     start, end = wanted.start, wanted.end
     readable = format_seconds(index.duration_s)
     if index.truncated and not wanted.allow_damaged and (end is None or end > index.duration_s):
@@ -229,6 +237,7 @@ def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
         )
     _require_undamaged(index, wanted, start, end)
     slack = min(float(index.time_base) / 2, 0.0005)
+    interval = None
     if wanted.fps is not None:
         count = sample.ticks(wanted.fps, index.duration_s, start, end, slack=slack)
         if not count and not start:
@@ -239,15 +248,21 @@ def _positions(index: Index, wanted: _FrameSelection) -> NDArray[np.int64]:
         low, high = sample.within(index.times, index.duration_s, start, end, slack=slack)
         count = min(high - low, wanted.frames or sample.DEFAULT_FRAMES)
         _check_count(index, count, wanted)
-        positions = low + sample.uniform(high - low, count) if count else np.zeros(0, np.int64)
+        positions = np.arange(low, low + count)
+        if wanted.spread == "time" and index.variable_fps and count < high - low:
+            positions = low + sample.uniform_in_time(index.times[low:high], count)
+        elif count:
+            positions = low + sample.uniform(high - low, count)
+        if count and index.fps:
+            interval = (float(index.times[high - 1] - index.times[low]) + 1 / index.fps) / count
     if not len(positions):
         raise VideoError(
             f"{index.path}: has no frame at {format_seconds(start or 0.0)} or later: it lasts {readable}", kind="range"
         )
     if wanted.seek == "keyframes" and index.order == "pts":
         found = sample.nearest(index.times, np.flatnonzero(np.isin(index.pts, index.key_pts)), positions)
-        positions = found if wanted.fps is not None else np.unique(found)
-    return positions
+        return (found if wanted.fps is not None else np.unique(found)), None
+    return positions, interval
 
 
 def _require_undamaged(index: Index, wanted: _FrameSelection, start: float | None, end: float | None) -> None:
@@ -287,13 +302,20 @@ def _check_count(index: Index, count: int, wanted: _FrameSelection) -> None:
 
 def _decode_clip(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -> Clip:
     """Return the wanted frames, each decoded once and written to its places as it arrives."""
-    positions = _positions(index, wanted)
+    positions, interval = _positions(index, wanted)
     width, height = size = _size(index, len(positions), wanted)
     if wanted.admit is not None:
         wanted.admit(index.width * index.height)
+    damage = [one.what for one in index.damage]
     suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
-    if suspects and not wanted.allow_damaged:
-        AvDecoder().frames(index, suspects, fitted(index.width, index.height, 1), lambda position, frame: None)
+    if suspects:
+        try:
+            AvDecoder().frames(index, suspects, fitted(index.width, index.height, 1), lambda position, frame: None)
+        except NotDelivered as failure:
+            if not wanted.allow_damaged:
+                raise
+            lost = index.times[suspects[0] if failure.position is None else failure.position]
+            damage.append(f"frames are missing or changed near {format_seconds(float(lost))}")
     shape = (len(positions), height, width, 3)
     pictures = np.empty(shape, np.uint8) if wanted.allocate is None else wanted.allocate(shape)
     whole = np.zeros(len(positions), bool)
@@ -304,9 +326,15 @@ def _decode_clip(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -
         rows = slice(first_rows[number], first_rows[number] + repeats[number])
         pictures[rows], whole[rows] = frame, True
 
-    decoder.frames(index, once.tolist(), size, put)
-    if not whole.all() and (not wanted.allow_damaged or not whole.any()):
-        raise NotDelivered("none of its frames is whole", damaged=True, position=int(positions[0]))
+    try:
+        decoder.frames(index, once.tolist(), size, put)
+    except NotDelivered as failure:
+        if not (wanted.allow_damaged and failure.damaged):
+            raise
+        whole[:] = False
+        if not (intact := AvDecoder().intact(index, once.tolist())):
+            raise NotDelivered("none of its frames is whole", damaged=True, position=int(positions[0])) from None
+        AvDecoder().frames(index, intact, size, put)
     facts = SourceFacts(
         path=os.path.abspath(index.path),
         duration_s=index.duration_s,
@@ -319,21 +347,26 @@ def _decode_clip(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -
         rotation=index.turn.degrees,
         frame_count=len(index),
         decoder=decoder.name,
-        damage=_damage(index, index.times[positions[~whole]]) if wanted.allow_damaged else (),
+        pixel_aspect=None if index.pixel_aspect == 1.0 else round(index.pixel_aspect, 6),
+        transfer=index.transfer,
+        damage=(*damage, *_missing(index, index.times[positions[~whole]])) if wanted.allow_damaged else (),
     )
-    clip = Clip(pictures if whole.all() else pictures[whole], index.times[positions[whole]], facts)
+    if whole.all():
+        clip = Clip(pictures, index.times[positions], facts, interval=interval)
+    else:
+        clip = Clip(pictures[whole], index.times[positions[whole]], facts)
     return _with_sound(index, clip, wanted)
 
 
-def _damage(index: Index, undelivered: NDArray[np.float64]) -> tuple[str, ...]:
-    """Return all damage of the file, one line each: its end, known damage of the index, undecodable frames."""
-    lines = [damage.what for damage in index.damage]
+def _missing(index: Index, undelivered: NDArray[np.float64]) -> list[str]:
+    """Return a line each for a missing end of the file, and for undecodable frames."""
+    lines = []
     if index.truncated:
         lines.append(f"the end is missing: only the first {format_seconds(index.duration_s)} can be read")
     if len(undelivered):
         first, last = (format_seconds(float(time)) for time in (undelivered[0], undelivered[-1]))
         lines.append(f"{len(undelivered)} of the frames from {first} to {last} could not be decoded exactly")
-    return tuple(lines)
+    return lines
 
 
 def _undelivered_error(index: Index, failure: NotDelivered) -> VideoError:

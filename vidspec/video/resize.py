@@ -1,6 +1,7 @@
 """Makes upright RGB frames of decoded pictures, scaled down if wanted; aspect kept, antialiased.
 
-Pictures are scaled as coded and converted to RGB afterwards, so that no full-size copy is made. Never enlarges.
+Pictures are scaled as coded and converted to RGB afterwards, so that no full-size copy is made. Enlarges only
+pixels that are wider than high.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
 def upright(picture: av.VideoFrame, index: Index, size: tuple[int, int]) -> Frame:
     """Return a decoded picture as RGB of ``size`` (width, height), at most the index's; a stream's size may change.
 
-    If smaller, each plane is scaled by itself, with swscale's bicubic filter widened for reduction: colours differ from
-    scaling in RGB by values beyond black or white, and by rounding.
+    If smaller, or its pixels are not square, each plane is scaled by itself, with swscale's bicubic filter widened for
+    reduction: colours differ from scaling in RGB by values beyond black or white, and by rounding.
     """
     if (planar := _PLANAR.get(picture.format.name)) is not None:
         picture = picture.reformat(format=planar)
     width, height = index.turn.size(*size)
-    if size == (index.width, index.height):
+    if size == (index.width, index.height) and index.pixel_aspect == 1.0:
         frame = _rgb(picture.reformat(width, height, "rgb24"))
     elif picture.format.is_rgb or picture.format.has_palette:
         frame = resized(_rgb(picture.reformat(format="rgb24")), width, height)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_FRAMES", "first_of_steps", "nearest", "shown_at", "ticks", "uniform", "within"]
+__all__ = ["DEFAULT_FRAMES", "first_of_steps", "nearest", "shown_at", "ticks", "uniform", "uniform_in_time", "within"]
 
 DEFAULT_FRAMES = 32
 
@@ -27,6 +27,12 @@ def uniform(count: int, frames: int) -> NDArray[np.int64]:
     if frames >= count:
         return np.arange(count, dtype=np.int64)
     return np.asarray(np.linspace(0, count - 1, frames).round(), np.int64)
+
+
+def uniform_in_time(times: NDArray[np.float64], frames: int) -> NDArray[np.int64]:
+    """Return the positions of the frames on screen at ``frames`` evenly spaced moments, first and last included."""
+    moments = np.linspace(times[0], times[-1], frames)
+    return np.asarray(np.searchsorted(times, moments + 1e-9, side="right") - 1, np.int64)
 
 
 def first_of_steps(times: Sequence[float], steps: int) -> Sequence[float]:

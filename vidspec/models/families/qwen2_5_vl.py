@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,6 +44,7 @@ class Qwen25VL(VideoLanguageModel):
     """
 
     family = "qwen2_5_vl"
+    even_steps: ClassVar[bool] = True
     vision_attention: ClassVar[str] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     default_rules: ClassVar[GridRules] = GridRules(
@@ -76,9 +78,16 @@ class Qwen25VL(VideoLanguageModel):
         return cls.rules_of(processor, config.vision_config)
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """Return (patches, values of a patch), the grid in patches, and as ``seconds`` the start of each step."""
+        """Return (patches, values of a patch), the grid in patches, and as ``seconds`` the start of each step.
+
+        The processor derives steps from the mean rate of the frames, so those of frames that were chosen by their
+        number are the part's duration apart, divided by it.
+        """
         shown, grid, rules = patches(clip.frames, self.rules, self.device)
-        return Pixels(shown, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]), rules=rules)
+        starts = clip.timestamps[:: self.rules.steps]
+        if clip.interval is not None and self.even_steps:
+            starts = starts[0] + np.arange(len(starts)) * self.rules.steps * clip.interval
+        return Pixels(shown, grid, tuple(float(t) for t in starts), rules=rules)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

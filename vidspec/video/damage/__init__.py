@@ -1,7 +1,7 @@
 """Finds missing or changed data in a file from its container's redundancy. Decodes nothing, opens no stream.
 
-Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, MP4 states sizes, counts and
-durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything:
+Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, AVI, FLV and MP4 chain chunks
+of stated sizes. None of them has a checksum of everything:
 changes inside a compressed picture show in its bytes (``payload``) or when it is decoded (``pictures``), and not
 always.
 
@@ -14,10 +14,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 
-from vidspec.video.damage.chunks import avi, flv
+from vidspec.video.damage.chunks import avi, flv, mp4
 from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.damage.matroska import matroska
-from vidspec.video.damage.mp4 import mp4
 from vidspec.video.damage.mpegts import transport_stream
 from vidspec.video.damage.spans import damages
 

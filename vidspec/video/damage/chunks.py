@@ -1,4 +1,4 @@
-"""Examines AVI and FLV files: chunks of stated sizes follow each other."""
+"""Examines AVI, FLV and MP4 files: chunks of stated sizes follow each other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import mmap
 from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
-__all__ = ["avi", "flv"]
+__all__ = ["avi", "flv", "mp4"]
 
 # Placeholders of sizes that are filled in at the end, which a writer to a pipe cannot do.
 _UNFILLED = (0, 0xFFFFFFFF)
 
 
 def avi(data: mmap.mmap, stream: int) -> DamageReport:
-    """Find chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
+    """Find chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame.
+
+    Frames have no times but their numbers: all that follows a damaged place is damaged.
+    """
     spots: list[DamageSpot] = []
     seen = 0
     ours = b"%02d" % stream
@@ -38,13 +41,13 @@ def avi(data: mmap.mmap, stream: int) -> DamageReport:
                     ends_early, stop = True, len(data)
                 walk(at + 12, min(stop, end), in_movie or movie)
             elif not all(32 <= byte < 127 for byte in kind):
-                spots.append(DamageSpot(at, "bytes are missing or changed"))
+                spots.append(DamageSpot(at, "bytes are missing or changed", len(data)))
                 return
             elif stop > end:
                 if stop > len(data):
                     ends_early = True
                 if stop <= len(data) or index:
-                    spots.append(DamageSpot(at, "bytes are missing or changed"))
+                    spots.append(DamageSpot(at, "bytes are missing or changed", len(data)))
                 return
             elif in_movie:
                 walked.append((kind, size))
@@ -82,3 +85,18 @@ def flv(data: mmap.mmap, _: int) -> DamageReport:
             return DamageReport((DamageSpot(at, "bytes are missing or changed"),))
         at += size + 4
     return DamageReport((), (), at < len(data))
+
+
+def mp4(data: mmap.mmap, _: int) -> DamageReport:
+    """Find boxes that reach beyond the end, or follow none."""
+    at = 0
+    while at + 8 <= len(data):
+        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        if size == 1:
+            size = int.from_bytes(data[at + 8 : at + 16], "big")
+        elif size == 0:
+            return DamageReport()  # up to the end of the file, or padding
+        if size < 8 or not all(32 <= byte < 127 or byte == 0xA9 for byte in kind):
+            return DamageReport((DamageSpot(None, "its boxes are broken"),))
+        at += size
+    return DamageReport((), (), True if at > len(data) else None)

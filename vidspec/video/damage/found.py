@@ -9,10 +9,14 @@ __all__ = ["DamageReport", "DamageSpot"]
 
 
 class DamageSpot(NamedTuple):
-    """One defect: ``what`` it is, and the byte ``at`` which it was noticed (None: in the file's index)."""
+    """One defect: ``what`` it is, and the byte ``at`` which it was noticed (None: in the file's index).
+
+    ``end``: it lies before this byte, if it is not at ``at`` alone.
+    """
 
     at: int | None
     what: str
+    end: int | None = None
 
 
 @dataclass

@@ -51,8 +51,8 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
         if found is None or found[0] not in _TOP:
             if found is not None and found[0] in (_EBML, _SEGMENT):
                 break  # another segment follows
-            spots.append(DamageSpot(at, "bytes are missing or changed"))
             again = data.find(_CLUSTER.to_bytes(4, "big"), at + 1)
+            spots.append(DamageSpot(at, "bytes are missing or changed", again if again >= 0 else end))
             if again < 0:
                 break
             at = again
@@ -67,7 +67,7 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
             continue
         if content + size > stop:
             if name == _CLUSTER and (again := data.find(_CLUSTER.to_bytes(4, "big"), content)) >= 0:
-                spots.append(DamageSpot(at, "bytes are missing or changed"))
+                spots.append(DamageSpot(at, "bytes are missing or changed", again))
                 at = again
                 continue
             ends_early = True
@@ -76,9 +76,9 @@ def matroska(data: mmap.mmap, _: int) -> DamageReport:
             stated = int.from_bytes(data[content + 2 : content + 6], "little")
             with memoryview(data) as view, view[content + 6 : content + size] as inner:
                 if zlib.crc32(inner) != stated:
-                    spots.append(DamageSpot(at, "bytes are missing or changed"))
+                    spots.append(DamageSpot(at, "bytes are missing or changed", content + size))
         elif name == _CLUSTER and not _cluster_end(data, content, content + size, open_ended=False)[1]:
-            spots.append(DamageSpot(at, "bytes are missing or changed"))
+            spots.append(DamageSpot(at, "bytes are missing or changed", content + size))
         at = content + size
     return DamageReport(tuple(spots), (), ends_early)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, closing
@@ -186,6 +187,7 @@ class Captioner:
             if models.slot is not None:
                 models.slot.ready()  # it was loading in the meantime; its errors are reported now
             undo.pop_all()
+        garbage.thaw_after(captioner)
         return captioner
 
     def __enter__(self) -> Captioner:
@@ -208,7 +210,9 @@ class Captioner:
         devices, drafter = self.devices, self.setup.drafter
         self._setup = self.slot = None
         self._setups.clear()
+        garbage.thaw()
         if any(device.type == "cuda" for device in devices):
+            gc.collect()  # in case a hub model's modules refer to each other in cycles
             torch.cuda.empty_cache()
         if drafter is not None:
             drafter.close()

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 import sys
 import weakref
 
@@ -18,7 +19,7 @@ from vidspec.decoding.auto import ROWS
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
-from vidspec.errors import GenerationError, ModelError, VideoError
+from vidspec.errors import ArgumentError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
@@ -291,6 +292,27 @@ def test_sampling_is_repeated_by_its_seed(captioner, record):
     assert len({tuple(sampled(seed).token_ids) for seed in range(4)}) == 4
     assert sampled(1).token_ids != record.token_ids
     assert sampled(1).lossless is True
+
+
+def test_captions_and_events_can_be_pickled(events):
+    for event, again in zip(events, pickle.loads(pickle.dumps(events)), strict=True):
+        assert again == event
+    trace = again.caption.trace
+    assert trace.spans == events[-1].caption.trace.spans and trace.now() > 0
+
+
+@pytest.mark.parametrize("prompts", ["What moves?", b"What moves?", [], [None], 3])
+def test_prompts_are_a_list_of_texts(captioner, prompts):
+    with pytest.raises(ArgumentError, match=r"captions.. takes a list of prompts"):
+        captioner.captions(CLIP, prompts)
+
+
+@pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "baseline", "dialogue"])
+def test_a_call_takes_one_clip(captioner, method):
+    with pytest.raises(ArgumentError, match=rf"{method}.. takes the path of one clip, not a list"):
+        getattr(captioner, method)([CLIP, CLIP])
+    with pytest.raises(ArgumentError, match=r"captions.. takes the path of one clip"):
+        captioner.captions([CLIP], ["What moves?"])
 
 
 def test_a_missing_file(captioner, tmp_path):

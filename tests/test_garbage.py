@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
+from tests.tiers import full_but
 from vidspec import garbage
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
@@ -20,6 +22,11 @@ class Knot:
 
     def __init__(self):
         self.itself = self
+
+
+OVERRIDES = {"models.device": "cpu", "video.frames": 4, "generate.max_new_tokens": 8}
+#: No built-in model has an MTP layer.
+LOADABLE = [name for name in packaged() if name != "mtp"]
 
 
 @contextmanager
@@ -86,6 +93,40 @@ def test_a_user_who_turned_collection_off_is_left_alone():
         assert not gc.isenabled() and not found
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["close", "del"])
+@pytest.mark.parametrize("name", full_but(["eagle3", "parallelvlm", "tabed-mt"], LOADABLE))
+def test_models_end_with_their_captioner_without_a_collection(name, ends, forked_drafts):
+    captioner = Captioner.from_profile(name, overrides=OVERRIDES)
+    gc.disable()
+    try:
+        captioner.caption(shipped()[0])
+        engines = captioner.target, captioner.draft, captioner.setup.head, captioner.setup.self_draft
+        models = [weakref.ref(engine.model) for engine in engines if engine is not None]
+        del engines
+        if ends == "close":
+            captioner.close()
+        else:
+            del captioner
+        assert [model() for model in models] == [None] * len(models)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["close", "del"])
+def test_models_in_cycles_are_collected_after_their_captioner(ends):
+    """As modules of the hub's models are, whose ``forward`` a device map replaces."""
+    with garbage.loading():  # what is made in it is frozen
+        captioner = Captioner.from_profile("ar", overrides=OVERRIDES)
+        model = captioner.target.model
+        model.itself, model = model, weakref.ref(model)
+    if ends == "close":
+        captioner.close()
+    else:
+        del captioner
+    gc.collect()
+    assert model() is None
 
 
 @pytest.mark.parametrize("batch", [1, 4])

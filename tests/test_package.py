@@ -1,13 +1,17 @@
 """Names of the package: loaded on first use, typed for those who import them."""
 
+import re
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import vidspec
 from vidspec import errors
+from vidspec.events import events
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -26,6 +30,15 @@ def test_every_name_can_be_imported():
     assert vidspec.VideoError is errors.VideoError
     with pytest.raises(AttributeError, match="no attribute 'Caption_'"):
         vidspec.Caption_  # noqa: B018
+
+
+def test_names_that_the_pages_import_are_listed():
+    pages = [*(Path(__file__).parents[1] / "docs").rglob("*.md"), Path(__file__).parents[1] / "README.md"]
+    lines = re.findall(r"^from vidspec import ([\w, ]+)$", "\n".join(page.read_text() for page in pages), re.MULTILINE)
+    named = {name.strip() for line in lines for name in line.split(",")}
+    modules = {path.stem for path in files("vidspec").iterdir()}
+    assert "Captioner" in named and named <= {*vidspec.__all__, *modules}
+    assert {kind.__name__ for kind in get_args(events.Event)} <= {*vidspec.__all__}
 
 
 def test_it_has_type_hints():

@@ -16,7 +16,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.plugins import names
 from vidspec.embedded.samples import shipped
-from vidspec.errors import ProfileError
+from vidspec.errors import GenerationError, ProfileError
 from vidspec.pruning.base import Pruner, pruners
 from vidspec.registry import build_part
 
@@ -186,6 +186,16 @@ def test_each_clip_has_a_drafter_of_its_own(looked_up, monkeypatch):
     captioner.caption(CLIP)
     assert len({*map(id, opened), id(kind)}) == 3 and opened[0].text is not opened[1].text
     assert opened[0].text == opened[1].text and opened[0].seen[: len(opened[0].prompt)] == list(opened[0].prompt)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_an_id_beyond_the_vocabulary_names_the_plugin(looked_up, monkeypatch, wrong):
+    captioner, plain = looked_up
+    with monkeypatch.context() as patch:
+        patch.setattr(type(captioner.setup.drafter), "guess", lambda self, gamma: [plain.token_ids[1], wrong][:gamma])
+        with pytest.raises(GenerationError, match=rf"the drafter vidspec_plugin_\S+ proposed the token {wrong}, and"):
+            captioner.caption(CLIP)
+    assert captioner.caption(CLIP).token_ids == plain.token_ids
 
 
 @pytest.mark.full

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
         VideoError,
         VidspecError,
     )
-    from vidspec.events.events import Event, Finished, Opened, Prefilled, PrefillProgress, Restarted, Round
+    from vidspec.events.events import (
+        Event,
+        Finished,
+        InputsReleased,
+        Opened,
+        Prefilled,
+        PrefillProgress,
+        Restarted,
+        Round,
+    )
     from vidspec.events.record import Caption
     from vidspec.models.request import CaptionOptions
 
@@ -39,6 +48,7 @@ __all__ = [
     "Event",
     "Finished",
     "GenerationError",
+    "InputsReleased",
     "ModelError",
     "Opened",
     "OutputError",

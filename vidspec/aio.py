@@ -21,7 +21,7 @@ from vidspec.errors import ClosedError, GenerationError
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.wake import WakeEvent
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import CaptionOptions, CaptionRequest, Question, make_request
+from vidspec.models.request import CaptionOptions, CaptionRequest, Question, make_request, prompt_list
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -177,7 +177,8 @@ class AsyncCaptioner:
         self, path: str | Path, prompts: Sequence[str], **options: Unpack[CaptionOptions]
     ) -> list[Caption]:
         """Caption a clip with several prompts, as :meth:`Captioner.captions <vidspec.captioner.Captioner.captions>`."""
-        request = await asyncio.to_thread(self.captioner.read_request, make_request("captions", path, options))
+        request, prompts = make_request("captions", path, options), prompt_list(prompts)
+        request = await asyncio.to_thread(self.captioner.read_request, request)
         cache, is_read = PrefixCache(), asyncio.Event()
 
         async def answer(number: int, prompt: str) -> Caption:

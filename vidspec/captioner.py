@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, closing
@@ -48,7 +49,7 @@ from vidspec.models import loading
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
-from vidspec.models.request import CaptionOptions, CaptionRequest, make_request
+from vidspec.models.request import CaptionOptions, CaptionRequest, make_request, prompt_list
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision_ahead import VisionAhead
 from vidspec.video.thumbnails import draw_thumbnails
@@ -186,6 +187,7 @@ class Captioner:
             if models.slot is not None:
                 models.slot.ready()  # it was loading in the meantime; its errors are reported now
             undo.pop_all()
+        garbage.thaw_after(captioner)
         return captioner
 
     def __enter__(self) -> Captioner:
@@ -208,7 +210,9 @@ class Captioner:
         devices, drafter = self.devices, self.setup.drafter
         self._setup = self.slot = None
         self._setups.clear()
+        garbage.thaw()
         if any(device.type == "cuda" for device in devices):
+            gc.collect()  # in case a hub model's modules refer to each other in cycles
             torch.cuda.empty_cache()
         if drafter is not None:
             drafter.close()
@@ -366,9 +370,10 @@ class Captioner:
 
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
+            ArgumentError: as there; or the prompts are not a list of texts.
         """
-        request = self.read_request(self._make_request("captions", path, options))
-        return caption_prompts(self.serve, replace(request, reread=None), prompts)
+        request, prompts = self._make_request("captions", path, options), prompt_list(prompts)
+        return caption_prompts(self.serve, replace(self.read_request(request), reread=None), prompts)
 
     def _make_request(self, method: str, path: str | Path, options: CaptionOptions) -> CaptionRequest:
         request = make_request(method, path, options)

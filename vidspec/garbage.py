@@ -8,10 +8,11 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["collect_if_due", "deferred", "loading"]
+__all__ = ["collect_if_due", "deferred", "loading", "thaw", "thaw_after"]
 
 #: Collections of the middle generation after which a full one is due, as in Python's own settings.
 DUE = 10
@@ -29,8 +30,9 @@ _thresholds = (0, 0, 0)
 def loading(*, fresh: bool = False) -> Iterator[None]:
     """Import and load without collections, then exempt all existing objects from later ones (`gc.freeze`).
 
-    Reference counts still free exempt objects. Earlier garbage and that of loading is collected first, so that none of
-    it is kept for good. No effect inside another call and with collection turned off.
+    Reference counts still free exempt objects, but not cycles of them: what was loaded and is used no longer needs
+    :func:`thaw`. Earlier garbage and that of loading is collected first, so that none of it is kept for good. No effect
+    inside another call and with collection turned off.
 
     Args:
         fresh: True if the process has just started, with no garbage worth collecting.
@@ -49,6 +51,16 @@ def loading(*, fresh: bool = False) -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+def thaw() -> None:
+    """Expose all objects to collections again, until the next :func:`loading`."""
+    gc.unfreeze()
+
+
+def thaw_after(owner: object) -> None:
+    """Call :func:`thaw` when ``owner`` is freed, so that a collection frees what it owned, cycles included."""
+    weakref.finalize(owner, thaw).atexit = False
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class TrainedHead(torch.nn.Module):
         At depth 0 all states are the target's; at depth k those of the last k pairs are the head's own.
         """
         decoder, attention = self.decoder, _Unrolled(text.first)
-        states, embeddings = decoder.joined(text.states.float()), text.embeddings.float()
+        states, embeddings = F.linear(text.states.float(), self.tensors["fc.weight"]), text.embeddings.float()
         found, begin = list[torch.Tensor](), 0
         for _ in range(depth):
             if begin == len(embeddings):

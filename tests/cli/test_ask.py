@@ -11,8 +11,10 @@ from functools import partial
 import pytest
 
 from tests.fake_captioner import TEXT, FakeCaptioner, events, record
+from tests.tiers import full_but
 from vidspec.cli.session import DialogueSession
 from vidspec.config.profiles import load
+from vidspec.dataset.reader import ClipReader
 from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Round
 from vidspec.signals import Terminated
@@ -260,6 +262,17 @@ def test_a_page_does_not_show_a_question_that_was_given_up(session, tmp_path):
     session.page.write()
     page = (tmp_path / "page.html").read_text()
     assert "What moves?" in page and "Stop?" not in page
+
+
+@pytest.mark.parametrize("content", full_but([None], [None, b"", b"not a video"]), ids=str)
+def test_a_clip_that_cannot_be_read_is_told_before_anything_is_loaded(piped, monkeypatch, content):
+    monkeypatch.setattr("vidspec.dataset.local.ClipReader", ClipReader)
+    if content is not None:
+        with open("clip.mp4", "wb") as file:
+            file.write(content)
+    ran = piped("One?\n", "clip.mp4")
+    assert ran.code == 1 and "error: clip.mp4: " in ran.err and "Traceback" not in ran.err
+    assert not FakeCaptioner.made
 
 
 def test_a_page_that_cannot_be_written_is_told_before_anything_is_loaded(piped):

@@ -98,6 +98,7 @@ class ToySpan:
 
 class ToyModel:
     name = "toy"
+    known_ids = 1 << 20
     dtype, device, decoder = torch.float32, torch.device("cpu"), SimpleNamespace(graphs=None)
 
 

@@ -64,7 +64,7 @@ def ask(
 def _open_session(
     stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat
 ) -> DialogueSession:
-    """Open the session: load the models while a reader process reads the clip."""
+    """Open the session: check the clip, load the models, read its frames in the reader process."""
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
     from vidspec.cli.request import clip_range, job_config, profile_overrides
@@ -88,7 +88,8 @@ def _open_session(
     fetches = not request.quiet and start.announce(profile)
     (reader,) = readers_for(how, 1)
     stack.callback(reader.close)
-    reader.start()
+    with start.stage_status("opening the clip", on=not request.quiet):
+        reader.require_frames(clip, *part, how.video)
     with start.stage_status("loading weights", on=not (request.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
 

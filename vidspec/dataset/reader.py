@@ -64,6 +64,10 @@ class MemoryBudget:
 _BUDGET = MemoryBudget(MOST_MEMORY)
 
 
+class _Planned(Exception):
+    """The frames of a clip are known and not wanted."""
+
+
 class ClipReader:
     """Reader process for one clip at a time; started by :meth:`start`, or with the first clip.
 
@@ -125,6 +129,15 @@ class ClipReader:
                     raise
                 answer = self._ask(path, True, deadline)
         return cast("Clip", answer)
+
+    def require_frames(self, path: str, start: float | None, end: float | None, video: Mapping[str, Any]) -> None:
+        """Refuse a file as :meth:`read` does, as far as can be told before frames are decoded."""
+
+        def stop(frames: int, height: int, width: int) -> None:
+            raise _Planned
+
+        with suppress(_Planned):
+            self.read(path, start, end, video, stop)
 
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None

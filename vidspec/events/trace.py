@@ -57,6 +57,9 @@ class TracePiece:
     kind: str
 
 
+def _wait_for_nothing() -> None: ...
+
+
 @dataclass
 class Trace:
     """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted.
@@ -69,7 +72,7 @@ class Trace:
         waited: seconds in which the loop served other clips while this one waited for a pass.
     """
 
-    synchronise: Callable[[], None] = lambda: None
+    synchronise: Callable[[], None] = _wait_for_nothing
     clock: Callable[[], float] = time.perf_counter
     spans: list[Span] = field(default_factory=list)
     origin: float = 0.0
@@ -78,6 +81,10 @@ class Trace:
 
     def __post_init__(self) -> None:
         self.origin = self.clock()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what is pickled: all but the function that waits for this process's devices."""
+        return {**vars(self), "synchronise": _wait_for_nothing}
 
     def now(self) -> float:
         """Return seconds since the trace began, after all queued device work."""

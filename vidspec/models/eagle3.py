@@ -117,10 +117,6 @@ class Eagle3Decoder(HeadDecoder):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden, self._weight)
 
-    def joined(self, states: torch.Tensor) -> torch.Tensor:
-        """Project concatenated target states (n, blocks * target's hidden) to (n, hidden)."""
-        return self._linear("fc", states)
-
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
 
@@ -168,12 +164,13 @@ class Eagle3Head(Head):
         if embedding is not None:
             embed, eager = partial(F.embedding, weight=embedding.to(device, target.dtype)), None
         ids, marked = self.tokens.to(device), int(self.tokens.max()) + 1
-        inputs = StateInputs(decoder.hidden, lambda states: decoder.joined(states.to(device)), ids, marked)
-        decoder.bind(embed, inputs, eager)
+        weight, bias = placed["fc.weight"], placed.get("fc.bias")
+        self._project = project = lambda states: F.linear(states.to(device), weight, bias)
+        decoder.bind(embed, StateInputs(decoder.hidden, project, ids, marked), eager)
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:
-        return self.decoder.joined(states.to(self.device))
+        return self._project(states)
 
 
 @retries_offline

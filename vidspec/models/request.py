@@ -5,9 +5,10 @@ Imports no torch, so that clients of a captioner need none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video.base import Clip
 
-__all__ = ["CaptionOptions", "CaptionRequest", "DialogueTurn", "Question", "make_request"]
+__all__ = ["CaptionOptions", "CaptionRequest", "DialogueTurn", "Question", "make_request", "prompt_list"]
 
 
 #: Bytes of a clip's frames that are hashed into its seed.
@@ -166,8 +167,13 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
     """Return the request of a method's call.
 
     Raises:
-        ArgumentError: an option is not one of :class:`CaptionOptions`.
+        ArgumentError: the path is not one, or an option is not one of :class:`CaptionOptions`.
     """
+    if not isinstance(path, str | PathLike):
+        raise ArgumentError(
+            f"{method}() takes the path of one clip, not a {type(path).__name__}",
+            hint="call it for each clip; vidspec caption captions many at once",
+        )
     for name in options.keys() - CaptionOptions.__annotations__.keys():
         closest = nearest(name, CaptionOptions.__annotations__)
         hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"
@@ -187,3 +193,15 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
             if name not in fields and value is not None
         },
     )
+
+
+def prompt_list(prompts: Iterable[str]) -> list[str]:
+    """Return the prompts of a call of ``captions``.
+
+    Raises:
+        ArgumentError: they are a single text, or not all texts.
+    """
+    found = [] if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable) else list(prompts)
+    if not found or not all(isinstance(prompt, str) for prompt in found):
+        raise ArgumentError("captions() takes a list of prompts", hint='such as ["What moves?"]; caption() takes one')
+    return found

@@ -101,13 +101,14 @@ class VideoLanguageModel:
         self.vision_lock = threading.Lock()
         self._init_parts()
         self.template = template or self.default_template()
-        self.renderer = TemplateRenderer(tokenizer.apply_chat_template)
+        self.renderer = TemplateRenderer(tokenizer.apply_chat_template, tokenizer.encode)
         self._rendered: tuple[list[ChatMessage], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
         # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
+        self.known_ids = int(self.language.embed_tokens.weight.shape[0])
         self.frame_rule = self.frame_rule_of(model.config, processor)
         self._processor = processor
         self.set_up(processor)

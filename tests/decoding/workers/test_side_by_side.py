@@ -251,14 +251,13 @@ def test_a_newer_stream_leaves_an_older_one_alone(pairs, same_process):
 def test_the_draft_has_its_share_of_the_processor(pairs):
     before = torch.get_num_threads()
     slot = pairs.sharing(**{"models.threads": 3}).slot
-    shared = slot.target_threads
     try:
-        slot.target_threads = before + 1
+        torch.set_num_threads(slot.target_threads + 1)
         with slot.sharing():
-            assert torch.get_num_threads() == before + 1
+            assert torch.get_num_threads() == slot.target_threads
+        assert torch.get_num_threads() == slot.target_threads + 1
     finally:
-        slot.target_threads = shared
-    assert torch.get_num_threads() == before
+        torch.set_num_threads(before)
 
 
 @pytest.mark.full

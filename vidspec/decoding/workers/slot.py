@@ -44,13 +44,14 @@ class DraftProcessSlot:
         wanted = profile.workers
         self.gamma, self._shows_video = 5, profile.shows_the_video
         self._checked: tuple[VideoLanguageModel, Identity] | None = None
-        #: Reduces the target's threads while any clip is here, which leaves the draft its share of the processor.
-        self.sharing = CoreSharing(lambda threads: self.target_threads or threads)
-        self.target_threads: int | None = None
+        limit: int | None = None
         self.draft_threads: int | None = None
         if where.device.type == "cpu":
             total = profile.models.threads or torch.get_num_threads()
-            self.target_threads, self.draft_threads = split_threads(total, wanted.draft_threads)
+            limit, self.draft_threads = split_threads(total, wanted.draft_threads)
+        self.target_threads = limit
+        #: Reduces the target's threads while any clip is here, which leaves the draft its share of the processor.
+        self.sharing = CoreSharing(lambda threads: limit or threads)
         self._start, self._timeout = DraftStart(model, where, self.draft_threads), wanted.timeout
         self._processes: list[DraftProcess] = []
         self.start()

@@ -11,6 +11,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.rows import PrefillResult
+from vidspec.errors import GenerationError
 
 __all__ = ["DraftText"]
 
@@ -21,7 +22,7 @@ class DraftText:
     Args:
         engine: engine of the drafting model.
         prefill: result of the prompt's prefill.
-        history: history of the prompt only, for penalties; None without penalties.
+        history: after the prompt, for penalties and a grammar; it grows with the text. None without either.
     """
 
     def __init__(self, engine: Engine, prefill: PrefillResult, history: TextHistory | None = None) -> None:
@@ -29,6 +30,7 @@ class DraftText:
         self.tokens: list[int] = []
         self.forwards = 0
         self._prompt = self.span.length
+        self._recorded = 0  # tokens of the text that the history has
 
     def extend(self) -> Steps[int]:
         """Propose one more token: from the prompt's last logits at first, then from a pass over the unread tokens.
@@ -36,8 +38,9 @@ class DraftText:
         If it is abandoned before its request is answered, nothing changes.
         """
         unread = self.tokens[self.span.length - self._prompt :]
+        path = self._record()
         if unread:
-            self.tokens += yield from greedy_chain(self.engine, self.span, unread, 1, self.history, self.tokens)
+            self.tokens += yield from greedy_chain(self.engine, self.span, unread, 1, self.history, path)
             self.forwards += 1
         else:
             logits = self.prefill.logits
@@ -45,6 +48,19 @@ class DraftText:
                 logits = self.history.changes_for_paths([()])(logits[None])
             self.tokens.append(int(logits.argmax()))
         return self.tokens[-1]
+
+    def _record(self) -> Sequence[int]:
+        """Add the new tokens to the history, and return those that it cannot take.
+
+        A draft whose vocabulary has no token that the grammar allows proposes another, which will be rejected.
+        """
+        for token in self.tokens[self._recorded :] if self.history is not None else ():
+            try:
+                self.history.add([token])
+            except GenerationError:
+                break
+            self._recorded += 1
+        return self.tokens[self._recorded :]
 
     def prune(self, rows: torch.Tensor) -> None:
         """Drop the prompt's entries except those at ``rows`` (K,), sorted, for good.
@@ -64,6 +80,8 @@ class DraftText:
         """
         if not 0 <= keep <= len(self.tokens):
             raise ValueError(f"cannot keep {keep} of {len(self.tokens)} tokens")
+        if self.history is not None and keep < self._recorded:
+            self.history, self._recorded = self.history.before(self._recorded - keep), keep
         self.tokens[keep:] = tokens
         read = self.span.length - self._prompt
         # At least one token must stay unread: logits come from the pass over it.

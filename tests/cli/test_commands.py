@@ -98,6 +98,16 @@ def test_unknown_command(vidspec):
     assert (ran.code, ran.err) == (2, "error: No such command 'nope'. (see `vidspec --help`)\n")
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("captoin my.mp4", "caption"), ("model", "models"), ("profle", "profile"), ("config key", "keys")],
+)
+def test_a_mistyped_command(vidspec, typed, meant):
+    word = typed.removeprefix("config ").split()[0]
+    ran = vidspec(*typed.split())
+    assert (ran.code, ran.err) == (2, f"error: {word} is not a command; did you mean {meant}?\n")
+
+
 def test_profiles_lists_names_and_abouts(vidspec):
     ran = vidspec("profiles", "--all")
     assert ran.code == 0
@@ -286,7 +296,7 @@ def test_a_clip_in_the_place_of_a_command(vidspec, word):
     Path("clips").mkdir()
     ran = vidspec(word)
     shown = f"'{word}'" if " " in word else word
-    assert (ran.code, ran.err) == (2, f"error: {word}: is not a command; did you mean `vidspec caption {shown}`?\n")
+    assert (ran.code, ran.err) == (2, f"error: {word} is not a command; did you mean `vidspec caption {shown}`?\n")
 
 
 @pytest.mark.parametrize(

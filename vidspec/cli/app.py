@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import Annotated
@@ -57,6 +58,7 @@ app = typer.Typer(
     name="vidspec",
     help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
     no_args_is_help=True,
+    suggest_commands=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -138,9 +140,11 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
         return 1
 
 
-def _is_input(word: str) -> bool:
-    """Return True if an unknown command looks like an input path."""
-    return os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""
+def _meant_command(word: str, commands: Iterable[str]) -> str | None:
+    """Return what an unknown command stands for: captioning a path, or a command of a similar name."""
+    if "caption" in commands and (os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""):
+        return f"`vidspec caption {shlex.quote(word)}`"
+    return next(iter(difflib.get_close_matches(word, commands, 1)), None)
 
 
 def _usage(error: Exception) -> int:
@@ -151,9 +155,9 @@ def _usage(error: Exception) -> int:
         print(message)
         return 2
     path = context.command_path if context else "vidspec"
-    unknown = re.search("^No such command '(.*)'", message, re.DOTALL)
-    if unknown and path == "vidspec" and _is_input(unknown[1]):
-        print_error(f"{unknown[1]}: is not a command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
+    unknown = re.fullmatch(r"No such command '(.*)'\.", message, re.DOTALL)
+    if unknown and (meant := _meant_command(unknown[1], getattr(context.command, "commands", ()) if context else ())):
+        print_error(f"{unknown[1]} is not a command; did you mean {meant}?")
         return 2
     page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
     print_error(f"{' '.join(message.split())} (see `{page}`)")

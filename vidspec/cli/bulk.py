@@ -24,7 +24,7 @@ from vidspec.cli.request import (
     profile_overrides,
     tolerated_failures,
 )
-from vidspec.errors import UsageError, VideoError
+from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
 from vidspec.signals import ending_of
@@ -141,7 +141,10 @@ def caption_all(request: CaptionArguments) -> int:
     run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
     # Keep output of libraries out of the captions; only the run's output holds the real stdout.
     with redirect_stdout(sys.stderr):
-        return _run(run)
+        try:
+            return _run(run)
+        except OutputError as error:
+            raise LostOutputError(error.message, hint=error.hint) from error
 
 
 def _check_shards(request: CaptionArguments) -> None:
@@ -231,7 +234,7 @@ def _run(run: BulkRun) -> int:
             print_note(f"{ending.word}: {tally.done - tally.unkept} of {tally.total} clips were done, and are kept")
             return ending.code
         complete = tally.stopped is None
-    if run.several and not request.quiet:
+    if run.several and not request.quiet and request.progress != "json":
         print_note(totals(tally, run.found))
     if run.found.unreadable:
         print_note(f"error: {len(run.found.unreadable)} inputs could not be found or listed, see above")

@@ -71,7 +71,8 @@ def end_quietly_on_interrupt() -> None:
 def raise_on_signals() -> Iterator[None]:
     """Context in which :data:`SIGNALS` raise :class:`Terminated`; a second signal ends the process at once.
 
-    Ctrl-C raises KeyboardInterrupt each time. A signal or Ctrl-C during a finaliser, where Python only reports the exception, is sent again.
+    Ctrl-C raises KeyboardInterrupt each time. A signal or Ctrl-C during a finaliser, where Python only reports the
+    exception, is sent again.
 
     No effect outside the main thread, where no handler can be set, and for
     signals that are ignored already (``nohup``).

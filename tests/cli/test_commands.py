@@ -215,6 +215,21 @@ def test_doctor(vidspec, monkeypatch):
         assert label in text
 
 
+def test_doctor_lists_the_extras_whose_packages_are_all_installed(vidspec, monkeypatch):
+    from vidspec.cli import doctor
+
+    there = {"pyarrow", "fsspec", "llguidance", "starlette"}  # of "serve" one package alone
+
+    def version(name):
+        if name not in there:
+            raise doctor.PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "version", version)
+    extras = json.loads(vidspec("doctor", "--format", "json").out)["extras"]
+    assert extras == ["data", "json"] and "data, json" in vidspec("doctor").out
+
+
 @pytest.mark.parametrize(
     ("gpus", "given", "placement"),
     [

@@ -9,8 +9,10 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -30,7 +32,7 @@ from vidspec.cli import (
     serve,
 )
 from vidspec.cli.options import CaptionHelp
-from vidspec.cli.printed import print_error
+from vidspec.cli.printed import events_on_stderr, print_error
 from vidspec.errors import VidspecError
 from vidspec.escaping import escape_text
 from vidspec.signals import ending_of, raise_on_signals
@@ -113,6 +115,12 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
         args: the process's own if None.
     """
     args = list(sys.argv[1:] if args is None else args)
+    as_json = "--progress=json" in args or ("--progress", "json") in pairwise(args)
+    with events_on_stderr() if as_json else nullcontext():
+        return _run(application, name, args)
+
+
+def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
         with raise_on_signals():

@@ -26,6 +26,7 @@ from vidspec.dataset.job import Job, MemberSource
 from vidspec.dataset.manifests import PATH_KEYS
 from vidspec.dataset.stores import copy, is_bug, is_url, open_url, retry
 from vidspec.errors import UsageError, VideoError, VidspecError
+from vidspec.events.tally import counted
 from vidspec.video.image import IMAGES
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _select_members(name: str, headers: _Headers, chosen: dict[str, tarfile.TarI
         if not at:
             hint = "of a compressed tar, gunzip makes one"
             raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
-        message = f"{name}: is cut short or damaged behind {len(chosen)} clips"
+        message = f"{name}: is cut short or damaged behind {counted(len(chosen), 'clip')}"
         raise VideoError(message, kind="truncated") from error
 
 

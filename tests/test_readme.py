@@ -18,6 +18,7 @@ from research.peers.outside import OUTSIDE
 from tests.test_rooms import ORDER
 from vidspec.cli.app import app
 from vidspec.config.profiles import available, load
+from vidspec.embedded.samples import shipped
 from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +50,28 @@ def test_options_that_a_page_names_exist(page):
         *(one for group in COMMANDS.values() for one in getattr(group, "commands", {}).values()),
     ]
     assert named and named <= set().union(*map(options, commands))
+
+
+#: Names in commands that stand for files of the reader's own.
+PLACEHOLDER = re.compile(r"(\./)?my-|[^a-z]*[A-Z]{2}")
+#: Files and folders as arguments.
+INPUT = re.compile(r"\./\S+|[\w./-]+\.(mp4|mkv|ts|tar|json|jsonl|yaml|txt|csv|parquet)")
+READ_OPTIONS = {"--prompt-file", "--manifest", "--from-file", "--json-schema", "--profile"}
+
+
+@pytest.mark.parametrize("page", [page for page, path in FILES.items() if path.parent.name in (ROOT.name, "use")])
+def test_what_no_command_of_a_page_makes_is_visibly_a_placeholder(page):
+    """Also of commands that no test runs; a checkout has ``docs`` and ``vidspec``."""
+    made = set()
+    for _, line in console_lines(page):
+        words = shlex.split(line, comments=True)
+        for before, word in pairwise(["", *words]):
+            if INPUT.fullmatch(word) and before != ">" and (not before.startswith("-") or before in READ_OPTIONS):
+                there = word in made or (ROOT / word).exists() or PLACEHOLDER.match(word)
+                assert there or re.match("cp |tar ", line), f"{line}: {word}"
+        made |= set(words)
+        for out in re.findall(r"vidspec sample --out (\S+)", line):
+            made |= {f"{out}/{clip.name}" for clip in shipped()}
 
 
 def test_keys_of_the_record():

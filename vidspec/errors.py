@@ -13,6 +13,7 @@ __all__ = [
     "ClosedError",
     "DeviceError",
     "GenerationError",
+    "LostOutputError",
     "ModelError",
     "OutputError",
     "ProfileError",
@@ -114,3 +115,9 @@ class OutputError(VidspecError):
 
     stage = "output"
     kind = "output"
+
+
+class LostOutputError(OutputError):
+    """The end of a run whose output can no longer be written: the disk is full, or the file was taken away."""
+
+    exit_code = 4

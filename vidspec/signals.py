@@ -14,7 +14,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-__all__ = ["CommandEnding", "Terminated", "defer_signals", "ending_of", "raise_on_signals"]
+__all__ = [
+    "CommandEnding",
+    "Terminated",
+    "defer_signals",
+    "end_quietly_on_interrupt",
+    "ending_of",
+    "raise_on_signals",
+]
 
 #: Seconds until a signal is sent again whose exception Python swallowed, such as in a finaliser.
 RESEND_DELAY = 0.02
@@ -51,11 +58,21 @@ def ending_of(stop: BaseException) -> CommandEnding:
     return CommandEnding("interrupted", 128 + signal.SIGINT)
 
 
+def end_quietly_on_interrupt() -> None:
+    """Let Ctrl-C end this process at once and without a traceback, except within :func:`raise_on_signals`.
+
+    For a process that is a command: it has nothing to put in order while it starts, and nothing left when it exits.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Context in which :data:`SIGNALS` raise :class:`Terminated`; a second signal ends the process at once.
 
-    A signal or Ctrl-C during a finaliser, where Python only reports the exception, is sent again.
+    Ctrl-C raises KeyboardInterrupt each time. A signal or Ctrl-C during a finaliser, where Python only reports the
+    exception, is sent again.
 
     No effect outside the main thread, where no handler can be set, and for
     signals that are ignored already (``nohup``).
@@ -67,6 +84,8 @@ def raise_on_signals() -> Iterator[None]:
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, _raise_terminated)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     hook = sys.unraisablehook
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
@@ -86,7 +105,7 @@ def raise_on_signals() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
-        for number, handler in before.items():
+        for number, handler in reversed(before.items()):  # that of Ctrl-C, which may be pressed again, first
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 

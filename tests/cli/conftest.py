@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from types import ModuleType
 
@@ -14,6 +15,12 @@ NAMES = {
     "acceptance": ("exact",),
     "schedules": ("autoregressive", "parallel", "sequential"),
 }
+
+
+#: Messages count with ``counted``.
+ONE_OF_MANY = re.compile(
+    r"(?<![\w.,:/-])1 (\w+ )?(clip|file|input|frame|GPU|line|question|record|segment|shard|thread|token|video)s\b"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +71,8 @@ def vidspec(capsys, options):
     def run(*args):
         code = main([args[0], *options, *args[1:]] if args[:1] == ("caption",) else args)
         captured = capsys.readouterr()
+        if args[:1] not in (("merge",), ("report",)):
+            assert not ONE_OF_MANY.search(captured.err), "a plural of one thing"
         return Ran(code, captured.out, captured.err)
 
     return run

@@ -63,7 +63,7 @@ def test_a_second_run_does_nothing_and_loads_nothing(vidspec, clips):
     before = Path("out.jsonl").read_bytes()
     ran = vidspec(*args)
     assert ran.code == 1 and len(FakeCaptioner.made) == 1 and Path("out.jsonl").read_bytes() == before
-    assert "4 of 4 clips were done before, 1 of them failed (--retry-failed tries them again)" in ran.err
+    assert "4 of 4 clips done before, 1 of them failed (--retry-failed tries them again)" in ran.err
 
 
 @IN_TURN
@@ -234,7 +234,7 @@ def test_a_run_begun_in_one_batch_goes_on_in_another(vidspec, clips):
     vidspec(*args)
     assert FakeCaptioner.made[0].most > 1
     ran = vidspec(*args, "--ahead", "1", "--ordered", "--batch", "1")
-    assert "4 of 4 clips were done before" in ran.err and len(FakeCaptioner.made) == 1
+    assert "4 of 4 clips done before" in ran.err and len(FakeCaptioner.made) == 1
 
 
 @pytest.mark.parametrize("options", [()])
@@ -395,7 +395,7 @@ def test_several_formats_in_one_run(vidspec, clips):
     assert Path("out/captions.csv").read_text().count("vanilla-sd") == 4
     os.remove("out/a/good.vtt")
     again = vidspec("caption", clips, "--format", "jsonl,srt,vtt,csv", "--output-dir", "out")
-    assert len(streamed_paths()) == 4 and "4 of 4 clips were done before" in again.err
+    assert len(streamed_paths()) == 4 and "4 of 4 clips done before" in again.err
     assert Path("out/a/good.vtt").read_text().startswith("WEBVTT"), "written again from what is remembered"
     os.remove("out/captions.jsonl")
     vidspec("caption", clips, "--format", "jsonl,srt", "--output-dir", "out")

@@ -75,7 +75,7 @@ def test_text_of_built_in_models_that_nobody_named_is_marked(vidspec, monkeypatc
     kept = json.loads(Path("out.jsonl").read_text())
     assert kept["demo"] is True and kept["caption"] == TEXT
     again = vidspec(*command)
-    assert again.code == 0 and "1 of 1 clips were done before" in again.err
+    assert again.code == 0 and "1 of 1 clip done before" in again.err
     assert " ".join(file.read_text().split()) == said
 
 
@@ -87,7 +87,7 @@ def test_a_marked_file_beside_a_clip_is_recognised(vidspec, monkeypatch):
     assert texts[0] == f"[demo] {TEXT}\n" and texts[1].count("[demo]") == 1
     made = len(FakeCaptioner.made)
     again = vidspec("caption", "good.mp4", "--format", "txt,srt")
-    assert again.code == 0 and "1 of 1 clips were done before" in again.err and len(FakeCaptioner.made) == made
+    assert again.code == 0 and "1 of 1 clip done before" in again.err and len(FakeCaptioner.made) == made
     assert (Path("good.txt").read_text(), Path("good.srt").read_text()) == texts and not Path("good.txt~").exists()
 
 
@@ -216,7 +216,7 @@ def test_device_lost_on_the_way(vidspec):
 def test_interrupted_keeps_what_is_done(vidspec, tmp_path):
     ran = vidspec("caption", "good.mp4", "stop.mp4", "late/good.mp4", "--format", "json", "--batch", "1")
     assert ran.code == 130 and len(ran.records) == 1
-    assert "interrupted: 1 of 3 clips were done" in ran.err
+    assert "interrupted: 1 of 3 clips done" in ran.err
     assert FakeCaptioner.made[0].closed
     assert vidspec("caption", "good.mp4", "stop.mp4", "-o", "out.txt", "--batch", "1").code == 130
     assert Path("out.txt").read_text().startswith("good.mp4\t")

@@ -98,6 +98,16 @@ def test_unknown_command(vidspec):
     assert (ran.code, ran.err) == (2, "error: No such command 'nope'. (see `vidspec --help`)\n")
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("captoin my.mp4", "caption"), ("model", "models"), ("profle", "profile"), ("config key", "keys")],
+)
+def test_a_mistyped_command(vidspec, typed, meant):
+    word = typed.removeprefix("config ").split()[0]
+    ran = vidspec(*typed.split())
+    assert (ran.code, ran.err) == (2, f"error: {word} is not a command; did you mean {meant}?\n")
+
+
 def test_profiles_lists_names_and_abouts(vidspec):
     ran = vidspec("profiles", "--all")
     assert ran.code == 0
@@ -205,6 +215,21 @@ def test_doctor(vidspec, monkeypatch):
         assert label in text
 
 
+def test_doctor_lists_the_extras_whose_packages_are_all_installed(vidspec, monkeypatch):
+    from vidspec.cli import doctor
+
+    there = {"pyarrow", "fsspec", "llguidance", "starlette"}  # of "serve" one package alone
+
+    def version(name):
+        if name not in there:
+            raise doctor.PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "version", version)
+    extras = json.loads(vidspec("doctor", "--format", "json").out)["extras"]
+    assert extras == ["data", "json"] and "data, json" in vidspec("doctor").out
+
+
 @pytest.mark.parametrize(
     ("gpus", "given", "placement"),
     [
@@ -286,7 +311,7 @@ def test_a_clip_in_the_place_of_a_command(vidspec, word):
     Path("clips").mkdir()
     ran = vidspec(word)
     shown = f"'{word}'" if " " in word else word
-    assert (ran.code, ran.err) == (2, f"error: {word}: is not a command; did you mean `vidspec caption {shown}`?\n")
+    assert (ran.code, ran.err) == (2, f"error: {word} is not a command; did you mean `vidspec caption {shown}`?\n")
 
 
 @pytest.mark.parametrize(

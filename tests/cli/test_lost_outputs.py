@@ -1,5 +1,6 @@
 """Outputs that are taken away, full or not writable in the middle of a run, and runs that are told to end."""
 
+import errno
 import json
 import os
 import shutil
@@ -88,7 +89,7 @@ TAKEN = [
 def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, action, at):
     meanwhile(at, action)
     ran = vidspec("caption", *CLIPS, *args)
-    assert ran.code == 1 and len(streamed_paths()) == at + 1
+    assert ran.code == 4 and len(streamed_paths()) == at + 1
     assert "was moved, replaced or deleted while the run was writing it (put it back if it was moved" in ran.err
     assert "error: stopped: out/" in ran.err and f"{at} captioned, 0 failed" in ran.err and "Traceback" not in ran.err
     if action is replaced:
@@ -113,7 +114,7 @@ def test_what_was_moved_is_whole_and_is_gone_on_with_where_it_is_put_back(vidspe
 def test_a_table_that_was_deleted_comes_back_without_captioning(vidspec, meanwhile):
     """Its journal is still there."""
     undo = meanwhile(4, lambda: os.remove("out/out.csv"))
-    assert vidspec("caption", *CLIPS, *CSV).code == 1
+    assert vidspec("caption", *CLIPS, *CSV).code == 4
     undo()
     assert vidspec("caption", *CLIPS, *CSV).code == 0 and streamed_paths() == CLIPS
     assert Path("out/out.csv").read_text().count("good.mp4") == len(CLIPS)
@@ -125,7 +126,7 @@ def test_a_file_that_is_deleted_behind_the_last_clip(vidspec, monkeypatch):
 
     monkeypatch.setattr(OutcomeLines, "result", lambda self, *given: given[-1].done < 5 or os.remove("out/out.jsonl"))
     ran = vidspec("caption", *CLIPS, *JSONL)
-    assert ran.code == 1 and "error: out/out.jsonl: was moved, replaced or deleted" in ran.err
+    assert ran.code == 4 and "error: out/out.jsonl: was moved, replaced or deleted" in ran.err
     assert "captioned" not in ran.err and not os.path.exists("out/out.jsonl")
 
 
@@ -191,6 +192,35 @@ def test_a_journal_that_becomes_unwritable_costs_the_clips_of_its_folder(vidspec
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_ends_the_run_with_a_code_of_its_own(vidspec):
+    ran = vidspec("caption", *CLIPS, "--format", "jsonl", "-o", "/dev/full")
+    assert ran.code == 4 and len(streamed_paths()) == 1
+    assert "error: stopped: /dev/full: cannot be written: No space left on device" in ran.err
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+def test_a_disk_that_is_full_at_the_end_of_a_run(vidspec, monkeypatch, name):
+    """The file is written or put in order then; no part of it stays, and the run can go on."""
+    ordered = ("caption", *CLIPS[::-1], "-o", name)
+    assert vidspec("caption", *CLIPS[1:3], "-o", name).code == 0
+    before = Path(name).read_bytes()
+    sync = os.fsync
+
+    def full(file):
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".part"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    ran = vidspec(*ordered)
+    assert ran.code == 4 and f"{name}: cannot be written: No space left on device" in ran.err
+    assert not list(Path().rglob("*.part")) and Path(name).read_bytes()[: len(before)] == before
+    monkeypatch.setattr(os, "fsync", sync)
+    captioned = len(streamed_paths())
+    assert vidspec(*ordered).code == 0 and len(streamed_paths()) - captioned == 2 * (name == "out.csv")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_under_the_log_is_a_warning(vidspec):
     ran = vidspec("caption", *CLIPS, *JSONL, "--log-file", "/dev/full")
     assert ran.code == 0 and "5 captioned" in ran.err and "Traceback" not in ran.err
@@ -229,6 +259,7 @@ def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, seco
 
 TERMINATED = """
 import os, sys, time
+number, pause = int(sys.argv[2]), float(sys.argv[3])
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
 import vidspec.dataset.local
@@ -241,12 +272,13 @@ class Stopped(FakeCaptioner):
         for event in super().stream(path, **asked):
             yield event
             if path.startswith("2/"):
-                os.kill(os.getpid(), int(sys.argv[2]))
-                time.sleep(float(sys.argv[3]))
+                os.kill(os.getpid(), number)
+                time.sleep(pause)
 
 module.Captioner = Stopped
 from vidspec.cli import main
-sys.exit(main(sys.argv[4:]))
+sys.argv[1:] = sys.argv[4:]
+sys.exit(main())
 """
 
 
@@ -283,8 +315,26 @@ def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word, hee
     os.close(ours)
     hidden, again = shown.rfind(b"\x1b[?25l"), shown.rfind(b"\x1b[?25h")
     assert 0 <= hidden < again, "the cursor stays hidden"
-    assert word + b": 2 of 5 clips were done, and are kept" in shown and b"Traceback" not in shown
+    assert word + b": 2 of 5 clips done and kept" in shown and b"Traceback" not in shown
     assert len(Path("out/out.jsonl").read_text().splitlines()) == 2
+
+
+def test_ctrl_c_that_is_pressed_again_and_again_shows_no_traceback():
+    """While files are closed, and until the process has gone."""
+    command, env = terminated(0, 60)
+    presses = 0
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) as run:
+        records, until = Path("out/out.jsonl"), time.monotonic() + 60
+        while time.monotonic() < until and not (records.exists() and records.read_text().count("\n") == 2):
+            time.sleep(0.01)
+        while run.poll() is None and time.monotonic() < until:
+            run.send_signal(signal.SIGINT)
+            presses += 1
+            time.sleep(0.003)
+        shown = run.stderr.read()
+    assert run.returncode in (130, -signal.SIGINT) and presses > 2
+    assert b"Traceback" not in shown and b"KeyboardInterrupt" not in shown, shown
+    assert records.read_text().count("\n") == 2
 
 
 @pytest.mark.full

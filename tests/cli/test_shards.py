@@ -67,7 +67,7 @@ def test_a_finished_part_is_skipped_without_opening_its_shard(vidspec):
         Path("shards", name).write_bytes(b"")  # whoever opens it fails
     ran = vidspec(*args)
     assert ran.code == 1 and len(FakeCaptioner.made) == 1, "no model was loaded"
-    assert "12 of 12 clips were done before, 1 of them failed" in ran.err
+    assert "12 of 12 clips done before, 1 of them failed" in ran.err
     assert {name: Path("out", name).read_bytes() for name in os.listdir("out")} == before
 
 
@@ -83,7 +83,7 @@ def test_an_unfinished_part_goes_on_by_clip(vidspec):
     first = len(streamed_paths())
     Path("shards/00001.tar").write_bytes(tar_of({name.replace("stop", "good"): b"x" for name in clips[1]}))
     ran = vidspec(*args)
-    assert ran.code == 0 and "6 of 8 clips were done before" in ran.err
+    assert ran.code == 0 and "6 of 8 clips done before" in ran.err
     again = streamed_paths()[first:]
     assert [path.split("/", 2)[2] for path in again] == [f"{n}/good.mp4" for n in (6, 7, 8, 9, 10, 11)]
     assert sorted(os.listdir("out")) == ["00000.parquet", "00001.parquet", "00002.parquet"]
@@ -300,7 +300,7 @@ def test_clips_in_segments_and_with_several_questions(vidspec, asked):
     found = rows("out/00001.parquet")
     assert [row["path"][-14:] for row in found] == [f"{n:05d}/good.mp4" for n in (2, 3) for _ in range(2)]
     assert [row["job"]["segment"] for row in found] == [0, 1, 0, 1]
-    assert "4 of 4 clips were done before" in vidspec(*args).err
+    assert "4 of 4 clips done before" in vidspec(*args).err
 
 
 def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
@@ -358,7 +358,7 @@ def test_urls(vidspec):
         f"memory://in/00001.tar/{n}/good.mp4" for n in range(3)
     ]
     ran = vidspec(*args)
-    assert "6 of 6 clips were done before" in ran.err or "6 done before" in ran.err
+    assert "6 of 6 clips done before" in ran.err or "6 done before" in ran.err
     ran = vidspec("caption", "memory://in/00000.tar", "-o", "memory://x.jsonl")
     assert ran.code == 2 and "memory://x.jsonl: a URL is an output of shards only" in ran.err
 

@@ -51,7 +51,7 @@ def test_a_tar_for_each_shard(vidspec):
     assert list(members("out/00001.tar"))[::2] == ["00003/good.txt", "00005/good.txt"], "a failed clip is no sample"
     done = len(streamed_paths())
     again = vidspec(*run)
-    assert again.code == 1 and "6 of 6 clips were done before, 1 of them failed" in again.err
+    assert again.code == 1 and "6 of 6 clips done before, 1 of them failed" in again.err
     assert len(streamed_paths()) == done
 
 

@@ -209,7 +209,7 @@ def test_ctrl_c_ends_within_a_second_and_keeps_what_is_finished(tmp_path):
         _, said = ran.communicate(timeout=20)
         assert ran.returncode == 130 and time.monotonic() - began < 1.0
     done = [json.loads(line)["path"] for line in out.read_text().splitlines()]
-    counted = re.search(r"interrupted: (\d+) of 200 clips were done, and are kept", said)
+    counted = re.search(r"interrupted: (\d+) of 200 clips done and kept", said)
     assert counted and len(done) == int(counted[1]) and "Traceback" not in said
     assert len(done) >= 6 and not any("hang" in path for path in done)
 

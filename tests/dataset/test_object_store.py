@@ -107,9 +107,9 @@ def test_from_bucket_to_bucket(store):
     assert {name: [row["path"] for row in part] for name, part in parts().items()} == whole()
     store.front.requests.clear()
     ran = caption(*RUN)
-    assert ran.returncode == 0 and "12 of 12 clips were done before" in ran.stderr
+    assert ran.returncode == 0 and "12 of 12 clips done before" in ran.stderr
     ran = caption("s3://bucket/in/*.tar", *RUN[1:])
-    assert ran.returncode == 0 and "12 of 12 clips were done before" in ran.stderr, "the same shards, listed"
+    assert ran.returncode == 0 and "12 of 12 clips done before" in ran.stderr, "the same shards, listed"
     assert store.front.count("GET", ".tar") == 0, "the shard of a finished part is not opened"
     assert store.front.count("PUT", ".parquet") == 0
 
@@ -174,7 +174,7 @@ def test_a_part_that_cannot_be_written_is_written_by_the_next_run(store):
     assert sorted(parts()) == ["00000.parquet", "00002.parquet"]
     store.front.failing = lambda method, path: None
     ran = caption(*RUN)
-    assert ran.returncode == 0 and "12 of 12 clips were done before" in ran.stderr, ran.stderr
+    assert ran.returncode == 0 and "12 of 12 clips done before" in ran.stderr, ran.stderr
     assert {name: [row["path"] for row in part] for name, part in parts().items()} == whole()
 
 

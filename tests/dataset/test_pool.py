@@ -295,8 +295,8 @@ def test_captioners_share_the_cores_where_there_is_no_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "replicas", "changes", "error", "message"),
     [
-        (2, "3", {}, DeviceError, "there are 2 GPUs"),
-        (3, "2", {"models.draft_device": "cuda:1"}, DeviceError, "2 of 2 each: there are 3 GPUs"),
+        (2, "3", {}, DeviceError, "this machine has 2 GPUs"),
+        (3, "2", {"models.draft_device": "cuda:1"}, DeviceError, "2 of 2 each: this machine has 3 GPUs"),
         (4, "2", {"models.device": "cuda:1"}, UsageError, "names one device"),
         (0, "many", {}, UsageError, "must be a number or auto"),
         (0, "0", {}, UsageError, "must be a number or auto"),

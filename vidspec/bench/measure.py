@@ -23,6 +23,7 @@ from vidspec.config.profiles import Profile, group_equal_profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
+from vidspec.events.tally import counted
 
 __all__ = ["Bench", "BenchResult", "BenchRun", "ProfileContender", "fingerprint", "measure", "open_bench"]
 
@@ -124,7 +125,7 @@ class BenchRun:
         self.facts, self.left = machine(loaded.where.device), dict[str, str]()
         self.results = ResultsFile(bench.json, self._settings(more), self.facts, overwrite=bench.overwrite)
         if self.results.done:
-            say(f"{bench.json}: continuing after {len(self.results.done)} records; --overwrite starts over")
+            say(f"{bench.json}: continuing after {counted(len(self.results.done), 'record')}; --overwrite starts over")
 
     def measure(self) -> Records:
         """Measure all contenders in turns; records already in the results file are not measured again."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vidspec.signals import end_quietly_on_interrupt
+
 __all__ = ["main"]
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run ``vidspec`` with ``args`` (by default the process's own) and return its exit code."""
+    if args is None:
+        end_quietly_on_interrupt()
     from vidspec.cli.app import run
 
     return run(args)

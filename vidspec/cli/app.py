@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -29,7 +32,7 @@ from vidspec.cli import (
     serve,
 )
 from vidspec.cli.options import CaptionHelp
-from vidspec.cli.printed import print_error
+from vidspec.cli.printed import events_on_stderr, print_error
 from vidspec.errors import VidspecError
 from vidspec.escaping import escape_text
 from vidspec.signals import ending_of, raise_on_signals
@@ -57,6 +60,7 @@ app = typer.Typer(
     name="vidspec",
     help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
     no_args_is_help=True,
+    suggest_commands=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -111,6 +115,12 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
         args: the process's own if None.
     """
     args = list(sys.argv[1:] if args is None else args)
+    as_json = "--progress=json" in args or ("--progress", "json") in pairwise(args)
+    with events_on_stderr() if as_json else nullcontext():
+        return _run(application, name, args)
+
+
+def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
         with raise_on_signals():
@@ -138,9 +148,11 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
         return 1
 
 
-def _is_input(word: str) -> bool:
-    """Return True if an unknown command looks like an input path."""
-    return os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""
+def _meant_command(word: str, commands: Iterable[str]) -> str | None:
+    """Return what an unknown command stands for: captioning a path, or a command of a similar name."""
+    if "caption" in commands and (os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""):
+        return f"`vidspec caption {shlex.quote(word)}`"
+    return next(iter(difflib.get_close_matches(word, commands, 1)), None)
 
 
 def _usage(error: Exception) -> int:
@@ -151,9 +163,9 @@ def _usage(error: Exception) -> int:
         print(message)
         return 2
     path = context.command_path if context else "vidspec"
-    unknown = re.search("^No such command '(.*)'", message, re.DOTALL)
-    if unknown and path == "vidspec" and _is_input(unknown[1]):
-        print_error(f"{unknown[1]}: is not a command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
+    unknown = re.fullmatch(r"No such command '(.*)'\.", message, re.DOTALL)
+    if unknown and (meant := _meant_command(unknown[1], getattr(context.command, "commands", ()) if context else ())):
+        print_error(f"{unknown[1]} is not a command; did you mean {meant}?")
         return 2
     page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
     print_error(f"{' '.join(message.split())} (see `{page}`)")

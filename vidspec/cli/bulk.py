@@ -18,21 +18,22 @@ from vidspec.cli.destinations import (
     writes_parts,
 )
 from vidspec.cli.options import CaptionArguments
-from vidspec.cli.printed import print_note
-from vidspec.cli.report import left_out, print_progress, totals
+from vidspec.cli.printed import print_event, print_note
+from vidspec.cli.report import left_out, totals
 from vidspec.cli.request import (
     check_arguments,
     check_fields,
     clip_range,
     input_sources,
     job_config,
+    misnamed_output,
     output_formats,
     profile_overrides,
     tolerated_failures,
 )
 from vidspec.cli.shard import save_array, shard_of
-from vidspec.errors import UsageError, VideoError
-from vidspec.events.tally import Tally
+from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
+from vidspec.events.tally import Tally, counted
 from vidspec.files import check_output
 from vidspec.signals import ending_of
 
@@ -101,6 +102,8 @@ def caption_all(request: CaptionArguments) -> int:
     sources = input_sources(request)
     forms = output_formats(request, defaults)
     sources = replace(sources, links=any(writes_clip_file(request, form) for form in forms))
+    if not request.quiet and (note := misnamed_output(request, forms)) is not None:
+        print_note(note)
     resolved = start.resolve_profile(request.profile, profile_overrides(request), defaults, verbose=request.verbose)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
@@ -126,7 +129,8 @@ def caption_all(request: CaptionArguments) -> int:
         raise UsageError("there is no video to caption", hint=left_out(found) or "the list is empty")
     if shard and not request.quiet:
         source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""
-        print_note(f"shard {shard.number} of {shard.count}: {len(entries)} of {total} clips{source}")
+        clips = f"{len(entries)} of {counted(total, 'clip')}"
+        print_note(f"shard {shard.number} of {shard.count}: {clips}{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(request)
         access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
@@ -152,7 +156,10 @@ def caption_all(request: CaptionArguments) -> int:
     run = BulkRun(request, profile, found, entries, how, settings, open_output(request, destinations, entries, shard))
     # Keep output of libraries out of the captions; only the run's output holds the real stdout.
     with redirect_stdout(sys.stderr):
-        return _run(run)
+        try:
+            return _run(run)
+        except OutputError as error:
+            raise LostOutputError(error.message, hint=error.hint) from error
 
 
 def _check_shards(request: CaptionArguments) -> None:
@@ -239,13 +246,14 @@ def _run(run: BulkRun) -> int:
                 run.page.interrupted = True
             stack.close()
             ending = ending_of(stop)
-            print_note(f"{ending.word}: {tally.done - tally.unkept} of {tally.total} clips were done, and are kept")
+            done = tally.done - tally.unkept
+            print_note(f"{ending.word}: {done} of {counted(tally.total, 'clip')} done and kept")
             return ending.code
         complete = tally.stopped is None
-    if run.several and not request.quiet:
+    if run.several and not request.quiet and request.progress != "json":
         print_note(totals(tally, run.found))
     if run.found.unreadable:
-        print_note(f"error: {len(run.found.unreadable)} inputs could not be found or listed, see above")
+        print_note(f"error: {counted(len(run.found.unreadable), 'input')} could not be found or listed, see above")
     if tally.stopped:
         print_note(f"error: stopped: {tally.stopped}")
     unseen = run.pictures.errors if run.pictures else []
@@ -277,8 +285,7 @@ def _exit_code(run: BulkRun, tally: Tally, code: int) -> int:
 def _close(run: BulkRun, tally: Tally, *, complete: bool) -> None:
     for line in run.output.close(run.entries, complete=complete):
         print_note(line)  # also with --quiet: files were kept, moved or repaired
-    if run.request.progress == "json":
-        print_progress(tally, "end")
+    print_event("end", **tally.counts())
 
 
 def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
@@ -287,8 +294,9 @@ def _report_earlier(run: BulkRun, planned: Remaining, tally: Tally) -> None:
         return
     others = run.output.others({run.settings.of(entry) for entry in run.entries})
     if others:
-        print_note(f"{others} earlier records were made with other settings and are kept (--overwrite starts over)")
+        made = f"{counted(others, 'earlier record')} made with other settings"
+        print_note(f"{made}: kept (--overwrite starts over)")
     if not done:
         return
     failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
-    print_note(f"{done} of {tally.total} clips were done before{failed}")
+    print_note(f"{done} of {counted(tally.total, 'clip')} done before{failed}")

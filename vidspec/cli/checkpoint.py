@@ -31,6 +31,7 @@ from vidspec.engine.graphs import eager_reason_by_shape
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import VidspecError
+from vidspec.events.tally import counted
 from vidspec.models import loading
 from vidspec.models.base import StockConfig, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
@@ -158,9 +159,9 @@ class CheckpointReport:
                 f"refused: {', '.join(self.refused)}"
             )
         frames, (tall, wide), new_tokens, _ = self.load
-        clip = f"a clip of {frames} frames of {wide} x {tall} and {new_tokens} new tokens"
+        clip = f"a clip of {counted(frames, 'frame')} of {wide} x {tall} and {counted(new_tokens, 'new token')}"
         if self.visual_tokens is None:
-            clip = f"{new_tokens} tokens"
+            clip = counted(new_tokens, "token")
         room = "free memory unknown" if self.free is None else f"{_gib(self.free)} free"
         room += "" if self.fits else ", too little"
         peak = f"; {_gib(self.while_loading)} while it is loaded" if self.while_loading else ""

@@ -15,7 +15,7 @@ from vidspec.escaping import json_text, one_line
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Show defaults, and the keys of a profile.", no_args_is_help=True)
+app = typer.Typer(help="Show defaults, and the keys of a profile.", no_args_is_help=True, suggest_commands=False)
 
 
 @app.callback()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ import typer
 
 from vidspec.cli.options import TextOrJson
 from vidspec.cli.printed import facts_table, print_json
+from vidspec.events.tally import counted
 
 __all__ = ["MachineReport", "MissingPackage", "device_memory", "doctor", "has_gpu", "inspect", "model_cache"]
 
@@ -45,6 +47,7 @@ class MachineReport:
     platform: str = ""
     vidspec: str = ""
     packages: dict[str, str | None] = field(default_factory=dict)
+    extras: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
     placement: str = ""
     language_models: str = ""
@@ -60,6 +63,7 @@ class MachineReport:
             ("vidspec", self.vidspec),
             ("python", f"{self.python} on {self.platform}"),
             *((name, found or "not installed") for name, found in self.packages.items()),
+            ("extras", ", ".join(self.extras) or "none"),
             ("devices", ", ".join(self.devices) or "none"),
             ("models go to", self.placement or "none"),
             ("language models", self.language_models or "none"),
@@ -94,6 +98,7 @@ def inspect() -> MachineReport:
     found = MachineReport(python=platform.python_version(), platform=platform.platform(terse=True))
     found.vidspec = _version("vidspec") or "unknown (not installed)"
     found.packages = {name: _version(name) for name in PACKAGES}
+    found.extras = _extras()
     for name, needed in PACKAGES.items():
         if found.packages[name] is None:
             found.missing.append(MissingPackage(name, REMEDIES.get(name, f"pip install {name}"), needed))
@@ -124,6 +129,19 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _extras() -> list[str]:
+    """Return the extras of vidspec whose packages are all installed, in any version, as its metadata names them."""
+    try:
+        about = metadata("vidspec")
+    except PackageNotFoundError:
+        return []
+    needed: dict[str, set[str]] = {}
+    for line in about.get_all("Requires-Dist") or ():
+        if extra := re.search(r"""extra == ['"]([\w-]+)['"]""", line):
+            needed.setdefault(extra[1], set()).add(re.split(r"[^\w.-]", line, maxsplit=1)[0])
+    return sorted(extra for extra, packages in needed.items() if all(map(_version, packages)))
+
+
 def _import_package(name: str, found: MachineReport) -> ModuleType | None:
     """Import a module; None if absent or broken. A broken one is added to ``found.missing``."""
     try:
@@ -149,7 +167,7 @@ def _devices() -> list[str]:
         devices.append(f"xpu:{number} {found.name} {found.total_memory / 2**30:.0f} GiB")
     if torch.backends.mps.is_available():
         devices.append("mps")
-    return [*devices, f"cpu {torch.get_num_threads()} threads"]
+    return [*devices, f"cpu {counted(torch.get_num_threads(), 'thread')}"]
 
 
 def _missing_triton(devices: list[str]) -> list[MissingPackage]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import left_out
 from vidspec.escaping import one_line
-from vidspec.events.tally import format_duration
+from vidspec.events.tally import counted, format_duration
 
 if TYPE_CHECKING:
     from vidspec.cli.destinations import Destination
@@ -79,7 +79,7 @@ def run_dry(
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]
     counts += [f"left out: {others}"] if (others := left_out(found)) else []
-    print_note(f"{len(entries)} clips: {', '.join(counts)}")
+    print_note(f"{counted(len(entries), 'clip')}: {', '.join(counts)}")
     by_length = settings.config.segment is not None or settings.profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)
     earlier = earlier_costs(records, {settings.of(entry) for entry in entries})
@@ -116,9 +116,9 @@ def run_dry_shards(
     clips, failed = sum(part.clips for part in finished), sum(part.failed for part in finished)
     lost = f", {failed} of them failed (--retry-failed tries them again)" if failed else ""
     counts = [f"{len(shards) - len(finished)} to caption"]
-    counts += [f"{len(finished)} done before ({clips} clips{lost})"] if finished else []
+    counts += [f"{len(finished)} done before ({counted(clips, 'clip')}{lost})"] if finished else []
     counts += [f"left out: {others}"] if (others := left_out(found)) else []
-    print_note(f"{len(shards)} shards: {', '.join(counts)}")
+    print_note(f"{counted(len(shards), 'shard')}: {', '.join(counts)}")
     print_note("estimated time: unknown (shards are not opened)")
     return int(bool(found.unreadable))
 

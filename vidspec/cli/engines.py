@@ -26,7 +26,7 @@ __all__ = ["start_engine"]
 
 def start_engine(stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tally) -> tuple[Executor, RunObserver]:
     """Return the engine that captions, and the observer of the run."""
-    from vidspec.cli.listeners import OutcomeLines, ProgressNotes, TraceCollector
+    from vidspec.cli.listeners import ClipEvents, OutcomeLines, ProgressNotes, TraceCollector
 
     request = run.request
     observers: list[RunObserver] = []
@@ -52,8 +52,12 @@ def start_engine(stack: ExitStack, run: BulkRun, planned: Remaining, tally: Tall
         traces = TraceCollector(request.trace)
         stack.callback(traces.write)
         observers.append(traces)
-    observers.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
     as_json = request.progress == "json"
+    if as_json:
+        observers.append(ClipEvents(quiet=request.quiet, debug=run.debug))
+    else:
+        verbose = request.verbose
+        observers.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=verbose))
     quiet = request.quiet and not as_json
     observers.append(
         ProgressNotes(request.notify_every, several=run.several and not drawn, quiet=quiet, as_json=as_json)

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.cli.printed import print_note
-from vidspec.cli.report import print_failure, print_progress, progress, summary, timing_summary
+from vidspec.cli.printed import print_event, print_note
+from vidspec.cli.report import print_failure, print_traceback, progress, summary, timing_summary
 from vidspec.dataset.formats.base import MARK
 from vidspec.dataset.job import JobConfig
+from vidspec.dataset.log_file import clip_facts
 from vidspec.dataset.rendering import rendered_beginning, whole_words
 from vidspec.dataset.writers import StdoutLines
 from vidspec.display.state import ClipStates, PanelState
@@ -27,7 +28,7 @@ from vidspec.models.detokenizer import cut_at_stop
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
 
-__all__ = ["OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "TraceCollector"]
+__all__ = ["ClipEvents", "OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "TraceCollector"]
 
 #: Seconds between progress lines without a terminal.
 PROGRESS_INTERVAL = 60.0
@@ -49,6 +50,19 @@ class OutcomeLines(RunObserver):
             print_note(place + summary(caption, verbose=self.verbose))
             if self.verbose:
                 print_note(timing_summary(caption))
+
+
+class ClipEvents(RunObserver):
+    """Prints an event for each result (``--progress json``); only failures if ``quiet``."""
+
+    def __init__(self, *, quiet: bool, debug: bool) -> None:
+        self.quiet, self.debug = quiet, debug
+
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        if error is not None:
+            print_traceback(error, debug=self.debug)
+        if error is not None or not self.quiet:
+            print_event("clip", **clip_facts(caption, part), **tally.counts())
 
 
 class RestartNotes(ClipStates):
@@ -138,7 +152,7 @@ class ProgressNotes(RunObserver):
         if by_count or by_time:
             self._last, self._reported = now, done
             if self._as_json:
-                print_progress(tally)
+                print_event("progress", **tally.counts())
             else:
                 print_note(progress(tally))
 

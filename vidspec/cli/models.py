@@ -13,6 +13,7 @@ import typer
 from vidspec.cli.options import TextOrJson, target_names
 from vidspec.cli.printed import facts_table, print_json, print_rows
 from vidspec.errors import ModelError, UsageError
+from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
     from vidspec.cli.predictions import CardPredictions
@@ -95,7 +96,7 @@ def models(
     if form == "json":
         print_json([row.to_dict() for row in _rows(load)])
     else:
-        clip = f"{frames} frames of {width} x {height} pixels"
+        clip = f"{counted(frames, 'frame')} of {width} x {height} pixels"
         _print_pairs(list(_rows(load)), f"{clip}, {load.dtype}")
     return 0
 

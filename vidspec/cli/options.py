@@ -343,7 +343,7 @@ class CaptionArguments:
         TextOrJson,
         _output(
             "--progress",
-            help="json: lines of progress are JSON objects, also at the end and with --quiet, for a scheduler.",
+            help="json: every line on standard error is a JSON object, one for each clip and at the end.",
         ),
     ] = "text"
     quiet: QuietOption = False

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from contextlib import contextmanager
+from threading import RLock
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
-from vidspec.escaping import one_line
+from vidspec.escaping import json_text, one_line
 from vidspec.events.wrapping import terminal_columns, wrap_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
 __all__ = [
     "TableFormat",
+    "events_on_stderr",
     "facts_table",
     "print_csv",
     "print_error",
+    "print_event",
     "print_facts",
     "print_json",
     "print_note",
@@ -43,6 +51,52 @@ def print_note(line: str) -> None:
     if sys.stderr.isatty() and not line.startswith(" "):
         text = wrap_text(text, terminal_columns(sys.stderr))
     print(text, file=sys.stderr, flush=True)
+
+
+class _EventLines(io.TextIOBase):
+    """Standard error of ``--progress json``: events, and every other line as the ``message`` of one.
+
+    Args:
+        stream: standard error itself.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._begun, self._lock = stream, "", RLock()
+
+    def write(self, text: str, /) -> int:
+        with self._lock:
+            *lines, self._begun = re.split(r"[\r\n]", self._begun + text)
+            for line in filter(str.strip, lines):
+                kind, colon, message = line.partition(": ")
+                named = colon and kind in ("error", "warning", "note")
+                self.emit({"event": kind, "message": message} if named else {"event": "note", "message": line})
+        return len(text)
+
+    def emit(self, event: Mapping[str, object]) -> None:
+        print(json_text(event), file=self._stream, flush=True)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+@contextmanager
+def events_on_stderr() -> Iterator[None]:
+    """Print nothing but JSON objects on standard error within the block, libraries' messages and errors included."""
+    before, sys.stderr = sys.stderr, _EventLines(sys.stderr)
+    try:
+        yield
+    finally:
+        print(file=sys.stderr)  # ends a begun line
+        sys.stderr = before
+
+
+def print_event(event: str, **fields: object) -> None:
+    """Print an event of ``--progress json`` on standard error."""
+    if isinstance(sys.stderr, _EventLines):
+        sys.stderr.emit({"event": event, **fields})
 
 
 def print_json(content: object) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error
 from vidspec.errors import VidspecError
-from vidspec.escaping import escape_text, json_text
+from vidspec.escaping import escape_text
 from vidspec.events.record import Caption
-from vidspec.events.tally import Tally, format_duration
+from vidspec.events.tally import Tally, counted, format_duration
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -20,7 +20,7 @@ __all__ = [
     "left_out",
     "loaded_summary",
     "print_failure",
-    "print_progress",
+    "print_traceback",
     "progress",
     "summary",
     "timing_summary",
@@ -30,16 +30,21 @@ __all__ = [
 
 def print_failure(caption: Caption, error: Exception, *, debug: bool) -> None:
     """Print one line for a failed clip, and its traceback too if it is a bug or ``debug`` is set."""
-    if debug or not isinstance(error, VidspecError):
-        print(escape_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    print_traceback(error, debug=debug)
     message = caption.error["message"] if caption.error else str(error)
     prefix = f"{' '.join(caption.path.split())}: "  # print_error collapses blanks
     print_error(prefix + message.removeprefix(prefix))
 
 
+def print_traceback(error: Exception, *, debug: bool) -> None:
+    """Print the traceback of a failure if it is a bug or ``debug`` is set."""
+    if debug or not isinstance(error, VidspecError):
+        print(escape_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+
+
 def summary(caption: Caption, *, verbose: bool = False) -> str:
     """Return the figures of a captioned clip on one line; ``verbose``: with the names in docs/research/metrics.md."""
-    facts = [f"{len(caption.token_ids)} tokens"]
+    facts = [counted(len(caption.token_ids), "token")]
     if caption.ended == "loop":
         facts.append("ends in a loop")
     if (seconds := caption.timings.get("end_to_end")) is not None:
@@ -58,7 +63,7 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
     if baseline := caption.speed.get("baseline"):
         first, whole = baseline["time_to_first_token"], baseline["end_to_end"]
         length = baseline.get("tokens", len(caption.token_ids))  # older records lack it
-        at = "" if length == len(caption.token_ids) else f" (of {length} tokens)"
+        at = "" if length == len(caption.token_ids) else f" (of {counted(length, 'token')})"
         decode = "too short to measure" if baseline["decode"] is None else f"{baseline['decode']:.2f}x"
         ratios = [f"decode {decode}"]
         ratios += [f"end to end{at} {whole:.2f}x"] if whole else []
@@ -73,7 +78,7 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
     """Return lines about a loaded captioner: in general, per model, and per value that its profile leaves open."""
     import torch
 
-    lines = [f"loaded in {seconds:.1f} s; {torch.get_num_threads()} threads; torch {torch.__version__}"]
+    lines = [f"loaded in {seconds:.1f} s; {counted(torch.get_num_threads(), 'thread')}; torch {torch.__version__}"]
     engines = {"target": captioner.target, "draft": captioner.draft}
     for role, model in ((role, engine.model) for role, engine in engines.items() if engine is not None):
         decoder = model.decoder
@@ -98,11 +103,6 @@ def timing_summary(caption: Caption) -> str:
     return "  " + "; ".join(filter(None, facts))
 
 
-def print_progress(tally: Tally, event: str = "progress") -> None:
-    """Print the progress of a run as a JSON object on a line of standard error."""
-    print(json_text({"event": event, **tally.counts()}), file=sys.stderr, flush=True)
-
-
 def progress(tally: Tally) -> str:
     """Return the progress of a run on one line."""
     parts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed", *_rates(tally)]
@@ -113,7 +113,7 @@ def progress(tally: Tally) -> str:
 
 def totals(tally: Tally, found: InputListing) -> str:
     """Return the results of a run on one line."""
-    parts = [f"{tally.total} clips: {tally.captioned} captioned, {tally.failed} failed"]
+    parts = [f"{counted(tally.total, 'clip')}: {tally.captioned} captioned, {tally.failed} failed"]
     if tally.kinds:
         parts[0] += f" ({', '.join(f'{kind} {count}' for kind, count in sorted(tally.kinds.items()))})"
     earlier = tally.earlier + tally.earlier_failed

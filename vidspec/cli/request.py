@@ -32,6 +32,7 @@ __all__ = [
     "clip_range",
     "input_sources",
     "job_config",
+    "misnamed_output",
     "output_formats",
     "parse_batch",
     "parse_settings",
@@ -262,6 +263,16 @@ def output_formats(request: CaptionArguments, defaults: UserConfig) -> tuple[Out
             package = form.requires
             _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
     return forms
+
+
+def misnamed_output(request: CaptionArguments, forms: Sequence[OutputFormat]) -> str | None:
+    """Return a note if the output file's suffix is that of another format than the one that is written to it."""
+    from vidspec.dataset.formats.base import format_names, make_format
+
+    suffix = os.path.splitext(request.output or "")[1].lower()
+    if len(forms) > 1 or suffix == forms[0].suffix or suffix not in {make_format(one).suffix for one in format_names()}:
+        return None  # of several formats each has its own suffix
+    return f"note: --output {request.output}: is written as {forms[0].name}, as --format says"
 
 
 def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:

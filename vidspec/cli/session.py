@@ -18,6 +18,7 @@ from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.escaping import escape_text, json_text
 from vidspec.events.events import Event, Finished, Opened, Round
 from vidspec.events.record import Caption, failed_caption
+from vidspec.events.tally import counted
 from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import check_output, write_whole
 from vidspec.registry import nearest
@@ -221,5 +222,5 @@ class DialogueSession:
         else:
             lines = [text for one in exchanges for text in (f"? {one.question}", one.answer, "")]
         write_whole(path, "".join(f"{text}\n" for text in lines))
-        turns = f"{len(exchanges)} questions" if len(exchanges) > 1 else "1 question"
+        turns = counted(len(exchanges), "question")
         print_note(f"saved {turns} with answers to {path}, as {'records' if as_records else 'text'}")

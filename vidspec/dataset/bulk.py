@@ -17,7 +17,7 @@ from vidspec.dataset.parts import PartOutput
 from vidspec.dataset.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
 from vidspec.dataset.rendering import check_template
 from vidspec.dataset.run import exit_code
-from vidspec.errors import OutputError, UsageError, VideoError
+from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import failed_caption
 from vidspec.events.tally import Tally
@@ -250,7 +250,7 @@ def run_plan(
                     tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)
             except OutputError as error:
                 tally.stopped = str(error)
-                codes.add(error.exit_code)
+                codes.add(LostOutputError.exit_code)
                 break
             codes.add(exit_code([outcome.error]))
             observer.result(outcome.caption, outcome.error, outcome.job.part, tally)

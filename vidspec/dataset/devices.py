@@ -9,6 +9,7 @@ from vidspec.dataset.feed import cores
 from vidspec.dataset.pool import DeviceGroup
 from vidspec.dataset.ray_engine import connect_ray
 from vidspec.errors import DeviceError, UsageError
+from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
@@ -45,7 +46,8 @@ def device_groups(
         if count * size > gpus and (count > 1 or ray):
             each = f" of {size} each" if size > 1 else ""
             limit = max(1, gpus // size)
-            raise DeviceError(f"--replicas {count}{each}: there are {gpus} GPUs", hint=f"--replicas {limit}")
+            message = f"--replicas {count}{each}: this machine has {counted(gpus, 'GPU')}"
+            raise DeviceError(message, hint=f"--replicas {limit}")
         if ray:
             return [DeviceGroup(gpus=size)] * count
         if count == 1:

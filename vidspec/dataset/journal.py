@@ -23,7 +23,7 @@ from vidspec.dataset.journal_index import JournalEntry, JournalIndex, is_in_plac
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
-from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, write_whole
+from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
 
 __all__ = [
     "Journal",
@@ -189,21 +189,19 @@ class Journal:
         lines = self.index.in_order(clips)
         if is_in_place(lines, self._size):
             return
-        part = self.path.with_name(self.path.name + ".part")
         try:
-            with self.path.open("rb") as old, part.open("wb") as new:
-                for item in lines:
-                    old.seek(item.offset)
-                    new.write(old.read(item.length))
-                new.flush()
-                os.fsync(new.fileno())
-            shutil.copymode(self.path, part)
-            self._release_file()
-            if self._loses_captions():
-                backup = backup_of(self.path)
-                shutil.copy2(self.path, backup)
-                self.replaced = self._backup_as_named(backup)
-            part.replace(self.path)
+            with replacing(self.path) as new:
+                with self.path.open("rb") as old:
+                    for item in lines:
+                        old.seek(item.offset)
+                        new.write(old.read(item.length))
+                new.flush()  # raises on a full disk, before anything else is changed
+                shutil.copymode(self.path, new.name)
+                self._release_file()
+                if self._loses_captions():
+                    backup = backup_of(self.path)
+                    shutil.copy2(self.path, backup)
+                    self.replaced = self._backup_as_named(backup)
             self._load()
         except OSError as error:
             raise self._failure(error) from None

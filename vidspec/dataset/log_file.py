@@ -13,7 +13,7 @@ from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.files import FileKind, check_output, encode_line
 
-__all__ = ["LOG", "LogFile", "check_log"]
+__all__ = ["LOG", "LogFile", "check_log", "clip_facts"]
 
 #: Log files, recognised by the first fields of a line.
 LOG = FileKind("log of vidspec", rb'\A\s*\{"time": "[-+:.T\d]+", "event": "')
@@ -27,6 +27,17 @@ def check_log(path: Path, inputs: Iterable[str]) -> None:
     """
     loses_nothing = path.exists() and not path.is_file()
     check_output(path, inputs, "--log-file", None if loses_nothing else LOG)
+
+
+def clip_facts(caption: Caption, part: ClipPart) -> dict[str, object]:
+    """Return what an event says of a finished clip, or of a segment or question of one."""
+    return {
+        "path": caption.path,
+        **part._asdict(),
+        "tokens": len(caption.token_ids),
+        "timings": caption.timings,
+        "error": caption.error,
+    }
 
 
 class LogFile(RunObserver):
@@ -55,15 +66,7 @@ class LogFile(RunObserver):
         self._write("start", profile=profile, options=options, **tally.counts())
 
     def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
-        self._write(
-            "clip",
-            path=caption.path,
-            **part._asdict(),
-            tokens=len(caption.token_ids),
-            timings=caption.timings,
-            error=caption.error,
-            **tally.counts(),
-        )
+        self._write("clip", **clip_facts(caption, part), **tally.counts())
 
     def ended(self, tally: Tally) -> None:
         self._write("end", kinds=dict(tally.kinds), stopped=tally.stopped, **tally.counts())

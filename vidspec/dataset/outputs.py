@@ -19,6 +19,7 @@ from vidspec.dataset.journal import Journal, JournalEntry
 from vidspec.dataset.records import clip_id
 from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
+from vidspec.events.tally import counted
 
 __all__ = [
     "ONE_CLIP",
@@ -208,7 +209,9 @@ class FileOutput(Output, ABC):
                 if journal.repaired:
                     notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")
                 if journal.damaged:
-                    notes.append(f"{journal.shown}: {journal.damaged} damaged lines are now in {journal.shown}.damaged")
+                    notes.append(
+                        f"{journal.shown}: {counted(journal.damaged, 'damaged line')} moved to {journal.shown}.damaged"
+                    )
             notes += self.render_all(complete=complete)
         finally:
             for path, journal in self._journals.items():

@@ -265,6 +265,9 @@ def write_url(name: str, content: bytes) -> None:
         if part != path:
             retry(name, partial(store.mv, part, path))
     except VideoError as error:
+        if part != path:
+            with suppress(Exception):  # each store's client has exceptions of its own
+                store.rm_file(part)
         raise OutputError(error.message.replace("be read", "be written"), hint=error.hint) from None
 
 

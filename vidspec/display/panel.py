@@ -21,6 +21,7 @@ from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight_sentence
 from vidspec.escaping import escape_text, one_line
 from vidspec.events.events import Event, Finished, Origin
 from vidspec.events.record import Caption
+from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
     from typing import Self
@@ -173,7 +174,7 @@ def _figures(state: PanelState, inner: int, ascii_only: bool, verbose: bool, bar
 
 
 def _facts(state: PanelState, verbose: bool, bars: bool) -> list[str]:
-    facts = [state.profile, state.phase, f"{state.emitted} tokens"]
+    facts = [state.profile, state.phase, counted(state.emitted, "token")]
     if state.tau is not None and (verbose or not bars):
         facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted tokens per pass")
     if verbose:

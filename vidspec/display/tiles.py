@@ -16,6 +16,7 @@ from rich.style import Style
 
 from vidspec.display.heatmap import EDGE, cells_of
 from vidspec.events.events import Opened, Prefilled, Thumbnail
+from vidspec.events.tally import counted
 
 __all__ = ["TileLayout", "Tiles", "fit_tiles", "sight_sentence"]
 
@@ -81,9 +82,9 @@ def sight_sentence(opened: Opened | None, seen: Prefilled | None, shown: int) ->
     """Return one sentence on what the draft sees, and how many of the frames are shown."""
     if opened is None:
         return ""
-    frames = f"{shown} of {opened.frames} frames shown" if 0 < shown < opened.frames else ""
+    frames = f"{shown} of {counted(opened.frames, 'frame')} shown" if 0 < shown < opened.frames else ""
     if seen is None:
-        return frames or f"{opened.frames} frames"
+        return frames or counted(opened.frames, "frame")
     total = f"{seen.visual_tokens:,} visual tokens"
     if not seen.kept_per_frame:
         said = total

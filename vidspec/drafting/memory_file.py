@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vidspec.drafting.memory import BREAK
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import FileLock
+from vidspec.files import FileLock, replacing
 
 __all__ = ["MemoryFile"]
 
@@ -89,12 +89,10 @@ class MemoryFile:
                 whole.byteswap()
             ids = whole.tobytes()
             head = f"{self.tokenizer} {len(whole)} {zlib.crc32(ids):08x}\n"
-            part = self.path.with_name(f".{self.path.name}.part")
             try:
-                part.write_bytes(MAGIC + VERSION + b" " + head.encode("ascii") + ids)
-                part.replace(self.path)
+                with replacing(self.path) as file:
+                    file.write(MAGIC + VERSION + b" " + head.encode("ascii") + ids)
             except OSError as error:
-                part.unlink(missing_ok=True)
                 raise self._unwritable(error) from None
 
     def _locked(self) -> FileLock:

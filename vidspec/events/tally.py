@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from vidspec.events.record import Caption
 
-__all__ = ["Tally", "format_duration"]
+__all__ = ["Tally", "counted", "format_duration"]
 
 
 @dataclass
@@ -90,6 +90,11 @@ class Tally:
         self.captioned += number not in self._failed
         self._failed.discard(number)
         return True
+
+
+def counted(count: int, noun: str) -> str:
+    """Format as ``1 clip`` or ``3 clips``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_duration(seconds: float) -> str:

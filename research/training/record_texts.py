@@ -153,9 +153,7 @@ def record_texts(
         scenes = [draw_scene(py) for _ in range(batch)]
         seconds = py.uniform(*SECONDS)
         prompt, (kept,) = draw_prompt(py), py.choices(KEPT, KEPT_WEIGHT)
-        made = [
-            target.prefix(_vision(target, scene, codes, grid, seconds), prompt) for scene in scenes
-        ]
+        made = [target.prefix(_vision(target, scene, codes, grid, seconds), prompt) for scene in scenes]
         tokens = len(made[0].visual)
         shown = torch.tensor(sorted({*py.sample(range(tokens), min(kept, tokens)), tokens - 1}))
         places = made[0].rows_kept(shown)

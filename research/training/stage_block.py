@@ -2,7 +2,8 @@
 
 The target captions fresh scenes, and the head learns to fill blocks after places of these captions, half of them drawn
 at random, half where a draft of the head would begin after its last mistake. DIR receives the head in the published
-layout (use it with ``--draft DIR --profile dflash``), the captions in ``texts/``, and a state to continue from.
+layout (use it with ``--draft DIR --profile sparrow``), the captions in ``texts/``, and in ``state.pt`` what the same
+command continues from.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ class TrainedBlocks(torch.nn.Module):
         vectors = decoder.context(states.flatten(0, 1))
         before = decoder.rotation(places.view(1, -1))
         seen = (lengths[:, None] + anchors)[..., None] > torch.arange(most)  # (G, K, C)
-        starts = torch.stack([text.places[text.prompt_rows - 1] + 1 + a for text, a in zip(texts, anchors, strict=True)])
+        starts = torch.stack(
+            [text.places[text.prompt_rows - 1] + 1 + a for text, a in zip(texts, anchors, strict=True)]
+        )
         rotation = decoder.rotation((starts[..., None] + torch.arange(rows)).view(1, -1))
         last = torch.stack([torch.tensor(text.tokens)[a] for text, a in zip(texts, anchors, strict=True)])
         ids = torch.full((clips, count, rows), self.settings["dflash_config"]["mask_token_id"])
@@ -184,10 +187,7 @@ def accepted_lengths(head: TrainedBlocks, text: Recorded, rows: int = BLOCK) -> 
     """Return the accepted tokens of each round of a draft of a text, and (n - 1, rows - 1) which guesses are right."""
     anchors = torch.arange(len(text.tokens) - 1)
     right = torch.cat(
-        [
-            head([text], part[None], rows)[0].argmax(-1) == wanted_tokens(text, part, rows)
-            for part in anchors.split(64)
-        ]
+        [head([text], part[None], rows)[0].argmax(-1) == wanted_tokens(text, part, rows) for part in anchors.split(64)]
     )
     runs = right.long().cumprod(1).sum(1).tolist()
     at, accepted = 0, []
@@ -277,6 +277,18 @@ class BlockTraining:
             "positions": [round(float(all_right[at - 1]), 2) for at in (1, 2, 4, 8, 12, 15)],
         }
 
+    def save_state(self, file: Path) -> None:
+        """Write atomically what :meth:`load_state` continues from."""
+        part = file.with_suffix(".part")
+        weights = {name: tensor.detach() for name, tensor in self.head.tensors.items()}
+        torch.save((weights, self.average, self.learner.optimiser.state_dict(), self.steps), part)
+        part.rename(file)
+
+    def load_state(self, file: Path) -> None:
+        weights, self.average, optimiser, self.steps = torch.load(file)
+        self._load(weights)
+        self.learner.optimiser.load_state_dict(optimiser)
+
     @torch.no_grad()
     def _load(self, weights: dict[str, torch.Tensor]) -> None:
         for name, tensor in self.head.tensors.items():
@@ -313,15 +325,20 @@ def main() -> None:
     if args.record:
         return
     training = BlockTraining(TrainedBlocks(target), args.out / "texts", args.peak)
-    begun, best, checked = time.monotonic(), 0.0, 0.0
+    begun, best, checked, first = time.monotonic(), 0.0, 0.0, 0
+    if (state := args.out / "state.pt").exists():
+        training.load_state(state)
+        training.read()
+        first, best = training.steps, _save_if_better(training, args.out, best, 0.0)
     while (part := (time.monotonic() - begun) / (60 * args.minutes)) < 1:
-        if training.steps % 100 == 0:
+        if training.steps % 50 == 0:
             training.read()
-        rate = min(1.0, (training.steps + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * part)))
+        rate = min(1.0, (training.steps - first + 1) / 30) * (0.02 + 0.49 * (1 + math.cos(math.pi * part)))
         training.step(rate)
-        if time.monotonic() - begun - checked > 120:
+        if time.monotonic() - begun - checked > 300:
             checked = time.monotonic() - begun
             best = _save_if_better(training, args.out, best, checked)
+            training.save_state(state)
     _save_if_better(training, args.out, best, time.monotonic() - begun)
 
 
@@ -332,6 +349,7 @@ def _save_if_better(training: BlockTraining, out: Path, best: float, seconds: fl
     print(json.dumps({**row, "first": training.learner.mean(200), "s": round(seconds)}), flush=True)
     if found["tau"] > best:
         training.head.save(out, training.average)
+        training.save_state(out / "state.pt")
     return max(best, found["tau"])
 
 

@@ -176,9 +176,7 @@ class GraphStep:
 TableRows: TypeAlias = tuple[KVSpan, int, Sequence[int], Sequence[int] | None]
 
 
-def table_columns(
-    batch: Sequence[TableRows], axes: int, idle: np.ndarray, *, both_ways: bool = False
-) -> np.ndarray:
+def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray, *, both_ways: bool = False) -> np.ndarray:
     """Return :attr:`GraphStep.table` for the rows of a pass.
 
     Args:

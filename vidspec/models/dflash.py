@@ -38,15 +38,55 @@ __all__ = ["BlockDecoder", "BlockHead", "BlockSettings", "block_config", "load_b
 
 #: Keys of a config that are read or have no effect on a draft, apart from those of ``Qwen3Config`` below.
 _KNOWN = frozenset(
-    "architectures auto_map attention_dropout block_size bos_token_id causal dflash_config dtype eos_token_id "
-    "final_logit_softcapping initializer_range input_embedding_scale is_causal mask_token mask_token_id "
-    "max_position_embeddings max_window_layers model_type num_target_layers output_multiplier pad_token_id "
-    "target_layer_ids tie_word_embeddings torch_dtype transformers_version use_cache".split()
+    [
+        "architectures",
+        "auto_map",
+        "attention_dropout",
+        "block_size",
+        "bos_token_id",
+        "causal",
+        "dflash_config",
+        "dtype",
+        "eos_token_id",
+        "final_logit_softcapping",
+        "initializer_range",
+        "input_embedding_scale",
+        "is_causal",
+        "mask_token",
+        "mask_token_id",
+        "max_position_embeddings",
+        "max_window_layers",
+        "model_type",
+        "num_target_layers",
+        "output_multiplier",
+        "pad_token_id",
+        "target_layer_ids",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    ]
 )
 _QWEN3 = frozenset(
-    "attention_bias head_dim hidden_act hidden_size intermediate_size layer_types max_position_embeddings "
-    "num_attention_heads num_hidden_layers num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta "
-    "sliding_window use_sliding_window vocab_size".split()
+    [
+        "attention_bias",
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "layer_types",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+        "use_sliding_window",
+        "vocab_size",
+    ]
 )
 _DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -259,7 +299,9 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
     if second or "DFlash2DraftModel" in architectures:
         what = f"({', '.join(second)})" if second else f"({architectures[0]})"
         raise ModelError(f"{name}: is a DFlash2 head {what}, and its convolutions and selector are not computed")
-    unknown = [key for key, value in {**given, **own}.items() if key not in _KNOWN | _QWEN3 and value not in (None, False)]
+    unknown = [
+        key for key, value in {**given, **own}.items() if key not in _KNOWN | _QWEN3 and value not in (None, False)
+    ]
     if unknown:
         raise ModelError(f"{name}: its config has {unknown[0]}, which is not known", kind="unreadable")
     stated = {key: value for key, value in given.items() if key in _QWEN3 and value is not None}
@@ -321,7 +363,10 @@ def _check_target(name: str, config: StockConfig, settings: BlockSettings, targe
     for broken, problem in (
         (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
         (rope.get("rope_type", "default") not in STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
-        (sections is not None and 2 * sum(sections) != int(config.head_dim), f"its mrope_section {sections} does not fit"),
+        (
+            sections is not None and 2 * sum(sections) != int(config.head_dim),
+            f"its mrope_section {sections} does not fit",
+        ),
         (settings.size < 2, f"has blocks of {settings.size} tokens, and two is the least"),
         (bool(beyond), f"reads states of block {beyond[0] if beyond else 0} of a target that has {layers}"),
         (int(config.hidden_size) != hidden, f"is {config.hidden_size} wide, and {target.name} is {hidden} wide"),
@@ -369,4 +414,6 @@ def _check_tensors(
         if key not in expected:
             raise ModelError(f"{name}: has the tensor {key}, which is not known", kind="unreadable")
         if (shape := tuple(tensors[key].shape)) != expected[key]:
-            raise ModelError(f"{name}: {key} has the shape {shape}, and its config says {expected[key]}", kind="unreadable")
+            raise ModelError(
+                f"{name}: {key} has the shape {shape}, and its config says {expected[key]}", kind="unreadable"
+            )

@@ -39,6 +39,18 @@ TAPPED, BLOCK, BATCH = (1, 4, 6, 9, 11), 16, 32
 ROWS, ROWS_WEIGHT = (6, 10, 16), (2, 2, 2)
 #: Tokens after which a position's weight has fallen to 1 / e.
 FALL = 9.0
+#: The matrices' format in the files, by compressed-tensors.
+CODES = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+    "ignore": ["lm_head"],
+}
 #: Part of the weights' moving average that a step keeps.
 AVERAGE = 0.997
 
@@ -137,9 +149,8 @@ class TrainedBlocks(torch.nn.Module):
         vectors = decoder.context(states.flatten(0, 1))
         before = decoder.rotation(places.view(1, -1))
         seen = (lengths[:, None] + anchors)[..., None] > torch.arange(most)  # (G, K, C)
-        starts = torch.stack(
-            [text.places[text.prompt_rows - 1] + 1 + a for text, a in zip(texts, anchors, strict=True)]
-        )
+        firsts = torch.tensor([int(text.places[text.prompt_rows - 1]) + 1 for text in texts])
+        starts = firsts[:, None] + anchors
         rotation = decoder.rotation((starts[..., None] + torch.arange(rows)).view(1, -1))
         last = torch.stack([torch.tensor(text.tokens)[a] for text, a in zip(texts, anchors, strict=True)])
         ids = torch.full((clips, count, rows), self.settings["dflash_config"]["mask_token_id"])
@@ -170,10 +181,19 @@ class TrainedBlocks(torch.nn.Module):
         return F.linear(out, self.embedding[: self.vocabulary])
 
     def save(self, out: Path, weights: dict[str, torch.Tensor]) -> None:
-        """Write the head in the published layout."""
+        """Write the head in the published layout, its matrices as int8 with a scale for each row."""
         out.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.half().contiguous() for name, tensor in weights.items()}, out / "model.safetensors")
-        (out / "config.json").write_text(json.dumps(self.settings, indent=2) + "\n", encoding="utf-8")
+        stored = dict[str, torch.Tensor]()
+        for name, tensor in weights.items():
+            if tensor.dim() == 2:
+                scale = (tensor.abs().amax(1, keepdim=True) / 127).clamp(min=1e-7).half()
+                stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8)
+                stored[f"{name}_scale"] = scale
+            else:
+                stored[name] = tensor.half().contiguous()
+        save_file(stored, out / "model.safetensors")
+        settings = self.settings | {"quantization_config": CODES}
+        (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def wanted_tokens(text: Recorded, anchors: torch.Tensor, rows: int) -> torch.Tensor:

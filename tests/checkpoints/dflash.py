@@ -126,9 +126,7 @@ def logits(
         key = _turned(_normed(key, w[of + "self_attn.k_norm.weight"]), positions)
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) * WIDTH**-0.5
         distance = before + torch.arange(SIZE)[:, None] - torch.arange(before + SIZE)
-        unseen = (
-            ((distance < 0) | (distance >= window)) if causal[index] else torch.zeros_like(distance, dtype=torch.bool)
-        )
+        unseen = ((distance < 0) | (distance >= window)) & causal[index]
         shares = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         seen = torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1)).flatten(1)
         inner = rows + seen @ w[of + "self_attn.o_proj.weight"].T

@@ -1,7 +1,7 @@
 """Block heads beside small random targets: what they draft whatever was accepted, and texts of plain decoding."""
 
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import jsonschema
@@ -123,12 +123,7 @@ def watched(monkeypatch, change=lambda emitted, tokens: tokens):
     ("family", "kind", "visual"),
     full_but(
         [(QWEN25, "both ways", "pruned"), (QWEN25, "causal", "none"), (QWEN25, "sliding", "all")],
-        [
-            (family, kind, visual)
-            for family in (QWEN25, QWEN3)
-            for kind in KINDS
-            for visual in ("all", "none", "pruned")
-        ],
+        [(*one, visual) for one in product((QWEN25, QWEN3), KINDS) for visual in ("all", "none", "pruned")],
     ),
 )
 def test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypatch, family, kind, visual):
@@ -243,16 +238,8 @@ def test_drawn_texts_have_the_targets_distribution(penalised):
         engine = ToyBlocks(draft)
         drafter = BlockDrafter(engine, engine.open(), sampling, rng)
         history = PenaltyHistory(Penalties(1.3), [1]) if penalised else None
-        one = on_tables(
-            shifted(target),
-            limits,
-            draft=drafter,
-            gamma=2,
-            sampling=sampling,
-            rule=ExactRule(),
-            rng=rng,
-            history=history,
-        )
+        drawn = {"sampling": sampling, "rule": ExactRule(), "rng": rng, "history": history}
+        one = on_tables(shifted(target), limits, draft=drafter, gamma=2, **drawn)
         one.target.engine.__class__, one.target.tapped = TappedTable, (1,)
         first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
         assert first == 0
@@ -282,9 +269,12 @@ def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, mon
     """An entry for each row of the target but the visual ones; none of a draft's own stays."""
     pair, lengths = pairs(), []
     commit = BlockDrafter.commit
-    monkeypatch.setattr(
-        BlockDrafter, "commit", lambda self, *verdict: (lengths.append(self.span.length), commit(self, *verdict))
-    )
+
+    def commits(self, path, token):
+        lengths.append(self.span.length)
+        commit(self, path, token)
+
+    monkeypatch.setattr(BlockDrafter, "commit", commits)
     visual = {}
     for option in ("all", "none"):
         lengths.clear()
@@ -335,7 +325,7 @@ def test_heads_that_are_refused(pairs, tmp_path, settings, change, message):
 
 
 def test_other_places_of_keys_are_the_same_head(pairs, tmp_path):
-    """Keys at the top level, names with ``model.``, a mask token by its text, factors of one and no soft cap."""
+    """Keys at the top level, names with ``model.``, a mask token by its text, matrices as codes with scales."""
     pair = pairs()
     plain = pair.captioner().caption("", clip=clip(0))
     settings = heads.config(pair.kind)
@@ -344,12 +334,27 @@ def test_other_places_of_keys_are_the_same_head(pairs, tmp_path):
     top = settings | {"target_layer_ids": own["target_layer_ids"], "mask_token_id": heads.MASK}
     text = settings | {"dflash_config": {"target_layer_ids": own["target_layer_ids"], "mask_token": token}}
     named = {f"model.{key}": value for key, value in heads.tensors().items()}
-    for number, (given, weights) in enumerate(
-        ((top, heads.tensors()), (text, heads.tensors()), (settings | {"dflash_config": own}, named))
-    ):
-        head = dflash.load_block_head(str(heads.save(tmp_path / str(number), given, weights)), pair.target, PLACE)
+    quantised = {}
+    for key, value in heads.tensors().items():
+        quantised[key] = value
+        if value.dim() == 2:
+            scale = value.abs().amax(1, keepdim=True) / 127
+            quantised |= {key: (value / scale).round().to(torch.int8), f"{key}_scale": scale}
+    args = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    codes = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"0": {"weights": args}}}
+    nested = settings | {"dflash_config": own}
+    layouts = {
+        "top": (top, heads.tensors()),
+        "text": (text, heads.tensors()),
+        "named": (nested, named),
+        "int8": (nested | {"quantization_config": codes}, quantised),
+    }
+    for name, (given, tensors) in layouts.items():
+        head = dflash.load_block_head(str(heads.save(tmp_path / name, given, tensors)), pair.target, PLACE)
+        for key, tensor in head.decoder.tensors.items():
+            torch.testing.assert_close(tensor, pair.head.decoder.tensors[key], rtol=0, atol=0.02 * (name == "int8"))
         other = pair.captioner(head=head).caption("", clip=clip(0))
-        assert other.counters["accepted_lengths"] == plain.counters["accepted_lengths"]
+        assert name == "int8" or other.counters["accepted_lengths"] == plain.counters["accepted_lengths"]
 
 
 def test_factors_change_embeddings_and_logits(pairs, tmp_path):

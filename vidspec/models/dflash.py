@@ -27,66 +27,41 @@ from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
-from vidspec.models.checkpoint_tensors import read_tensors
+from vidspec.models.checkpoint_tensors import check_plain, read_tensors
 from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.placement import Placement
+from vidspec.models.quantised import dequantised_tensors
+from vidspec.models.quantization_config import check_method
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import weight_file
+from vidspec.models.weight_files import stored_tensors, weight_file
 
 __all__ = ["BlockDecoder", "BlockHead", "BlockSettings", "block_config", "load_block_head"]
 
 #: Keys of a config that are read or have no effect on a draft, apart from those of ``Qwen3Config`` below.
 _KNOWN = frozenset(
-    [
-        "architectures",
-        "auto_map",
-        "attention_dropout",
-        "block_size",
-        "bos_token_id",
-        "causal",
-        "dflash_config",
-        "dtype",
-        "eos_token_id",
-        "final_logit_softcapping",
-        "initializer_range",
-        "input_embedding_scale",
-        "is_causal",
-        "mask_token",
-        "mask_token_id",
-        "max_position_embeddings",
-        "max_window_layers",
-        "model_type",
-        "num_target_layers",
-        "output_multiplier",
-        "pad_token_id",
-        "target_layer_ids",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    ]
+    {
+        *("architectures", "auto_map", "attention_dropout", "block_size", "bos_token_id", "causal", "dflash_config"),
+        *("dtype", "eos_token_id", "final_logit_softcapping", "initializer_range", "input_embedding_scale"),
+        *("is_causal", "mask_token", "mask_token_id", "max_window_layers", "model_type", "num_target_layers"),
+        *(
+            "output_multiplier",
+            "pad_token_id",
+            "quantization_config",
+            "target_layer_ids",
+            "tie_word_embeddings",
+            "torch_dtype",
+        ),
+        *("transformers_version", "use_cache"),
+    }
 )
 _QWEN3 = frozenset(
-    [
-        "attention_bias",
-        "head_dim",
-        "hidden_act",
-        "hidden_size",
-        "intermediate_size",
-        "layer_types",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "sliding_window",
-        "use_sliding_window",
+    {
+        *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types"),
+        *("max_position_embeddings", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+        *("rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window"),
         "vocab_size",
-    ]
+    }
 )
 _DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -136,7 +111,7 @@ class BlockDecoder(HeadDecoder):
     ) -> None:
         from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-        self._tensors, self._budget, self.settings = tensors, budget, settings
+        self.tensors, self._budget, self.settings = tensors, budget, settings
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self.depth, self.width = int(config.num_hidden_layers), int(config.head_dim)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
@@ -158,7 +133,7 @@ class BlockDecoder(HeadDecoder):
 
     @cached_property
     def slab(self) -> Slab:
-        dtype = self._tensors["fc.weight"].dtype
+        dtype = self.tensors["fc.weight"].dtype
         return Slab(self.kv_heads, self.width, dtype, [self.device] * self.depth, self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
@@ -201,10 +176,10 @@ class BlockDecoder(HeadDecoder):
         return logits
 
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(rows, self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+        return F.linear(rows, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
+        return F.rms_norm(rows, rows.shape[-1:], self.tensors[f"{name}.weight"], self._eps)
 
 
 class BlockHead(Head):
@@ -267,12 +242,23 @@ def load_block_head(name: str, target: VideoLanguageModel, where: Placement) -> 
         refuse_assistant(name, source)
         given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
         config, settings = block_config(name, given)
-        tensors = {key.removeprefix("model."): tensor for key, tensor in read_tensors(name, source).items()}
+        tensors = {key.removeprefix("model."): tensor for key, tensor in _read(name, source, given).items()}
     except ModelError:
         raise
     except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
         raise load_error(name, error) from error
     return BlockHead(name, config, settings, tensors, target, where.device)
+
+
+def _read(name: str, source: str, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Read the tensors, quantised ones as plain numbers."""
+    settings = given.get("quantization_config")
+    if settings is None:
+        return read_tensors(name, source)
+    check_method(name, settings)
+    tensors = dequantised_tensors(stored_tensors(source), settings)
+    check_plain(name, tensors)
+    return {key: tensor[...] for key, tensor in tensors.items()}
 
 
 def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, BlockSettings]:
@@ -304,11 +290,11 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
     ]
     if unknown:
         raise ModelError(f"{name}: its config has {unknown[0]}, which is not known", kind="unreadable")
-    stated = {key: value for key, value in given.items() if key in _QWEN3 and value is not None}
+    blocks_of = {key: value for key, value in given.items() if key in _QWEN3 and value is not None}
     for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(rope := stated.get(key), dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
-            stated[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
-    config = transformers.Qwen3Config(**stated)
+        if isinstance(rope := blocks_of.get(key), dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
+            blocks_of[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
+    config = transformers.Qwen3Config(**blocks_of)
 
     def key_of(key: str, default: Any = None) -> Any:
         found = own.get(key, given.get(key))

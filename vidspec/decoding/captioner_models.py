@@ -13,10 +13,11 @@ from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.embedded import ships
 from vidspec.errors import DeviceError, ModelError
 from vidspec.events.record import ModelsRecord
-from vidspec.models import eagle3, hub, image_captioner, loading, mtp
+from vidspec.models import dflash, eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.head import Head
 from vidspec.models.image_captioner import ImageCaptioner
+from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
@@ -75,11 +76,19 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
             draft.name = "embedded/draft"
     head: Head | None = None
     if profile.names_a_head:
-        head = eagle3.load_eagle3(draft_name, target, draft_where)
+        head = load_head(profile, draft_name, target, draft_where)
         head.name = "embedded/head" if wanted.pair is not None else head.name
     elif profile.drafts_with_a_head:
         head = mtp.load_mtp(target)
     return CaptionerModels(target, draft, describe, slot, head)
+
+
+def load_head(profile: Profile, name: str, target: VideoLanguageModel, where: Placement) -> Head:
+    """Load the head that the profile's drafter takes."""
+    assert profile.drafter is not None
+    if profile.drafter.model == "block":
+        return dflash.load_block_head(name, target, where)
+    return eagle3.load_eagle3(name, target, where)
 
 
 @contextmanager
@@ -102,7 +111,13 @@ def _names(profile: Profile) -> tuple[str, str]:
     folder = loading.embedded_folder(wanted.pair, "target")
     if not (folder / "config.json").is_file():
         raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-    return str(folder), str(loading.embedded_folder(wanted.pair, "head" if profile.names_a_head else "draft"))
+    return str(folder), str(loading.embedded_folder(wanted.pair, draft_role(profile)))
+
+
+def draft_role(profile: Profile) -> str:
+    """Return the folder of a built-in pair that holds what drafts."""
+    model = profile.drafter.model if profile.drafter is not None else None
+    return {"head": "head", "block": "block_head"}.get(model or "", "draft")
 
 
 def start_draft_process(profile: Profile, model: VideoLanguageModel) -> DraftProcessSlot:

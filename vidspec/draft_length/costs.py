@@ -35,6 +35,7 @@ class RoundCosts:
         self._prices_at: tuple[int, int] | None = None  # clips and round at which the prices below were computed
         self._row_prices: list[float] = []
         self._pass_price: float | None = None
+        self._prices_of_passes: dict[int, float] = {}
 
     def forget_passes(self) -> None:
         """Drop the times of all passes."""
@@ -73,11 +74,21 @@ class RoundCosts:
             self._pass_price = self.draft.by_clips()(self.clips) * self._rate_floor / self.clips
         return passes * self._pass_price
 
+    def price_of_pass(self, rows: int) -> float:
+        """Return the cost of one pass of the draft over ``rows`` rows of each clip, in tokens; 0 until it is known."""
+        if not self.draft or not self._tokens:
+            return 0.0
+        self._reset_prices()
+        if rows not in self._prices_of_passes:
+            seconds = self.draft.by_rows(self.clips)(self.clips * rows)
+            self._prices_of_passes[rows] = seconds * self._rate_floor / self.clips
+        return self._prices_of_passes[rows]
+
     def _reset_prices(self) -> None:
         """Drop outdated prices. They are cached: computing them per clip and round takes longer than a draft."""
         now = self.clips, self.rounds if self.rounds < PRICED else self.rounds // PRICED
         if self._prices_at != now:
-            self._prices_at, self._row_prices, self._pass_price = now, [], None
+            self._prices_at, self._row_prices, self._pass_price, self._prices_of_passes = now, [], None, {}
 
     def prices_of_levels(self, rows: int, own: float = 0.0) -> list[float]:
         """Return the cost of a pass that grows trees for each clip, in tokens, with 0, 1, ... ``rows`` rows of each.

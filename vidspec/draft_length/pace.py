@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.deprecation import old_names
 from vidspec.draft_length.allot import allot_windows, round_seconds, tokens_per_second
+from vidspec.draft_length.blocks import BlockController
 from vidspec.draft_length.costs import RoundCosts
 from vidspec.draft_length.passes import TimeCurve
 from vidspec.draft_length.trees import TreeController
@@ -57,12 +58,14 @@ class WindowController:
     Attributes:
         costs: measured costs of passes.
         trees: controls the growth of trees drafted in place of chains.
+        blocks: chooses how much of a block draft is verified.
     """
 
     def __init__(self, *, highest: int = HIGHEST, slack: float = 0.02, fade: float = 0.98) -> None:
         self.highest, self.slack, self.fade = highest, slack, fade
         self.costs = RoundCosts(fade)
         self.trees = TreeController(self.costs)
+        self.blocks = BlockController(self.costs)
         self._windows: list[WindowState] = []
         self._acceptance = AcceptanceEstimate(PRIOR, PRIOR_TOKENS)  # of all clips
         self._learned = False

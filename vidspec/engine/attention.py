@@ -8,7 +8,7 @@ kernel call costs as much as the attention of a short window, so such a window g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -236,6 +236,7 @@ class PassAttention:
         windows: sliding window of each layer; None for layers that see everything.
         cached: the layers that attend, in order; None if all do.
         mutual: True if adjacent visual tokens see each other in sliding-window layers.
+        both_ways: layers in which all rows of a sequence see each other.
     """
 
     def __init__(
@@ -245,8 +246,9 @@ class PassAttention:
         windows: Sequence[int | None] | None = None,
         cached: Sequence[int] | None = None,
         mutual: bool = False,
+        both_ways: Collection[int] = (),
     ) -> None:
-        self.batch, self.scaling, self._windows = batch, scaling, windows
+        self.batch, self.scaling, self._windows, self._both_ways = batch, scaling, windows, both_ways
         self._cache_layers = None if cached is None else {layer: at for at, layer in enumerate(cached)}
         self._sequences: list[_SequenceRows] = []
         self._sizes = [len(rows) for rows in batch]
@@ -293,10 +295,23 @@ class PassAttention:
         window = None
         if self._windows is not None and part.places is not None and (size := self._windows[layer]) is not None:
             window = AttentionWindow(size, *part.places, part.runs)
+        if layer in self._both_ways and len(query) > 1:
+            if window is None or keys.shape[2] <= window.size:
+                return _attend_to_all(query, keys, values, self.scaling)
+            every = torch.ones(len(query), len(query), dtype=torch.bool, device=keys.device)
+            return attend(query, keys, values, self.scaling, sees=every, window=window)
         mask, groups = None, query.shape[1] // keys.shape[1]
         if part.masked is not None and (mask := part.masks.get(groups)) is None:
             mask = part.masks[groups] = part.masked.repeat(groups, 1)[None, None]
         return attend(query, keys, values, self.scaling, sees=part.sees, mask=mask, window=window)
+
+
+def _attend_to_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Return the attention (n, heads * d) of rows that all see every entry."""
+    (rows, heads, width), kv_heads = query.shape, key.shape[1]
+    packed = query.view(rows, kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
+    out = F.scaled_dot_product_attention(packed, key, value, scale=scaling)
+    return out.view(kv_heads, -1, rows, width).permute(2, 0, 1, 3).reshape(rows, heads * width)
 
 
 def _visual_runs(rows: Rows) -> torch.Tensor:

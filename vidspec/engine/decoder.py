@@ -47,6 +47,8 @@ class Decoder(Protocol):
         graphs: replayed passes of few tokens on a GPU; None if it cannot replay them.
         eager: reason why a GPU does not replay passes; None if it does.
         state_inputs: of a head, whose rows are tokens joined with states; None of a language model.
+        reads_context: True of a block head, whose earlier entries come from states of the target.
+        both_ways: of a block head, the blocks in which all tokens of a sequence in a pass see each other.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Decoder(Protocol):
     graphs: ReplayedPasses | None
     eager: str | None
     state_inputs: StateInputs | None
+    reads_context: bool
+    both_ways: frozenset[int]
 
     @property
     def slab(self) -> Slab: ...

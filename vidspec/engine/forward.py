@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic
+from typing import TYPE_CHECKING, ClassVar, Generic, cast
 
 import torch
 from typing_extensions import TypeVar
@@ -13,9 +14,9 @@ from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_drafts import replay_chains, replay_trees
-from vidspec.engine.head_states import state_places
+from vidspec.engine.head_states import append_context, state_places
 from vidspec.engine.prefilling import Prefilling
-from vidspec.engine.rows import ChainRule, HeadState, PassResult, PrefillResult, Prompt, Rows
+from vidspec.engine.rows import ChainRule, ContextRows, HeadState, PassResult, PrefillResult, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
@@ -23,6 +24,7 @@ from vidspec.errors import ModelError, VidspecError
 if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import ReplayedPasses
+    from vidspec.engine.head_states import ContextDecoder
     from vidspec.engine.requests import StaticTree
 
 __all__ = ["CHUNK", "Engine", "prefill_chunk"]
@@ -90,6 +92,8 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for its rows.
         """
+        if self.model.decoder.reads_context and any([rows.context is not None for rows in batch]):
+            return self._run_after_context(batch)
         graphs, inputs = self.model.decoder.graphs, self.model.decoder.state_inputs
         ids = None if inputs is None else inputs.ids
         replayed, others = graphs.split_batch(batch) if graphs is not None else ([], [])
@@ -100,6 +104,23 @@ class Engine(Generic[M]):
             if results is not None:
                 return results if len(replayed) == 1 and not others else read_back_tokens(batch, results, ids)
         return read_back_tokens(batch, self._run_eager(batch), ids)
+
+    def _run_after_context(self, batch: Sequence[Rows]) -> list[PassResult]:
+        """Append the context of all sequences, then run the pass over their tokens; a failed one changes none."""
+        lengths = [rows.span.length for rows in batch]
+        try:
+            append_context(cast("ContextDecoder", self.model.decoder), batch)
+            return self.run([replace(rows, context=None) for rows in batch])
+        except Exception:
+            for rows, length in zip(batch, lengths, strict=True):
+                rows.span.rollback(min(length, rows.span.length))
+            raise
+
+    def read_context(self, span: KVSpan, context: ContextRows) -> KVSpan:
+        """Append context to one sequence, as the rows of a pass do."""
+        with torch.inference_mode():
+            append_context(cast("ContextDecoder", self.model.decoder), [Rows(span, context=context)])
+        return span
 
     def _run_replayed(
         self, graphs: ReplayedPasses, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
@@ -135,7 +156,9 @@ class Engine(Generic[M]):
         """Run one pass, kernel by kernel."""
         decoder = self.model.decoder
         rows, rotation = self._embed_rows(batch), decoder.rotation(self._row_positions(batch))
-        attention = PassAttention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
+        attention = PassAttention(
+            batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual, decoder.both_ways
+        )
         added = _deepstack_features(batch)
         watched: list[tuple[Taps, slice]] = []
         for part, start in zip(batch, _first_rows(batch), strict=True):

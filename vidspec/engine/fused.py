@@ -145,6 +145,8 @@ class FusedDecoder:
     why = "the family's blocks are fused"
     unquantisable_reason: str | None = None
     state_inputs: StateInputs | None = None
+    reads_context = False
+    both_ways: frozenset[int] = frozenset()
 
     def __init__(
         self,

@@ -176,13 +176,14 @@ class GraphStep:
 TableRows: TypeAlias = tuple[KVSpan, int, Sequence[int], Sequence[int] | None]
 
 
-def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray) -> np.ndarray:
+def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray, *, both_ways: bool = False) -> np.ndarray:
     """Return :attr:`GraphStep.table` for the rows of a pass.
 
     Args:
         batch: the rows of each sequence, which notes its entries if this is its first replayed pass.
         axes: axes of rotary positions.
         idle: table of a pass without rows.
+        both_ways: True if all rows of a sequence see each other.
     """
     tokens, counts, shared, first = list[int](), list[int](), list[int](), 0
     trees: list[tuple[int, int, Sequence[int]]] = []
@@ -205,7 +206,7 @@ def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray) -> np
     of_rows = np.array(shared).reshape(-1, 8).repeat(counts, 0).T
     row = np.arange(first)
     places = of_rows[5] + row
-    sees = _CAUSAL[row - of_rows[3]]
+    sees = _CAUSAL[np.array(counts).repeat(counts) - 1 if both_ways else row - of_rows[3]]
     for at, count, parents in trees:
         part, read = slice(at, at + count), len(parents) - count
         depths, bits = tree_columns(tuple(parents))

@@ -58,6 +58,8 @@ def eager_reason(decoder: ReplayableDecoder) -> str | None:
     """Return why a GPU would run passes of a decoder kernel by kernel; None if they can be replayed."""
     if (reason := eager_reason_by_shape(decoder.windows, decoder.width)) is not None:
         return reason
+    if len(decoder.both_ways) not in (0, decoder.depth):
+        return "the tokens of a pass see each other both ways in some of its blocks"
     device = decoder.device
     if (absence := triton_absence()) is not None:
         return absence
@@ -219,7 +221,8 @@ class ReplayedPasses:
         every: list[TableRows] = [
             (rows.span, length, rows.token_ids, rows.parents) for rows, length in zip(batch, lengths, strict=True)
         ]
-        columns = table.add(table_columns(every, self.decoder.axes, step.idle))
+        both_ways = bool(self.decoder.both_ways)
+        columns = table.add(table_columns(every, self.decoder.axes, step.idle, both_ways=both_ways))
         states = None if step.states is None else table.add(state_places(batch))
         return PlannedPass(batch, sizes, step, replay, columns, states)
 

@@ -1,18 +1,65 @@
-"""States that a draft head reads with its tokens, gathered for all rows of a pass."""
+"""States that a draft head reads: with its tokens, gathered for all rows of a pass, or as entries before them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from vidspec.engine.device import to_device
+from vidspec.engine.rotary import RotaryTables
 
 if TYPE_CHECKING:
     from vidspec.engine.rows import Rows
 
-__all__ = ["StateInputs", "state_places"]
+__all__ = ["ContextDecoder", "StateInputs", "append_context", "state_places"]
+
+
+class ContextDecoder(Protocol):
+    """A decoder whose keys and values of earlier rows come from states of the target (a block head)."""
+
+    depth: int
+    axes: int
+    device: torch.device
+
+    def rotation(self, positions: torch.Tensor) -> RotaryTables: ...
+
+    def context(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the context vectors (n, hidden) of the target's states."""
+        ...
+
+    def entries(self, index: int, rows: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
+        """Return a block's rotated keys and its values, (n, 2, kv_heads, d), of context vectors."""
+        ...
+
+
+def append_context(decoder: ContextDecoder, batch: Sequence[Rows]) -> None:
+    """Write the entries of all context rows of a pass, by one projection for all sequences, which grow by them."""
+    parts = [(rows.span, rows.context) for rows in batch if rows.context is not None and rows.context.count]
+    if not parts:
+        return
+    device = decoder.device
+    counted: list[torch.Tensor] = []
+    for span, context in parts:
+        if context.positions is None:
+            first = span.length + span.offset
+            places = torch.arange(first, first + context.count).expand(decoder.axes, -1)
+        else:
+            places = context.positions
+        counted.append(to_device(places, device))
+    vectors = decoder.context(_concatenate([part.to(device) for _, context in parts for part in context.states]))
+    rotation = decoder.rotation(_concatenate(counted, 1))
+    counts = [context.count for _, context in parts]
+    written = [span.entries_to_write(count) for (span, _), count in zip(parts, counts, strict=True)]
+    for index in range(decoder.depth):
+        entries = decoder.entries(index, vectors, rotation).permute(1, 2, 0, 3).split(counts, 2)
+        for layers, new in zip(written, entries, strict=True):
+            layers[index].copy_(new)
+    for (span, _), count in zip(parts, counts, strict=True):
+        span.length += count
 
 
 @dataclass(frozen=True)
@@ -59,5 +106,5 @@ def _sources(batch: Sequence[Rows]) -> tuple[list[torch.Tensor], list[torch.Tens
     return [one.states for one in sources if not one.own], [one.states for one in sources if one.own]
 
 
-def _concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _concatenate(parts: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)

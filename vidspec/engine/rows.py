@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["ChainRule", "HeadState", "PassResult", "PrefillResult", "Prompt", "PromptVisualTokens", "Rows"]
+__all__ = [
+    "ChainRule",
+    "ContextRows",
+    "HeadState",
+    "PassResult",
+    "PrefillResult",
+    "Prompt",
+    "PromptVisualTokens",
+    "Rows",
+]
 
 
 class PromptVisualTokens(Protocol):
@@ -65,6 +74,22 @@ class HeadState(NamedTuple):
     own: bool = False
 
 
+class ContextRows(NamedTuple):
+    """Rows that the target has read, for a block head: each becomes an entry of its sequence.
+
+    Attributes:
+        states: (n, blocks * hidden) of the target, in parts.
+        positions: (axes, n) of a prompt's rows; None if the rows follow the sequence.
+    """
+
+    states: Sequence[torch.Tensor]
+    positions: torch.Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.states))
+
+
 @dataclass(eq=False)  # not frozen, which takes four times as long to make
 class Rows:
     """The rows that one sequence adds to a pass: a stretch of its prompt, or tokens after its entries.
@@ -84,6 +109,7 @@ class Rows:
         top: number of likeliest tokens of each row to return with their probabilities.
         processor: changes of the logits before any token is chosen; None for none.
         head_states: for a head, the state that it reads with each token.
+        context: for a block head, rows of the target that become entries before the tokens do.
     """
 
     span: KVSpan
@@ -98,6 +124,7 @@ class Rows:
     top: int = 0
     processor: RowChanges | None = None
     head_states: Sequence[HeadState] = ()
+    context: ContextRows | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]

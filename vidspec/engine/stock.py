@@ -80,6 +80,8 @@ class StockDecoder:
     graphs: ReplayedPasses | None = None
     eager: str | None = "its blocks are not fused"
     state_inputs: StateInputs | None = None
+    reads_context = False
+    both_ways: frozenset[int] = frozenset()
 
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget

@@ -1,4 +1,4 @@
-"""Base classes of draft heads: one block that drafts from hidden states of its target, and its input rows."""
+"""Base classes of draft heads: blocks that draft from hidden states of their target, and their input rows."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ class HeadRows:
 
 
 class HeadDecoder(ABC):
-    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`): one block, no packed weights.
+    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`): no packed weights.
 
     A row is the embedding of a token joined with a state. In a prompt both are given; rows of tokens need :meth:`bind`.
     """
 
     name = "head"
-    why = "one block of its own"
+    why = "blocks of its own"
     depth = 1
-    mutual = False
+    mutual = reads_context = False
+    both_ways: frozenset[int] = frozenset()
     prunable = True
     cached: tuple[int, ...] | None = None
     packed_bytes = only_bytes = state_bytes = numbers = 0
@@ -94,12 +95,14 @@ class HeadDecoder(ABC):
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
-    def bind(self, embed: Callable[[torch.Tensor], torch.Tensor], inputs: StateInputs, eager: str | None) -> None:
+    def bind(
+        self, embed: Callable[[torch.Tensor], torch.Tensor], inputs: StateInputs | None, eager: str | None
+    ) -> None:
         """Set what rows of tokens are made of; on a GPU their passes are replayed.
 
         Args:
             embed: maps the target's ids (n,) to embeddings (n, hidden) on the head's device.
-            inputs: of its states.
+            inputs: of the states that it reads with tokens; None if it reads none.
             eager: reason why a GPU cannot replay its passes; None if it may.
         """
         self._embed, self.state_inputs = embed, inputs

@@ -1,0 +1,136 @@
+"""Small random block heads in the published layout, for the targets of ``qwen``; and what one drafts, computed plainly
+from its files, all context anew for each block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.checkpoints.qwen import HIDDEN, LAYERS, QwenKind, tokenizer
+
+WIDTH, HEADS, KV_HEADS, INNER, BLOCKS, SIZE, MASK, THETA, EPS = 24, 4, 2, 80, 2, 8, 5, 1e4, 1e-6
+TAPS = (0, 2, 3)
+
+
+def config(kind: QwenKind, **more: object) -> dict[str, object]:
+    """As the authors write it; keys of ``dflash_config`` are replaced by those of ``more["dflash_config"]``."""
+    own = {"target_layer_ids": list(TAPS), "mask_token_id": MASK, **dict(more.pop("dflash_config", {}))}  # type: ignore[call-overload]
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": WIDTH,
+        "num_hidden_layers": BLOCKS,
+        "num_target_layers": LAYERS,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "block_size": SIZE,
+        "dtype": "bfloat16",
+        "vocab_size": len(tokenizer()) + kind.padding,
+        "dflash_config": own,
+        **more,
+    }
+
+
+def tensors(hidden: int = HIDDEN, taps: int = len(TAPS), seed: int = 0) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+
+    def linear(out: int, into: int, gain: float = 1.0) -> torch.Tensor:
+        return gain * torch.randn(out, into, generator=rng) / into**0.5
+
+    def norm(width: int = hidden) -> torch.Tensor:
+        return 1 + 0.2 * torch.randn(width, generator=rng)
+
+    made = {"fc.weight": linear(hidden, taps * hidden), "hidden_norm.weight": norm(), "norm.weight": norm()}
+    for index in range(BLOCKS):
+        block = f"layers.{index}"
+        made |= {
+            f"{block}.input_layernorm.weight": norm(),
+            f"{block}.post_attention_layernorm.weight": norm(),
+            f"{block}.self_attn.q_proj.weight": linear(HEADS * WIDTH, hidden),
+            f"{block}.self_attn.k_proj.weight": linear(KV_HEADS * WIDTH, hidden),
+            f"{block}.self_attn.v_proj.weight": linear(KV_HEADS * WIDTH, hidden, 2.0),
+            f"{block}.self_attn.o_proj.weight": linear(hidden, HEADS * WIDTH, 2.0),
+            f"{block}.self_attn.q_norm.weight": norm(WIDTH),
+            f"{block}.self_attn.k_norm.weight": norm(WIDTH),
+            f"{block}.mlp.gate_proj.weight": linear(INNER, hidden),
+            f"{block}.mlp.up_proj.weight": linear(INNER, hidden),
+            f"{block}.mlp.down_proj.weight": linear(hidden, INNER),
+        }
+    return made
+
+
+def save(folder: Path, settings: dict[str, object], weights: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def _normed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows * (rows.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
+
+
+def _turned(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    half = states.shape[-1] // 2
+    angles = positions[:, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    first, second = states[..., :half], states[..., half:]
+    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def logits(
+    weights: dict[str, torch.Tensor],
+    judge: torch.Tensor,
+    table: torch.Tensor,
+    states: torch.Tensor,
+    places: torch.Tensor,
+    last: int,
+    start: int,
+    causal: tuple[bool, ...] = (False,) * BLOCKS,
+    window: int = 10**6,
+) -> torch.Tensor:
+    """Logits (SIZE - 1, V) of the masked positions of one block.
+
+    Args:
+        weights: as they were saved.
+        judge, table: output head (V, hidden) and embedding of the target.
+        states: (n, taps * hidden) of the rows before the block.
+        places: (n,) their positions.
+        last: the token before the masked positions.
+        start: its position.
+        causal: by block of the head, whether rows see no later ones.
+        window: how far rows of causal blocks see, by entries.
+    """
+    w = {key: value.double() for key, value in weights.items()}
+    context = _normed(states.double() @ w["fc.weight"].T, w["hidden_norm.weight"])
+    rows = table.double()[[last, *[MASK] * (SIZE - 1)]]
+    positions = torch.cat([places.double(), start + torch.arange(SIZE, dtype=torch.float64)])
+    before, groups = len(context), HEADS // KV_HEADS
+    for index in range(BLOCKS):
+        of = f"layers.{index}."
+        normed = _normed(rows, w[of + "input_layernorm.weight"])
+        every = torch.cat([context, normed])
+        query = (normed @ w[of + "self_attn.q_proj.weight"].T).view(-1, HEADS, WIDTH)
+        key = (every @ w[of + "self_attn.k_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
+        value = (every @ w[of + "self_attn.v_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
+        query = _turned(_normed(query, w[of + "self_attn.q_norm.weight"]), positions[before:])
+        key = _turned(_normed(key, w[of + "self_attn.k_norm.weight"]), positions)
+        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) * WIDTH**-0.5
+        distance = before + torch.arange(SIZE)[:, None] - torch.arange(before + SIZE)
+        unseen = ((distance < 0) | (distance >= window)) & causal[index]
+        shares = scores.masked_fill(unseen, float("-inf")).softmax(-1)
+        seen = torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1)).flatten(1)
+        inner = rows + seen @ w[of + "self_attn.o_proj.weight"].T
+        into = _normed(inner, w[of + "post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(into @ w[of + "mlp.gate_proj.weight"].T)
+        rows = inner + (gate * (into @ w[of + "mlp.up_proj.weight"].T)) @ w[of + "mlp.down_proj.weight"].T
+    return _normed(rows, w["norm.weight"])[1:] @ judge.double().T

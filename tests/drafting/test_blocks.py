@@ -1,0 +1,374 @@
+"""Block heads beside small random targets: what they draft whatever was accepted, and texts of plain decoding."""
+
+import json
+from itertools import pairwise, product
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import torch
+
+from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from tests.checkpoints import dflash as heads
+from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, QwenKind, adapter
+from tests.decoding.toys import ToyEngine, on_tables, random_table, rounds_of, shifted
+from tests.drafting.test_heads import GAMMA, PLACE, HeadPair, clip, right_for_a_while
+from tests.engine import standin
+from tests.tiers import full_but
+from vidspec.acceptance.rules.exact import ExactRule
+from vidspec.config import profiles
+from vidspec.decoding.limits import StoppingRules
+from vidspec.decoding.schedules.sequential import sequential
+from vidspec.drafting.base import Draft
+from vidspec.drafting.block import BlockDrafter
+from vidspec.engine.forward import Engine
+from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.penalties import Penalties, PenaltyHistory
+from vidspec.engine.rows import PassResult
+from vidspec.engine.sampling import Sampling
+from vidspec.engine.taps import Taps
+from vidspec.errors import ModelError, ProfileError
+from vidspec.events.events import Prefilled
+from vidspec.models import dflash
+from vidspec.models.head import HeadRows
+
+#: Kinds of heads: keys of their config, and for each block whether its rows see no later ones.
+KINDS = {
+    "both ways": ({}, (False, False)),
+    "causal": ({"is_causal": True}, (True, True)),
+    "sliding": (
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20, "use_sliding_window": True},
+        (True, False),
+    ),
+}
+WINDOWS = {"sliding": 20}
+
+
+class BlockPair(HeadPair):
+    """A random target and a random block head."""
+
+    def __init__(self, family, folder, kind="both ways"):
+        self.kind, self.causal, self.window = QwenKind(family, tied=False), KINDS[kind][1], WINDOWS.get(kind, 10**6)
+        self.weights, target = heads.tensors(), adapter(self.kind)
+        heads.save(folder, heads.config(self.kind, **KINDS[kind][0]), self.weights)
+        super().__init__("dflash", target, dflash.load_block_head(str(folder), target, PLACE))
+        target.eos = frozenset()
+
+    def expected(self, text, kept=None):
+        """Logits of a block behind a clip's prompt and ``text``."""
+        target, generate = self.target, profiles.load("dflash", env={}).generate
+        prefix = target.prefix(target.encode(target.preprocess(clip(0))), generate.prompt, generate.system)
+        behind = torch.tensor(text[:-1], dtype=torch.long)
+        after = prefix.next_position + torch.arange(len(behind))
+        whole = HeadRows(
+            torch.cat([prefix.embeds, target.embed(behind)[None]], dim=1),
+            torch.cat([prefix.positions, after.expand(len(prefix.positions), 1, -1)], dim=-1),
+        )
+        watch = Taps(rows=torch.arange(1), visual=prefix.visual.index, hidden=range(LAYERS + 1))
+        Engine(target).prefill(_Shown(whole, prefix.visual), room=1, taps=watch)
+        rows = torch.cat([prefix.rows_kept(kept), torch.arange(prefix.length, whole.length)])
+        states = torch.cat([watch.states[block + 1] for block in heads.TAPS], dim=1)
+        judge = target.model.lm_head.weight.detach()[: target.vocabulary]
+        table = target.language.embed_tokens.weight.detach()
+        given = self.weights, judge, table, states[rows], rows
+        return heads.logits(*given, text[-1], whole.length, self.causal, self.window)
+
+
+class _Shown:
+    """A prompt with the visual tokens of another that it begins with."""
+
+    def __init__(self, fed, visual):
+        self.embeds, self.positions, self.length, self.visual = fed.embeds, fed.positions, fed.length, visual
+        self.next_position = fed.length
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    made = {}
+
+    def pair(family=QWEN25, kind="both ways"):
+        if (family, kind) not in made:
+            made[family, kind] = BlockPair(family, tmp_path_factory.mktemp("head"), kind)
+        return made[family, kind]
+
+    return pair
+
+
+def watched(monkeypatch, change=lambda emitted, tokens: tokens):
+    """Windows in their order: what had been emitted, what the head drafted; the target gets what ``change`` says."""
+    rounds, emitted = [], []
+    begin, propose, commit = BlockDrafter.begin, BlockDrafter.propose, BlockDrafter.commit
+
+    def begins(self, token):
+        emitted[:] = [token]
+        begin(self, token)
+
+    def proposes(self, gamma):
+        draft = yield from propose(self, gamma)
+        rounds.append((list(emitted), draft.tokens))
+        self._draft = Draft.chain(change(list(emitted), draft.tokens), draft.probs)
+        return self._draft
+
+    def commits(self, path, token):
+        emitted.extend([*(self._draft.tokens[node] for node in path), token])
+        commit(self, path, token)
+
+    monkeypatch.setattr(BlockDrafter, "begin", begins)
+    monkeypatch.setattr(BlockDrafter, "propose", proposes)
+    monkeypatch.setattr(BlockDrafter, "commit", commits)
+    return rounds
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "visual"),
+    full_but(
+        [(QWEN25, "both ways", "pruned"), (QWEN25, "causal", "none"), (QWEN25, "sliding", "all")],
+        [(*one, visual) for one in product((QWEN25, QWEN3), KINDS) for visual in ("all", "none", "pruned")],
+    ),
+)
+def test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypatch, family, kind, visual):
+    """Behind every outcome of a window: nothing, some or all of it accepted."""
+    pair = pairs(family, kind)
+    plain = list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)
+    rounds = watched(monkeypatch, right_for_a_while(plain))
+    settings = {"draft.options.visual": "none"} if visual == "none" else {}
+    settings |= {"prune.method": "uniform", "prune.alpha": 0.5} if visual == "pruned" else {}
+    events = list(pair.captioner(**settings).stream("", clip=clip(0)))
+    assert list(events[-1].caption.token_ids) == plain
+    kept = torch.tensor(next(event for event in events if isinstance(event, Prefilled)).kept, dtype=torch.long)
+    assert len(kept) == {"all": 45, "none": 0, "pruned": 22}[visual]
+    lengths = [len(emitted) for emitted, _ in rounds]
+    assert {after - before - 1 for before, after in pairwise(lengths)} == set(range(GAMMA + 1))
+    for emitted, tokens in (round for round in rounds if round[1]):
+        best = pair.expected(emitted, kept)[: len(tokens)].topk(2)
+        assert float((best.values[:, 0] - best.values[:, 1]).min()) > 1e-5
+        assert list(tokens) == best.indices[:, 0].tolist()
+
+
+@pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3]))
+def test_texts_are_those_of_plain_decoding(pairs, family):
+    pair = pairs(family)
+    plain = pair.texts(pair.captioner("ar"), 1)
+    assert len(plain) == 4 and len(set(map(tuple, plain.values()))) > 1
+    for batch in (1, 4):
+        assert pair.texts(pair.captioner(), batch) == plain
+    assert pair.texts(pair.captioner(**{"draft.gamma": "auto"}), 16) == plain
+    drawn = {"generate.temperature": 0.7, "generate.seed": 5, "draft.gamma": "auto"}
+    assert pair.captioner(**drawn).profile.token_for_token
+    expected = pair.texts(pair.captioner("ar", **{**drawn, "draft.gamma": 5}), 1)
+    assert expected != plain and pair.texts(pair.captioner(**drawn), 4) == expected
+
+
+@pytest.mark.parametrize("kind", ["both ways", "causal"])
+def test_replayed_passes_draft_the_same(pairs, monkeypatch, kind):
+    """As a GPU replays them, with what stands for its attention kernel; context is appended before."""
+    pair = pairs(QWEN25, kind)
+    decoder, found = pair.head.decoder, []
+    plain = list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)
+    for graphs in (None, ReplayedPasses(decoder, standin.attention)):
+        monkeypatch.setattr(decoder, "graphs", graphs)
+        with monkeypatch.context() as inner:
+            rounds = watched(inner, right_for_a_while(plain))
+            found.append((pair.captioner().caption("", clip=clip(0)).token_ids, rounds))
+        assert decoder.graphs is graphs
+    assert found[0] == found[1] and decoder.graphs.captured
+
+
+def test_a_head_follows_penalties_position_by_position(pairs, monkeypatch):
+    """It drafts no token twice where none may occur twice, and its texts are those of plain decoding, drawn or not."""
+    pair, once = pairs(), {"generate.no_repeat_ngram": 1}
+    plain = pair.texts(pair.captioner("ar", **once), 1)
+    assert plain != pair.texts(pair.captioner("ar"), 1)
+    assert pair.texts(pair.captioner(**once), 4) == plain
+    for settings in (once, {}):
+        rounds = watched(monkeypatch, right_for_a_while(list(plain["0"])))
+        pair.captioner(**settings).caption("", clip=clip(0))
+        twice = [len({*emitted, *tokens}) < len({*emitted}) + len(tokens) for emitted, tokens in rounds]
+        assert any(tokens for _, tokens in rounds) and any(twice) == (not settings)
+        monkeypatch.undo()
+    drawn = pair.captioner(**once, **{"generate.temperature": 0.9}).caption("", clip=clip(0)).token_ids
+    assert len({*drawn}) == len(drawn)
+
+
+def test_json_by_schema_is_that_of_plain_decoding(pairs, monkeypatch):
+    pair, schema = pairs(), {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema |= {"additionalProperties": False}
+    ends = pair.target.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    monkeypatch.setattr(pair.target, "eos", frozenset([ends]))
+    settings = {"generate.json_schema": json.dumps(schema)}
+    plain = pair.captioner("ar", **settings).caption("", clip=clip(0))
+    jsonschema.validate(plain.data, schema)
+    rounds = watched(monkeypatch)
+    for options in ({}, {"draft.gamma": "auto"}):
+        assert pair.captioner(**settings, **options).caption("", clip=clip(0)).token_ids == plain.token_ids
+    assert any(len(tokens) > 1 for _, tokens in rounds)
+
+
+class TappedTable(ToyEngine):
+    """A target whose passes return states."""
+
+    def _passed(self, rows):
+        return super()._passed(rows)._replace(tapped=torch.zeros(len(rows), 1))
+
+
+class ToyBlocks(ToyEngine):
+    """A block head that is a table of the last token and the position."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        decoder = SimpleNamespace(both_ways=frozenset({0}), graphs=None)
+        self.model = SimpleNamespace(name="toy", size=4, mask=9, blocks=(1,), decoder=decoder)
+
+    def _passed(self, rows):
+        last, *masked = rows.token_ids
+        assert masked == [9] * 3 and rows.context.count >= 1 - (not rows.span.length)
+        rows.span.tokens += [*["read"] * rows.context.count, *rows.token_ids]
+        rows.span.places += range(rows.context.count + 4)
+        logits = torch.stack([self.tables[0]((last, place)) for place in range(4)])
+        return PassResult(logits, logits)
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_drawn_texts_have_the_targets_distribution(penalised):
+    """By rejection sampling with the distribution of each position, whatever drafts; wrong ones would show."""
+    sampling, rng = Sampling(0.8, 0.9), torch.Generator().manual_seed(6)
+    target, draft = random_table(11, 4, 1.2), random_table(12, 4, 1.5)
+    limits, texts = StoppingRules(4, frozenset({3})), []
+    for _ in range(1500):
+        engine = ToyBlocks(draft)
+        drafter = BlockDrafter(engine, engine.open(), sampling, rng)
+        history = PenaltyHistory(Penalties(1.3), [1]) if penalised else None
+        drawn = {"sampling": sampling, "rule": ExactRule(), "rng": rng, "history": history}
+        one = on_tables(shifted(target), limits, draft=drafter, gamma=2, **drawn)
+        one.target.engine.__class__, one.target.tapped = TappedTable, (1,)
+        first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
+        assert first == 0
+        texts.append(tuple(text))
+    change = (lambda prefix: _penalised(target(prefix), [1, 0, *prefix])) if penalised else target
+    exact = exact_distribution(change, sampling, StoppingRules(3, limits.eos))
+    assert p_value(texts, exact) > SIGNIFICANCE
+
+
+def _penalised(logits, seen):
+    changed = logits.clone()
+    for token in set(seen):
+        changed[token] = logits[token] / 1.3 if logits[token] > 0 else logits[token] * 1.3
+    return changed
+
+
+def test_a_useless_head_rests(pairs):
+    """Few blocks are drafted in a long text of which none is accepted."""
+    pair = pairs()
+    long = {"draft.gamma": "auto", "generate.max_new_tokens": 120}
+    caption = pair.captioner(**long).caption("", clip=clip(0))
+    assert len(caption.token_ids) == 120 and caption.counters["draft_forwards"] < 20
+    assert caption.counters["accepted"] < 20
+
+
+def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, monkeypatch):
+    """An entry for each row of the target but the visual ones; none of a draft's own stays."""
+    pair, lengths = pairs(), []
+    commit = BlockDrafter.commit
+
+    def commits(self, path, token):
+        lengths.append(self.span.length)
+        commit(self, path, token)
+
+    monkeypatch.setattr(BlockDrafter, "commit", commits)
+    visual = {}
+    for option in ("all", "none"):
+        lengths.clear()
+        pair.captioner(**{"draft.options.visual": option}).caption("", clip=clip(0))
+        assert all(0 <= after - before <= GAMMA + 1 for before, after in pairwise(lengths))
+        visual[option] = lengths[0]
+    assert visual["all"] - visual["none"] == 45
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models.draft": None}, "models.draft: is needed with draft.kind dflash; nearest valid choice: name the head"),
+        ({"schedule.kind": "parallel"}, "dflash needs more of the target than token ids"),
+        ({"draft.topology": "tree"}, "a dflash drafts a chain"),
+        ({"draft.options.visual": "none", "prune.method": "uniform", "prune.alpha": 0.5}, "dflash chooses itself"),
+    ],
+)
+def test_what_does_not_go_together(settings, message):
+    with pytest.raises(ProfileError, match=message):
+        profiles.load("dflash", {"models.target": "target", "models.draft": "head", **settings}, env={})
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "message"),
+    [
+        ({"dflash_config": {"selector_rank": 8}}, None, r"is a DFlash2 head \(selector_rank\)"),
+        ({"architectures": ["DFlash2DraftModel"]}, None, r"is a DFlash2 head \(DFlash2DraftModel\)"),
+        ({"dflash_config": {"fc_layernorm": True}}, None, "its config has fc_layernorm, which is not known"),
+        ({"sink_bias": 1}, None, "its config has sink_bias, which is not known"),
+        ({"dflash_config": {"mask_token_id": 10**6}}, None, "its mask token 1000000 is not one of"),
+        ({"dflash_config": {"mask_token_id": None}}, None, r"its mask token <\|MASK\|> is not one of"),
+        ({"dflash_config": {"target_layer_ids": [0, 2, 4]}}, None, "reads states of block 4 of a target that has 4"),
+        ({"hidden_size": 32}, None, "is 32 wide, and .* is 64 wide"),
+        ({"vocab_size": 100}, None, "was made for a vocabulary of 100"),
+        ({"num_key_value_heads": 4}, None, r"k_proj.weight has the shape \(48, 64\), and its config says \(96, 64\)"),
+        ({}, lambda w: w.pop("fc.weight"), "fc.weight is not in its files"),
+        ({}, lambda w: w.update({"fc.scale": torch.ones(1)}), "has the tensor fc.scale, which is not known"),
+    ],
+)
+def test_heads_that_are_refused(pairs, tmp_path, settings, change, message):
+    pair, weights = pairs(), heads.tensors()
+    if change is not None:
+        change(weights)
+    folder = heads.save(tmp_path, heads.config(pair.kind, **settings), weights)
+    with pytest.raises(ModelError, match=message):
+        dflash.load_block_head(str(folder), pair.target, PLACE)
+
+
+def test_other_places_of_keys_are_the_same_head(pairs, tmp_path):
+    """Keys at the top level, names with ``model.``, a mask token by its text, matrices as codes with scales."""
+    pair = pairs()
+    plain = pair.captioner().caption("", clip=clip(0))
+    settings = heads.config(pair.kind)
+    own = settings.pop("dflash_config")
+    token = pair.target.tokenizer.convert_ids_to_tokens(heads.MASK)
+    top = settings | {"target_layer_ids": own["target_layer_ids"], "mask_token_id": heads.MASK}
+    text = settings | {"dflash_config": {"target_layer_ids": own["target_layer_ids"], "mask_token": token}}
+    named = {f"model.{key}": value for key, value in heads.tensors().items()}
+    quantised = {}
+    for key, value in heads.tensors().items():
+        quantised[key] = value
+        if value.dim() == 2:
+            scale = value.abs().amax(1, keepdim=True) / 127
+            quantised |= {key: (value / scale).round().to(torch.int8), f"{key}_scale": scale}
+    args = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    codes = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"0": {"weights": args}}}
+    nested = settings | {"dflash_config": own}
+    layouts = {
+        "top": (top, heads.tensors()),
+        "text": (text, heads.tensors()),
+        "named": (nested, named),
+        "int8": (nested | {"quantization_config": codes}, quantised),
+    }
+    for name, (given, tensors) in layouts.items():
+        head = dflash.load_block_head(str(heads.save(tmp_path / name, given, tensors)), pair.target, PLACE)
+        for key, tensor in head.decoder.tensors.items():
+            torch.testing.assert_close(tensor, pair.head.decoder.tensors[key], rtol=0, atol=0.02 * (name == "int8"))
+        other = pair.captioner(head=head).caption("", clip=clip(0))
+        assert name == "int8" or other.counters["accepted_lengths"] == plain.counters["accepted_lengths"]
+
+
+def test_factors_change_embeddings_and_logits(pairs, tmp_path):
+    pair = pairs()
+    own = {"input_embedding_scale": 2.0, "output_multiplier": 0.5, "final_logit_softcapping": 3.0}
+    folder = heads.save(tmp_path, heads.config(pair.kind, dflash_config=own), pair.weights)
+    head, ids, hidden = dflash.load_block_head(str(folder), pair.target, PLACE), torch.arange(4), torch.randn(3, 64)
+    assert torch.equal(head.decoder.embed(ids), 2 * pair.head.decoder.embed(ids))
+    expected = 3 * torch.tanh(pair.head.decoder.logits(hidden) * 0.5 / 3)
+    torch.testing.assert_close(head.decoder.logits(hidden), expected)
+
+
+def test_the_blocks_that_are_read_if_the_config_names_none(pairs):
+    kind = pairs().kind
+    settings = heads.config(kind, num_hidden_layers=5, num_target_layers=36)
+    del settings["dflash_config"]["target_layer_ids"]
+    assert dflash.block_config("head", settings)[1].taps == (1, 9, 17, 25, 33)

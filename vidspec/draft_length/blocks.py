@@ -1,0 +1,89 @@
+"""Windows of block drafts: one pass drafts all positions, and the host chooses how many of them are verified. Pure.
+
+A position's score is the probability that it and all before it are accepted: the product of the draft's probabilities,
+each calibrated by the recent acceptance of tokens of about that probability. As many positions are proposed as are
+worth their rows in the target's pass, in tokens at the recent rate. While the pass itself is not worth its time the
+drafts rest, and are tried again at growing intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vidspec.draft_length.trees import DraftCalibration
+
+if TYPE_CHECKING:
+    from vidspec.draft_length.costs import RoundCosts
+
+__all__ = ["BlockController"]
+
+#: First windows, which measure the cost of rows; rounds of plain decoding after a draft without gain, and how often
+#: they may double; share of the tokens that drafts tried in vain may cost; weight of an earlier block.
+FIRST, REST, DOUBLINGS, TRIAL_SHARE, RECENT = (15, 7, 3, 11), 16, 5, 0.01, 0.8
+#: Blocks after which a gain is known.
+KNOWN = 3
+
+
+class BlockController:
+    """Chooses the windows of block drafts for all clips of one loop.
+
+    Args:
+        costs: measured costs of passes.
+    """
+
+    def __init__(self, costs: RoundCosts) -> None:
+        self.costs, self.calibration = costs, DraftCalibration()
+        self._gain = 0.0  # tokens gained by recent blocks since a rest, all costs subtracted
+        self._blocks = self._vain = 0
+        self._due: dict[int, int] = {}  # by batch size: round of the next draft, while drafts rest
+
+    def rest(self) -> bool:
+        """Return True if the next round is plain decoding."""
+        return self.costs.rounds < self._due.get(self.costs.clips.bit_length(), 0)
+
+    def window(self, probabilities: Sequence[float]) -> int:
+        """Return the number of positions to verify.
+
+        Args:
+            probabilities: the draft's, of its token at each position.
+        """
+        most = len(probabilities)
+        prices = self.costs.row_prices(most)
+        if self._blocks < len(FIRST) or not prices:
+            return min(most, FIRST[self._blocks % len(FIRST)])
+        gain = best = 0.0
+        score, chosen = 1.0, 0
+        for count, probability in enumerate(probabilities, 1):
+            score *= self.calibration(probability)
+            gain += score
+            if gain - prices[count] > best:
+                best, chosen = gain - prices[count], count
+        return chosen
+
+    def add_block(self, rows: int, probabilities: Sequence[float], accepted: int) -> None:
+        """Add a verified window.
+
+        Args:
+            rows: of the draft's pass.
+            probabilities: of the window's tokens.
+            accepted: of these.
+        """
+        for at, probability in enumerate(probabilities[: accepted + 1]):
+            self.calibration.update(probability, at < accepted)
+        self._blocks += 1
+        prices = self.costs.row_prices(len(probabilities))
+        if not prices:
+            return
+        spent = prices[len(probabilities)] + self.costs.price_of_pass(rows)
+        self._gain = RECENT * self._gain + accepted - spent
+        clips = self.costs.clips.bit_length()
+        if self._gain > 0:
+            self._vain = 0
+            self._due.pop(clips, None)
+        elif self._blocks >= KNOWN:
+            loss = max(0.0, spent - accepted)
+            rest = max(REST << min(self._vain, DOUBLINGS), math.ceil(loss / TRIAL_SHARE))
+            self._vain, self._gain = self._vain + 1, 0.0
+            self._due[clips] = self.costs.rounds + rest

@@ -1,0 +1,59 @@
+"""Drafting by a block head over the target's states (DFlash, arXiv 2602.06036), ``models.draft``.
+
+The head's context is one vector for each row of the target's prompt: of the text, and of the visual tokens that
+``prune`` keeps, at their own positions. With ``visual: none`` it is that of the text rows alone, which have read the
+video (Sparrow, arXiv 2602.15318): its cache does not grow with the video.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
+
+from vidspec.drafting.base import Drafter, DrafterKind, drafters
+
+if TYPE_CHECKING:
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.forward import Engine
+    from vidspec.engine.requests import Steps
+    from vidspec.models.dflash import BlockHead
+
+
+@drafters.register("dflash")
+class BlockDraft(DrafterKind):
+    """A block of masked positions in one pass.
+
+    Args:
+        visual: ``all``: the head reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
+    """
+
+    model = "block"
+
+    def __init__(self, visual: Literal["all", "none"] = "all") -> None:
+        self.sees = "kept" if visual == "all" else "nothing"
+
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
+        import torch
+
+        from vidspec.drafting.block import BlockDrafter
+        from vidspec.engine.requests import Encode
+        from vidspec.engine.rows import ContextRows
+
+        prefix, taps = clip.prefix, clip.taps
+        if clip.head is None or prefix is None or taps is None:
+            raise ValueError("a head reads states of the target's prompt")
+        engine = cast("Engine[BlockHead]", clip.head)
+        head = engine.model
+        kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
+        rows = prefix.rows_kept(kept.to(prefix.embeds.device))
+        positions, following = rows[None], prefix.length
+        if clip.profile.prune.positions == "compact" and len(rows) < prefix.length:
+            positions, following = torch.arange(len(rows), device=rows.device)[None], len(rows)
+        elif head.decoder.axes > 1:
+            positions, following = prefix.positions.reshape(-1, prefix.length)[:, rows], prefix.next_position
+        with clip.trace.span("draft_prefill", "draft"):
+            states = torch.cat([taps.states[block][rows] for block in head.blocks], dim=1)
+            span = engine.open(len(rows) + clip.room + head.size, following - len(rows))
+            context = ContextRows([states], positions.expand(head.decoder.axes, -1))
+            yield Encode(partial(engine.read_context, span, context), "draft")
+        return BlockDrafter(engine, span, clip.sampling, clip.rng)

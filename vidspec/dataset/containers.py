@@ -28,7 +28,6 @@ from vidspec.dataset.parquet_pages import largest_page
 from vidspec.dataset.stores import copy, is_url, open_url, retry
 from vidspec.dataset.tar_members import list_tar
 from vidspec.errors import UsageError, VideoError, VidspecError
-from vidspec.events.tally import counted
 from vidspec.video.image import IMAGES
 
 if TYPE_CHECKING:

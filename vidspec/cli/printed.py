@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from vidspec.escaping import one_line
@@ -23,6 +25,7 @@ __all__ = [
     "print_json",
     "print_note",
     "print_rows",
+    "printed_log",
 ]
 
 #: Format of a report.
@@ -43,6 +46,26 @@ def print_note(line: str) -> None:
     if sys.stderr.isatty() and not line.startswith(" "):
         text = wrap_text(text, terminal_columns(sys.stderr))
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def printed_log(*, on: bool) -> Iterator[None]:
+    """Context in which the package's log is printed as notes, with the reasons of what was chosen."""
+    log, handler = logging.getLogger("vidspec"), _NoteHandler()
+    before = log.level
+    if on:
+        log.addHandler(handler)
+        log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+class _NoteHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(record.getMessage())
 
 
 def print_json(content: object) -> None:

@@ -97,6 +97,12 @@ class InputListing:
     unreadable: list[str] = field(default_factory=list)
     several: bool = False
 
+    @property
+    def left_out(self) -> str:
+        """Counts of inputs left out by reason; empty if none."""
+        counts = {"duplicates": self.duplicates, "not video": self.not_video, "excluded": self.excluded}
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
 
 def collect_inputs(sources: InputSources) -> InputListing:
     """Collect all clips that ``sources`` name, those of folders sorted by path.

@@ -211,10 +211,10 @@ class Captioner:
         """
         models = {"target": str(target), "draft": None if draft is None else str(draft)}
         fields, keys = split_keywords(models | options)
-        profile = fields.pop("profile", None) or os.environ.get("VIDSPEC_PROFILE") or None
+        profile = str(fields.pop("profile", None) or os.environ.get("VIDSPEC_PROFILE") or "") or None
         if fields:
             raise UsageError(f"{min(fields)}: is an option of a run, not of a captioner", hint="vidspec.run(...)")
-        return cls.from_profile(resolve_profile(profile and str(profile), keys, read_config()).profile)
+        return cls.from_profile(resolve_profile(profile, keys, read_config()).profile)
 
     def __enter__(self) -> Captioner:
         return self

@@ -18,7 +18,16 @@ from pydantic.fields import FieldInfo
 from vidspec.config.run_spec import RunSpec
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, Section, VideoSection
 
-__all__ = ["COMMON_KEYS", "FLAGS", "KEY_SECTIONS", "choices", "field_parameters", "key_parameters", "model_option"]
+__all__ = [
+    "COMMON_KEYS",
+    "FLAGS",
+    "KEY_SECTIONS",
+    "Completion",
+    "choices",
+    "field_parameters",
+    "key_parameters",
+    "model_option",
+]
 
 #: Returns the values that may complete a word, each with a description or not.
 Completion: TypeAlias = Callable[[str], list[Any]]
@@ -128,10 +137,6 @@ FLAGS: dict[str, str] = {
     for name, field, _ in _flagged(KEY_SECTIONS[section][0])
     for spelling in _spellings(name, field)
 }
+_MODELS: tuple[type[BaseModel], ...] = (RunSpec, *(section for section, _ in KEY_SECTIONS.values()))
 #: Keys and fields that ``vidspec caption --help`` shows.
-COMMON_KEYS = {
-    name
-    for model in (RunSpec, *(section for section, _ in KEY_SECTIONS.values()))
-    for name, _, flag in _flagged(model)
-    if flag.common
-}
+COMMON_KEYS = {name for model in _MODELS for name, _, flag in _flagged(model) if flag.common}

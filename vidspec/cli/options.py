@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, T
 import typer
 from typer.core import TyperCommand
 
-from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, field_parameters, key_parameters, model_option
+from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters, model_option
 from vidspec.config.run_spec import RunSpec
 from vidspec.dataset.formats.base import format_names
 from vidspec.errors import UsageError
@@ -71,7 +71,7 @@ def style_names(incomplete: str) -> list[tuple[str, str]]:
 
 
 #: Completions of values that the schemas do not list, by key or field.
-COMPLETIONS = {
+COMPLETIONS: dict[str, Completion] = {
     "pair": pair_names,
     "target": target_names,
     "profile": profile_names,

@@ -12,10 +12,10 @@ from tests.decoding.workers.pairs import CLIP, CLIPS
 from tests.model_pairs import Pair, pair_checkpoints
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but
-from vidspec.cli.options import CaptionArguments
-from vidspec.cli.request import profile_overrides
 from vidspec.config import profiles
 from vidspec.config.json_schema import ANY_OBJECT, json_grammar, schema_properties
+from vidspec.config.run_spec import RunSpec
+from vidspec.dataset.run_settings import profile_keys
 from vidspec.decoding.report import parse_json
 from vidspec.errors import GenerationError, ProfileError
 
@@ -156,7 +156,7 @@ def test_fields(pair):
 
 
 def test_any_object(pair):
-    overrides = profile_overrides(CaptionArguments(json=True))
+    overrides = profile_keys(RunSpec.make({"json_object": True}))
     assert overrides == {"generate.json_schema": ANY_OBJECT} and schema_properties(ANY_OBJECT) == {}
     try:
         data = pair.captioner("vanilla-sd", {**overrides, "generate.max_new_tokens": 400}).caption(CLIP).data

@@ -1,7 +1,8 @@
 """Video captioning with large video-language models, accelerated by lossless speculative decoding.
 
-``Captioner.from_profile("vanilla-sd").caption("clip.mp4")`` captions a clip; ``stream_text`` yields its text,
-``stream`` events. ``vidspec.aio`` has a captioner for asyncio. Importing the package loads neither torch nor
+``Captioner.from_pretrained("Qwen/Qwen2.5-VL-7B-Instruct").caption("clip.mp4")`` captions a clip; ``stream_text`` yields
+its text, ``stream`` events, ``caption_many`` the captions of many. :func:`run` captions folders and data sets into
+files, and resumes. ``vidspec.aio`` has a captioner for asyncio. Importing the package loads neither torch nor
 transformers; the first use of :class:`Captioner` does.
 """
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     )
     from vidspec.events.record import Caption
     from vidspec.models.request import CaptionOptions
+    from vidspec.runner import run
 
 __all__ = [
     "ArgumentError",
@@ -61,6 +63,7 @@ __all__ = [
     "VideoError",
     "VidspecError",
     "__version__",
+    "run",
 ]
 
 #: Module of each name, which is imported on first use; the names that end in Error are in ``vidspec.errors``.
@@ -68,6 +71,7 @@ _MODULES = {
     "Caption": "vidspec.events.record",
     "CaptionOptions": "vidspec.models.request",
     "Captioner": "vidspec.captioner",
+    "run": "vidspec.runner",
     **dict.fromkeys(
         ("Event", "Finished", "InputsReleased", "Opened", "PrefillProgress", "Prefilled", "Restarted", "Round"),
         "vidspec.events.events",

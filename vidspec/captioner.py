@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Mapping
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +19,8 @@ from typing_extensions import Unpack
 from vidspec import garbage, video
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
+from vidspec.config.run_spec import split_keywords
+from vidspec.config.user_config import read_config
 from vidspec.decoding import auto
 from vidspec.decoding.admission import MemoryClaim, memory_claims
 from vidspec.decoding.calls import Arrivals, ServingEvents, SingleArrival
@@ -28,7 +32,9 @@ from vidspec.decoding.captioner_models import (
     suggested_command,
 )
 from vidspec.decoding.decode import decode
+from vidspec.decoding.default_profile import resolve_profile
 from vidspec.decoding.dialogue import Dialogue
+from vidspec.decoding.many import caption_clips, in_order
 from vidspec.decoding.prompts import caption_prompts
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Serving
@@ -40,7 +46,7 @@ from vidspec.embedded import ships
 from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.errors import ClosedError
+from vidspec.errors import ArgumentError, ClosedError, UsageError
 from vidspec.events.events import Event, Finished, LoopLoad, Opened
 from vidspec.events.record import Caption, ModelsRecord
 from vidspec.events.trace import Trace
@@ -189,6 +195,28 @@ class Captioner:
             undo.pop_all()
         garbage.thaw_after(captioner)
         return captioner
+
+    @classmethod
+    def from_pretrained(cls, target: str | Path, draft: str | Path | None = None, **options: object) -> Captioner:
+        """Load a target, and the draft that ``vidspec caption --target`` would choose, with the same precedence.
+
+        Args:
+            target: a hub id or a folder.
+            draft: a hub id or a folder; by default the one that ``vidspec models`` lists, or what is predicted to be
+                the fastest on this GPU.
+            options: ``profile``, keys of a profile that are options of the command line, such as ``frames`` or
+                ``dtype``, and ``overrides``, other keys by dotted name. They win over ``VIDSPEC_*`` variables, these
+                over the user's config.
+
+        Raises:
+            UsageError, ProfileError, ModelError, DeviceError: with a one-line message and a hint.
+        """
+        models = {"target": str(target), "draft": None if draft is None else str(draft)}
+        fields, keys = split_keywords(models | options)
+        profile = str(fields.pop("profile", None) or os.environ.get("VIDSPEC_PROFILE") or "") or None
+        if fields:
+            raise UsageError(f"{min(fields)}: is an option of a run, not of a captioner", hint="vidspec.run(...)")
+        return cls.from_profile(resolve_profile(profile, keys, read_config()).profile)
 
     def __enter__(self) -> Captioner:
         return self
@@ -374,6 +402,42 @@ class Captioner:
         """
         request, prompts = self._make_request("captions", path, options), prompt_list(prompts)
         return caption_prompts(self.serve, replace(self.read_request(request), reread=None), prompts)
+
+    def caption_many(
+        self,
+        paths: Iterable[str | Path],
+        *,
+        on_error: Literal["raise", "record"] = "raise",
+        ordered: bool = False,
+        batch: int | None = None,
+        **options: Unpack[CaptionOptions],
+    ) -> Iterator[Caption]:
+        """Caption many clips together, read ahead by threads of this process; yield each caption as it is finished.
+
+        :func:`vidspec.run` does that with reader processes, which a damaged file may end, and with outputs.
+
+        Args:
+            paths: video files, drawn as they are needed.
+            on_error: ``record`` yields the record of a failed clip, whose ``error`` says why; ``raise`` raises it.
+            ordered: True to yield in the order of the clips.
+            batch: most clips at a time; None to choose by memory and measured times.
+            options: see :class:`CaptionOptions`.
+
+        Raises:
+            VidspecError: with ``on_error="raise"``, the first clip's that fails.
+            ArgumentError, ProfileError: an argument is unknown or does not fit the profile; raised by the call itself.
+        """
+        if isinstance(paths, str | Path):
+            raise ArgumentError("caption_many takes several paths", hint="caption(path), or [path]")
+        if on_error not in ("raise", "record"):
+            raise ArgumentError(f"on_error must be raise or record, not {on_error!r}")
+        first = self._make_request("caption_many", "", options)
+        requests = (replace(first, path=str(path), key=number) for number, path in enumerate(paths))
+        serve = partial(self.serve, batch=batch)
+        results = caption_clips(
+            serve, self.read_request, requests, raises=on_error == "raise", profile=self.profile.name
+        )
+        return in_order(results) if ordered else (caption for _, caption in results)
 
     def _make_request(self, method: str, path: str | Path, options: CaptionOptions) -> CaptionRequest:
         request = make_request(method, path, options)

@@ -21,13 +21,13 @@ from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.dataset.bulk import Executor, plan_run, run_plan
 from vidspec.dataset.feed import reader_count
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import caption_locally
 from vidspec.dataset.reader import ClipReader
 from vidspec.dataset.records import SettingsDigest
+from vidspec.dataset.remaining import Executor, caption_remaining, plan_clips
 from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
@@ -142,7 +142,9 @@ def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, con
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
-            run_plan(plan_run(jobs, output, settings), engine, output, settings, tally, results)
+            remaining = plan_clips(jobs, output, settings)
+            for _ in caption_remaining(remaining, engine, output, settings, tally, results, set()):
+                pass
         finally:
             output.close(jobs, complete=True)
         seconds = time.perf_counter() - began

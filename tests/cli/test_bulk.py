@@ -284,7 +284,7 @@ def test_log_file_and_notes(vidspec, clips):
     assert "2/4 clips; " in ran.err and "4/4 clips; 1 failed; " in ran.err
     log = lines("log.jsonl")
     assert [one["event"] for one in log] == ["start", *["clip"] * 4, "end"]
-    assert log[0]["options"]["notify_every"] == "2"
+    assert log[0]["options"]["log_file"] == "log.jsonl"
     assert [one["error"]["kind"] for one in log[1:-1] if one["error"]] == ["missing"]
     assert (log[-1]["captioned"], log[-1]["failed"], log[-1]["kinds"]) == (3, 1, {"decode_video/missing": 1})
 

@@ -15,13 +15,16 @@ from tests.cli.terminals import Terminal
 from tests.fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec import video
 from vidspec.cli.report import print_failure, summary
-from vidspec.cli.start import NOTICE, REAL
+from vidspec.cli.start import REAL
 from vidspec.config.prompts import STYLES
 from vidspec.dataset import inputs
 from vidspec.dataset.schema import record_schema
+from vidspec.embedded.notes import NOTICE as WARNING
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.events.events import Finished, Restarted
 from vidspec.events.record import failed_caption
+
+NOTICE = f"note: {WARNING}, such as:"
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = str(ROOT / "vidspec/embedded/pair/target")
@@ -674,7 +677,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
     assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
     assert "download it first" in vidspec("caption", "https://x.org/a.mp4").err
-    monkeypatch.setattr("vidspec.cli.request.find_spec", lambda name: None)
+    monkeypatch.setattr("vidspec.dataset.run_settings.find_spec", lambda name: None)
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
@@ -686,7 +689,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
 
 @pytest.mark.parametrize("found", ["13.1.0", "14.2.0"])
 def test_versions_of_pyav_that_hang_are_refused(vidspec, monkeypatch, found):
-    monkeypatch.setattr("vidspec.cli.request.version", lambda name: found)
+    monkeypatch.setattr("vidspec.dataset.run_settings.version", lambda name: found)
     ran = vidspec("caption", "good.mp4")
     assert ran.code == 2 and not FakeCaptioner.made
     assert ran.err.splitlines() == [f"error: PyAV {found} is too old (pip install 'av>=15')"]

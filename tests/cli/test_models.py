@@ -105,7 +105,7 @@ def test_what_fits_this_machine(vidspec, monkeypatch):
     """By what is free where models run; a pair whose size is not known neither fits nor does not."""
     needed = of(listed(vidspec), BIG, SMALL)["bytes"]["total"]
     for free, fits in ((needed, True), (needed - 1, False), (None, None)):
-        monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda free=free: free)
+        monkeypatch.setattr("vidspec.models.machine.device_memory", lambda free=free: free)
         rows = listed(vidspec)
         assert of(rows, BIG, SMALL)["fits"] is fits
         unknown = [row["fits"] for row in rows if row["bytes"]["total"] is None]

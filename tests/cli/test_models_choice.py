@@ -192,8 +192,8 @@ def test_without_a_hub(vidspec, monkeypatch, fetched):
 
 
 def test_the_list_marks_the_choice_and_a_recommendation(vidspec, monkeypatch):
-    monkeypatch.setattr("vidspec.cli.doctor.has_gpu", lambda: True)
-    monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 80 << 30)
+    monkeypatch.setattr("vidspec.models.machine.has_gpu", lambda: True)
+    monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 80 << 30)
     rows = json.loads(vidspec("models", "--format", "json").out)
     assert sum(row["recommended"] for row in rows) == 1 and not any(row["chosen"] for row in rows)
     assert vidspec("models", "use", TARGET).code == 0
@@ -208,7 +208,7 @@ def test_the_list_marks_the_choice_and_a_recommendation(vidspec, monkeypatch):
 
 def test_the_table_says_what_is_in_use(vidspec, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 80 << 30)
+    monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 80 << 30)
     assert "in use: the built-in pair embedded, a demo that knows drawn shapes only" in vidspec("models").out
     assert vidspec("models", "use", TARGET).code == 0
     out = vidspec("models").out

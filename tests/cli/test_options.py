@@ -12,10 +12,11 @@ import typer
 from vidspec.cli import keys
 from vidspec.cli.app import app
 from vidspec.cli.ask import SHARED
-from vidspec.cli.options import CaptionArguments, flatten_options
-from vidspec.cli.request import logged_arguments
+from vidspec.cli.options import flatten_options
+from vidspec.config.run_spec import RunSpec
 from vidspec.config.schema import Profile
 from vidspec.config.sections import Flag, Section
+from vidspec.dataset.run_settings import logged_options
 from vidspec.registry import key
 
 
@@ -93,9 +94,9 @@ def test_every_key_is_described():
 
 
 def test_the_log_names_options_as_they_are_typed():
-    request = CaptionArguments(paths=["x"], video={"video.frames": 4}, generate={"generate.seed": 0})
-    logged = logged_arguments(request)
-    assert logged["paths"] == ["x"] and logged["frames"] == 4 and "video" not in logged
+    spec = RunSpec.make({"paths": ["x"], "overrides": {"video.frames": 4, "generate.seed": 0}})
+    logged = logged_options(spec)
+    assert logged["paths"] == ("x",) and logged["frames"] == 4 and "overrides" not in logged
 
 
 def test_threads_are_limited_by_the_schema(vidspec):

@@ -18,7 +18,7 @@ import filelock  # noqa: F401
 import srt  # noqa: F401
 import webvtt  # noqa: F401
 
-import vidspec.cli.bulk
+import vidspec.cli.terminal
 import vidspec.config.user_config
 import vidspec.dataset.local
 from tests.fake_captioner import FakeCaptioner, FakeReader

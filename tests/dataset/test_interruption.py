@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from tests.fake_captioner import record
-from vidspec.dataset.bulk import Remaining, run_plan
 from vidspec.dataset.job import Job, JobResult
 from vidspec.dataset.outputs import ONE_CLIP, Output
+from vidspec.dataset.remaining import Remaining, caption_remaining
 from vidspec.errors import OutputError
+from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
 from vidspec.signals import defer_signals
 
@@ -32,7 +33,8 @@ def test_what_is_kept_is_counted(settings, name):
     job = Job(name)
     output, tally = Interrupting(), Tally(total=2)
     with pytest.raises(KeyboardInterrupt):
-        run_plan(Remaining([job]), lambda jobs: iter([JobResult(record(name), None, job)]), output, settings, tally)
+        executor = lambda jobs: iter([JobResult(record(name), None, job)])  # noqa: E731
+        list(caption_remaining(Remaining([job]), executor, output, settings, tally, RunObserver(), set()))
     assert tally.done - tally.unkept == len(output.kept) == (name == "a.mp4")
 
 

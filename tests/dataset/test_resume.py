@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.dataset.bulk import plan_run, remaining_parts
 from vidspec.dataset.clip_files import SidecarOutput
 from vidspec.dataset.formats.base import make_format
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.outputs import hidden_journal
 from vidspec.dataset.records import FileContent, SettingsDigest, content_of
+from vidspec.dataset.remaining import plan_clips, remaining_parts
 from vidspec.dataset.sidecars import SidecarNames, check_sidecar_names
 from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.errors import UsageError
@@ -50,10 +50,10 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     note(output, recorded, clips[1], error="broken")
     output.close(clips, complete=False)
     output = jsonl()
-    made = plan_run(clips, output, settings)
+    made = plan_clips(clips, output, settings)
     assert [job.number for job in made.jobs] == [3] and (made.captioned, made.failed) == (1, 1)
     assert made.contents[3] == content_of("c.mp4")
-    retried = plan_run(clips, output, settings, retry=True)
+    retried = plan_clips(clips, output, settings, retry=True)
     assert [job.number for job in retried.jobs] == [2, 3]
     output.close(clips, complete=True)
 
@@ -62,11 +62,11 @@ def test_changed_content_is_captioned_again(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.utime("a.mp4", ns=(1, 1))
-    assert len(plan_run(clips[:1], output, settings).jobs) == 1
-    assert not plan_run(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
+    assert len(plan_clips(clips[:1], output, settings).jobs) == 1
+    assert not plan_clips(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
     with open("a.mp4", "wb") as file:
         file.write(b"x")
-    assert len(plan_run(clips[:1], output, settings, checksum=True).jobs) == 1
+    assert len(plan_clips(clips[:1], output, settings, checksum=True).jobs) == 1
     output.close(clips, complete=False)
 
 
@@ -78,7 +78,7 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
         SettingsDigest(settings.profile, JobConfig(prompt="Why?")),
         SettingsDigest(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
     ):
-        assert len(plan_run(clips[:1], output, other).jobs) == 1
+        assert len(plan_clips(clips[:1], output, other).jobs) == 1
     note(output, recorded, clips[0], settings=SettingsDigest(settings.profile, JobConfig(prompt="Why?")))
     output.close(clips, complete=True)
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
@@ -107,9 +107,9 @@ def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, s
     note(output, recorded, clips[0])
     os.rename("a.mp4", "moved.mp4")
     moved = Job("moved.mp4")
-    made = plan_run([moved, clips[1]], output, settings, checksum=True)
+    made = plan_clips([moved, clips[1]], output, settings, checksum=True)
     assert made.reused == 1 and [job.path for job in made.jobs] == [clips[1].path]
-    assert plan_run([moved], output, settings, checksum=True).captioned == 1
+    assert plan_clips([moved], output, settings, checksum=True).captioned == 1
     output.close([moved], complete=True)
     assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == ["a.mp4", "moved.mp4"]
 
@@ -233,7 +233,7 @@ def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, s
     output = sidecars("txt", clips)
     note(output, recorded, clips[0])
     os.remove("a.txt")
-    assert not plan_run(clips[:1], output, settings).jobs
+    assert not plan_clips(clips[:1], output, settings).jobs
     assert os.path.exists("a.txt")
     output.close(clips, complete=True)
 
@@ -243,7 +243,7 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     note(output, recorded, clips[0])
     output.close(clips, complete=True)
     output = sidecars("vtt", clips)
-    assert not plan_run(clips[:1], output, settings).jobs
+    assert not plan_clips(clips[:1], output, settings).jobs
     assert Path("a.vtt").read_text().startswith("WEBVTT")
     output.close(clips, complete=True)
 
@@ -291,7 +291,7 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
     note(output, recorded, first)
     os.rename("a.mp4", "z.mp4")
     second = Job("z.mp4", prompt="Why?", columns={"camera": "south"})
-    assert plan_run([second], output, settings, checksum=True).reused == 1
+    assert plan_clips([second], output, settings, checksum=True).reused == 1
     output.close([second], complete=True)
     one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
     assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")

@@ -98,27 +98,26 @@ def test_nothing_changes_on_a_cpu():
     assert auto.default_draft(KEYS) is None and auto.card_here("cpu") is None
 
 
-def test_the_command_line_follows_it(on, monkeypatch, tmp_path):
-    from vidspec.cli import start
+def test_the_command_line_follows_it(on, monkeypatch, tmp_path, caplog):
     from vidspec.config.user_config import CHOSEN, UserConfig
+    from vidspec.decoding.default_profile import resolve_profile
 
     on(CARDS["h100"])
     defaults = UserConfig(tmp_path / "config.yaml")
-    assert start.resolve_profile(None, KEYS, defaults).profile.name == "vanilla-sd-auto"  # no GPU
-    monkeypatch.setattr("vidspec.cli.doctor.has_gpu", lambda: True)
-    said = []
-    monkeypatch.setattr(start, "print_note", said.append)
-    resolved = start.resolve_profile(None, KEYS, defaults, verbose=True)
+    assert resolve_profile(None, KEYS, defaults).profile.name == "vanilla-sd-auto"  # no GPU
+    monkeypatch.setattr("vidspec.models.machine.has_gpu", lambda: True)
+    caplog.set_level("DEBUG", "vidspec")
+    resolved = resolve_profile(None, KEYS, defaults)
     profile = resolved.profile
     assert profile.name == "self-int4" and profile.draft.precision == "int4" and profile.draft.gamma == "auto"
     assert profile.drafts_with_the_target and profile.named_models == (TARGET,)
-    assert resolved.sources["draft.kind"] == CHOSEN and said[0].startswith("profile: self-int4: ")
-    assert start.resolve_profile("ar", KEYS, defaults).profile.name == "ar"
+    assert resolved.sources["draft.kind"] == CHOSEN and caplog.messages[0].startswith("profile: self-int4: ")
+    assert resolve_profile("ar", KEYS, defaults).profile.name == "ar"
     named = {**KEYS, "models.draft": "Qwen/Qwen2.5-VL-3B-Instruct"}
-    assert start.resolve_profile(None, named, defaults).profile.name == "vanilla-sd-auto"
+    assert resolve_profile(None, named, defaults).profile.name == "vanilla-sd-auto"
     slow = Card("slow host", 1e18, 1e18, 80e9)
     on(slow)
-    plain = start.resolve_profile(None, KEYS, defaults).profile
+    plain = resolve_profile(None, KEYS, defaults).profile
     assert plain.name == "ar" and plain.drafter is None
 
 

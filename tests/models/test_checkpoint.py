@@ -199,7 +199,7 @@ def test_a_published_model_whose_config_cannot_be_had(vidspec, monkeypatch):
     assert pairs == ["draft", "drafts", "drafts"]
     found = json.loads(vidspec("models", name, "--format", "json").out)
     assert found["name"] == name and len(found["pairs"]) == len(pairs)
-    monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 1)
+    monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1)
     assert vidspec("models", name).code == 3
     assert vidspec("models", "Qwen/Qwen2.5-VL-7B").err.count("did you mean Qwen/Qwen2.5-VL-7B-Instruct?") == 1
 

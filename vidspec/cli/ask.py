@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from vidspec.cli.options import AnswerFormat, CaptionArguments, flatten_options
+from vidspec.cli.options import AnswerFormat, TerminalOptions, flatten_options
+from vidspec.config.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from vidspec.cli.session import DialogueSession
@@ -38,7 +39,8 @@ SHARED += ("system", "max_new_tokens", "temperature", "report", "quiet", "debug"
 @flatten_options(*SHARED)
 def ask(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="A video file.")],
-    request: CaptionArguments,
+    spec: RunSpec,
+    options: TerminalOptions,
     form: Annotated[
         AnswerFormat, typer.Option("--format", help="Format of answers in a pipe; json includes every measurement.")
     ] = "text",
@@ -50,56 +52,57 @@ def ask(
     """
     from vidspec.cli.printed import print_note
     from vidspec.cli.session import HELP, terminal_prompt
+    from vidspec.cli.typed_settings import with_settings
 
     terminal, out = sys.stdin.isatty() and sys.stdout.isatty(), sys.stdout
     with redirect_stdout(sys.stderr), ExitStack() as stack:  # keeps output of libraries out of the answers
-        session = _open_session(stack, clip, request, out, form)
+        session = _open_session(stack, clip, with_settings(spec, options.settings), options, out, form)
         if not terminal:
             return session.lines(sys.stdin)
-        if not request.quiet:
+        if not options.quiet:
             print_note(HELP)
-        return session.terminal(terminal_prompt(out), quiet=request.quiet)
+        return session.terminal(terminal_prompt(out), quiet=options.quiet)
 
 
 def _open_session(
-    stack: ExitStack, clip: str, request: CaptionArguments, out: TextIO, form: AnswerFormat
+    stack: ExitStack, clip: str, spec: RunSpec, options: TerminalOptions, out: TextIO, form: AnswerFormat
 ) -> DialogueSession:
     """Open the session: check the clip, load the models, read its frames in the reader process."""
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
-    from vidspec.cli.request import clip_range, job_config, profile_overrides
     from vidspec.cli.session import DialogueSession, dialogue_page
     from vidspec.config.user_config import read_config
     from vidspec.dataset.local import readers_for
+    from vidspec.dataset.planning import require_devices
+    from vidspec.dataset.run_settings import clip_range, job_config, profile_keys
+    from vidspec.decoding.default_profile import resolve_profile
 
-    if request.report is not None:
+    if spec.report is not None:
         from vidspec.display.pages.page import check_page
 
-        check_page(request.report, [clip])
-    part = clip_range(request)
-    resolved = start.resolve_profile(
-        request.profile, profile_overrides(request), read_config(), verbose=request.verbose
-    )
+        check_page(spec.report, [clip])
+    part = clip_range(spec)
+    resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
-    how = replace(job_config(request, profile, 1), batch=1)
-    start.require_devices(profile)
-    for line in () if request.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
+    how = replace(job_config(spec, profile, 1), batch=1)
+    require_devices(profile)
+    for line in () if options.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         print_note(line)
-    fetches = not request.quiet and start.announce(profile)
+    fetches = not options.quiet and start.announce(profile)
     (reader,) = readers_for(how, 1)
     stack.callback(reader.close)
-    with start.stage_status("opening the clip", on=not request.quiet):
+    with start.stage_status("opening the clip", on=not options.quiet):
         reader.require_frames(clip, *part, how.video)
-    with start.stage_status("loading weights", on=not (request.quiet or fetches)), start.fast_loading():
+    with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
 
         captioner = stack.enter_context(Captioner.from_profile(profile))
-    with start.stage_status("reading frames", on=not request.quiet):
+    with start.stage_status("reading frames", on=not options.quiet):
         frames = reader.read(clip, *part, how.video, partial(captioner.refuse, clip, None))
     reader.close()
-    page = stack.enter_context(dialogue_page(request.report, profile))
+    page = stack.enter_context(dialogue_page(spec.report, profile))
     captioner.return_probs = page is not None
-    for line in () if request.quiet else captioner.notes:
+    for line in () if options.quiet else captioner.notes:
         print_note(f"note: {line}")
     dialogue = captioner.dialogue(clip, clip=frames)
     return DialogueSession(clip, dialogue, out, form, profile.name, page, models_named=resolved.models_named)

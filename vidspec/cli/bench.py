@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from vidspec.cli.options import KeyNames, ModelOptions, SetOption, flatten_options
 from vidspec.cli.printed import print_facts, print_json, print_note
-from vidspec.cli.request import parse_settings
+from vidspec.cli.typed_settings import parse_settings
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:

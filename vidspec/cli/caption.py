@@ -1,14 +1,15 @@
-"""Command ``vidspec caption``; ``vidspec.cli.bulk`` runs it."""
+"""Command ``vidspec caption``: a run on this terminal."""
 
 from __future__ import annotations
 
-from vidspec.cli.options import CaptionArguments, flatten_options
+from vidspec.cli.options import TerminalOptions, flatten_options
+from vidspec.config.run_spec import RunSpec
 
 __all__ = ["caption"]
 
 
 @flatten_options()
-def caption(request: CaptionArguments) -> int:
+def caption(spec: RunSpec, options: TerminalOptions) -> int:
     """Caption videos: files, whole folders, lists and manifests.
 
     Captions go to standard output, to FILE or to one file per clip; everything else goes to standard error. If a run
@@ -19,6 +20,17 @@ def caption(request: CaptionArguments) -> int:
     Exit codes: 0 all clips captioned, 1 some clip failed, 2 usage or profile error,
     3 model or device unavailable, 130 interrupted, 143 terminated.
     """
-    from vidspec.cli.bulk import caption_all
+    from vidspec.cli.printed import printed_log
+    from vidspec.cli.terminal import TerminalReporter, run_on_terminal
+    from vidspec.cli.typed_settings import with_settings
+    from vidspec.dataset.planning import plan
 
-    return caption_all(request)
+    options.check()
+    reporter = TerminalReporter(options)
+    with printed_log(on=options.verbose):
+        planned = plan(with_settings(spec, options.settings), reporter, prints=True)
+    if options.dry_run:
+        from vidspec.cli.dry_run import print_plan
+
+        return print_plan(planned)
+    return run_on_terminal(planned, reporter)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vidspec.cli.options import BUILT_IN
 from vidspec.cli.printed import print_note
-from vidspec.cli.start import resolve_profile
 from vidspec.config.user_config import read_config, resolve, with_models, write_models
+from vidspec.decoding.default_profile import resolve_profile
 from vidspec.errors import ModelError, UsageError
 from vidspec.models import hub
 from vidspec.models.known_pairs import listed_draft

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import CaptionArguments, DebugOption, ProfileOption, SetOption, TextOrJson
+from vidspec.cli.options import DebugOption, ProfileOption, SetOption, TextOrJson
 from vidspec.cli.printed import print_json, print_note, print_rows
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text, one_line
@@ -34,12 +34,12 @@ def show(
 
     In order of precedence: flag, VIDSPEC_* variable, profile, user's config, default.
     """
-    from vidspec.cli.request import profile_overrides
-    from vidspec.cli.start import resolve_profile
+    from vidspec.cli.typed_settings import parse_settings
     from vidspec.config.user_config import CHOSEN, read_config
+    from vidspec.decoding.default_profile import resolve_profile
 
     defaults = read_config()
-    resolved = resolve_profile(profile, profile_overrides(CaptionArguments(settings=settings)), defaults)
+    resolved = resolve_profile(profile, parse_settings(settings, "prune.alpha=0.8"), defaults)
     config = str(defaults.path)
     rows: list[tuple[str, object, str]] = []
     if profile is not None:

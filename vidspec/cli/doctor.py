@@ -6,7 +6,6 @@ import importlib
 import os
 import platform
 import re
-import sys
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.util import find_spec
@@ -19,14 +18,13 @@ import typer
 from vidspec.cli.options import TextOrJson
 from vidspec.cli.printed import facts_table, print_json
 from vidspec.events.tally import counted
+from vidspec.models.machine import model_cache
 
-__all__ = ["MachineReport", "MissingPackage", "device_memory", "doctor", "has_gpu", "inspect", "model_cache"]
+__all__ = ["MachineReport", "MissingPackage", "doctor", "inspect"]
 
 #: Distributions to report; True if captioning needs them.
 PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
 PACKAGES |= {"decord": False, "numpy": True, "pillow": True}
-#: Files that exist on Linux with a GPU that torch may support.
-GPU_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 REMEDIES = {"decord": "pip install decord (PyAV decodes everything in the meantime)"}
 
 
@@ -215,34 +213,3 @@ def _language_models() -> str:
 
     packed = "large weights packed on this CPU" if choose_packing(0, "auto") else "weights not packed on this CPU"
     return f"fused for {', '.join(FAMILIES)} ({packed}); otherwise stock blocks of transformers"
-
-
-def model_cache() -> Path:
-    """Return the hub's cache folder, which need not exist."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-
-
-def device_memory() -> int | None:
-    """Return free bytes of the default device, the first GPU or main memory; None if unknown."""
-    from vidspec import memory
-
-    if has_gpu():
-        import torch
-
-        from vidspec.engine.device import default_device_type, free_memory
-
-        if (kind := default_device_type()) in ("cuda", "xpu"):
-            return free_memory(torch.device(kind, 0))
-    return memory.available_memory()
-
-
-def has_gpu() -> bool:
-    """Return True if torch may run models on a GPU; on Linux without one torch is not imported."""
-    if sys.platform == "linux" and not (
-        any(Path(one).exists() for one in GPU_FILES) or "+xpu" in (_version("torch") or "")
-    ):
-        return False
-    from vidspec.engine.device import default_device_type
-
-    return default_device_type() != "cpu"

@@ -8,47 +8,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error, print_note
-from vidspec.cli.report import left_out
 from vidspec.escaping import one_line
 from vidspec.events.tally import counted, format_duration
 
 if TYPE_CHECKING:
-    from vidspec.cli.destinations import Destination
-    from vidspec.cli.options import CaptionArguments
+    from vidspec.dataset.destinations import Destination
     from vidspec.dataset.dry_run import PlannedClip
-    from vidspec.dataset.inputs import InputListing
     from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import Output
+    from vidspec.dataset.planning import RunPlan
     from vidspec.dataset.records import SettingsDigest
 
-__all__ = ["run_dry", "run_dry_shards"]
+__all__ = ["print_plan"]
 
 
-def run_dry(
-    request: CaptionArguments,
-    found: InputListing,
-    entries: Sequence[Job],
-    destinations: Sequence[Destination],
-    settings: SettingsDigest,
-    label: str,
-) -> int:
-    """Print the plan of a run over ``entries``; returns 1 if some clip cannot be read, else 0.
+def print_plan(plan: RunPlan) -> int:
+    """Print the plan of a run; returns 1 if some clip cannot be read, else 0."""
+    return _print_shards(plan) if plan.destinations[0].parts is not None else _print_clips(plan)
 
-    Args:
-        request: the options.
-        found: all inputs, with those left out.
-        destinations: of the records.
-        settings: of the captions.
-        label: of the shard.
-    """
-    from vidspec.dataset.bulk import plan_run
+
+def _print_clips(plan: RunPlan) -> int:
     from vidspec.dataset.dry_run import earlier_costs, estimate_run, planned_clip
     from vidspec.dataset.outputs import CombinedOutput
+    from vidspec.dataset.remaining import plan_clips
     from vidspec.dataset.writers import StdoutLines
 
-    journals = [output for place in destinations if (output := place.open_journal(request, label)) is not None]
+    spec, entries, settings = plan.spec, plan.entries, plan.settings
+    journals = [output for place in plan.destinations if (output := place.open_journal(spec, plan.label)) is not None]
     looked = CombinedOutput(journals, look=True)
-    planned = plan_run(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
+    planned = plan_clips(entries, looked, settings, checksum=spec.checksum, retry=spec.retry_failed)
     todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
     changes: dict[Path, str] = {}
@@ -63,7 +51,7 @@ def run_dry(
     errors = [one.error for one in todo.values() if one.error]
     for line in errors:
         print_error(line)
-    _print_models(settings, _destinations_text(destinations))
+    _print_models(settings, _destinations_text(plan.destinations))
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
@@ -78,7 +66,7 @@ def run_dry(
         "unreadable": len(errors),
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]
-    counts += [f"left out: {others}"] if (others := left_out(found)) else []
+    counts += [f"left out: {others}"] if (others := plan.found.left_out) else []
     print_note(f"{counted(len(entries), 'clip')}: {', '.join(counts)}")
     by_length = settings.config.segment is not None or settings.profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)
@@ -88,28 +76,23 @@ def run_dry(
         "unknown" if guess.seconds is None else f"{format_duration(guess.seconds)} for one captioner, without loading"
     )
     print_note(f"estimated time: {time} ({guess.why})")
-    return int(bool(errors or found.unreadable))
+    return int(bool(errors or plan.found.unreadable))
 
 
-def run_dry_shards(
-    request: CaptionArguments,
-    found: InputListing,
-    shards: Sequence[Job],
-    destination: Destination,
-    settings: SettingsDigest,
-) -> int:
-    """Print the plan of a run with a file for each shard, without opening the shards; returns as :func:`run_dry`."""
+def _print_shards(plan: RunPlan) -> int:
+    """Print the plan of a run with a file for each shard, without opening the shards."""
     from vidspec.dataset.stores import is_url
     from vidspec.dataset.writers import StdoutLines
     from vidspec.files import backup_of
 
-    output = destination.open_parts(request, shards, look=True)
+    spec, shards, settings = plan.spec, plan.entries, plan.settings
+    output = plan.destinations[0].open_parts(spec, shards, look=True)
     parts = {shard: output.finished_part(shard, settings.of(shard)) for shard in shards}
     out = StdoutLines()
     for shard, part in parts.items():
         out.write(f"{'caption' if part is None else 'failed' if part.failed else 'done'}\t\t\t{one_line(shard.path)}")
     _print_models(settings, f"a {output.form.suffix} file for each shard in {output.folder}")
-    for path in [Path(output.name(one.path)) for one in shards if request.overwrite and not is_url(output.folder)]:
+    for path in [Path(output.name(one.path)) for one in shards if spec.overwrite and not is_url(output.folder)]:
         if path.is_file():
             print_note(f"{path}: replaced, kept as {backup_of(path)}")
     finished = [part for part in parts.values() if part is not None]
@@ -117,10 +100,10 @@ def run_dry_shards(
     lost = f", {failed} of them failed (--retry-failed tries them again)" if failed else ""
     counts = [f"{len(shards) - len(finished)} to caption"]
     counts += [f"{len(finished)} done before ({counted(clips, 'clip')}{lost})"] if finished else []
-    counts += [f"left out: {others}"] if (others := left_out(found)) else []
+    counts += [f"left out: {others}"] if (others := plan.found.left_out) else []
     print_note(f"{counted(len(shards), 'shard')}: {', '.join(counts)}")
     print_note("estimated time: unknown (shards are not opened)")
-    return int(bool(found.unreadable))
+    return int(bool(plan.found.unreadable))
 
 
 def _print_models(settings: SettingsDigest, places: str) -> None:

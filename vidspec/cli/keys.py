@@ -1,4 +1,7 @@
-"""Options of commands that are keys of profiles, made from the schema: ``--frames`` sets ``video.frames``. No torch."""
+"""Options of commands, made from the schemas: keys of profiles (``--frames``) and fields of a run (``--output``).
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,22 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import typer
 from annotated_types import Ge, Le
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from vidspec.config.run_spec import RunSpec
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, Section, VideoSection
 
-__all__ = ["COMMON_KEYS", "FLAGS", "KEY_SECTIONS", "choices", "key_parameters", "model_option"]
+__all__ = [
+    "COMMON_KEYS",
+    "FLAGS",
+    "KEY_SECTIONS",
+    "Completion",
+    "choices",
+    "field_parameters",
+    "key_parameters",
+    "model_option",
+]
 
 #: Returns the values that may complete a word, each with a description or not.
 Completion: TypeAlias = Callable[[str], list[Any]]
@@ -33,7 +47,7 @@ def key_parameters(section: str, completions: Mapping[str, Completion]) -> Itera
         section: one of :data:`KEY_SECTIONS`.
         completions: of values that the schema does not list, by key.
     """
-    for name, field, flag in _flagged_keys(section):
+    for name, field, flag in _flagged(KEY_SECTIONS[section][0]):
         option = typer.Option(
             "/".join(_spellings(name, field)),
             help=_help(field),
@@ -45,6 +59,33 @@ def key_parameters(section: str, completions: Mapping[str, Completion]) -> Itera
         kinds = _value_types(field)
         kind: Any = list[str] if get_origin(kinds[0]) is tuple else kinds[0] if kinds[0] in (bool, int, float) else str
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
+
+def field_parameters(completions: Mapping[str, Completion], more: Mapping[str, str]) -> Iterator[Parameter]:
+    """Yield the options of the fields of a run, as parameters of a command.
+
+    Args:
+        completions: of values that the schema does not list, by field.
+        more: words before a field's help that the schema cannot know, such as the formats that are installed.
+    """
+    for name, field, flag in _flagged(RunSpec):
+        help, annotation, default = more.get(name, "") + f"{field.description}.", field.annotation, field.default
+        if name == "paths":
+            parameter = typer.Argument(metavar=flag.metavar, help=help, show_default=False)
+        else:
+            low = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+            parameter = typer.Option(
+                *(flag.names or (f"--{name.replace('_', '-')}",)),
+                help=help,
+                metavar=flag.metavar,
+                rich_help_panel=flag.panel,
+                envvar=flag.variable,
+                min=low,  # type: ignore[arg-type]
+                autocompletion=completions.get(name),
+            )
+        if default == ():
+            annotation, default = list[str] | None, None
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, parameter])
 
 
 def model_option(name: str) -> Any:
@@ -72,8 +113,8 @@ def _value_types(field: FieldInfo) -> list[Any]:
     return [kind for kind in get_args(field.annotation) if kind is not type(None)] if union else [field.annotation]
 
 
-def _flagged_keys(section: str) -> Iterator[tuple[str, FieldInfo, Flag]]:
-    for name, field in KEY_SECTIONS[section][0].model_fields.items():
+def _flagged(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, Flag]]:
+    for name, field in model.model_fields.items():
         for flag in field.metadata:
             if isinstance(flag, Flag):
                 yield name, field, flag
@@ -93,8 +134,9 @@ def _completion(values: tuple[str, ...]) -> Completion:
 FLAGS: dict[str, str] = {
     spelling: f"{section}.{name}"
     for section in KEY_SECTIONS
-    for name, field, _ in _flagged_keys(section)
+    for name, field, _ in _flagged(KEY_SECTIONS[section][0])
     for spelling in _spellings(name, field)
 }
-#: Options that ``vidspec caption --help`` shows.
-COMMON_KEYS = {name for section in KEY_SECTIONS for name, _, flag in _flagged_keys(section) if flag.common}
+_MODELS: tuple[type[BaseModel], ...] = (RunSpec, *(section for section, _ in KEY_SECTIONS.values()))
+#: Keys and fields that ``vidspec caption --help`` shows.
+COMMON_KEYS = {name for model in _MODELS for name, _, flag in _flagged(model) if flag.common}

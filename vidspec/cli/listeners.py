@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_event, print_note
 from vidspec.cli.report import print_failure, print_traceback, progress, summary, timing_summary
@@ -25,10 +22,7 @@ from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.models.detokenizer import cut_at_stop
 
-if TYPE_CHECKING:
-    from vidspec.events.trace import Trace
-
-__all__ = ["ClipEvents", "OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText", "TraceCollector"]
+__all__ = ["ClipEvents", "OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText"]
 
 #: Seconds between progress lines without a terminal.
 PROGRESS_INTERVAL = 60.0
@@ -170,29 +164,3 @@ def parse_interval(text: str) -> tuple[int | None, float | None]:
     if wanted <= 0:
         raise UsageError(f"--notify-every {text}: must be a number of clips or a time such as 30s or 5m")
     return None, wanted
-
-
-class TraceCollector(RunObserver):
-    """Collects the traces of clips for one file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._traces: list[tuple[str, Trace]] = []
-        self._ended = False
-
-    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
-        if caption.trace is not None:
-            self._traces.append((caption.path, caption.trace))
-
-    def ended(self, tally: Tally) -> None:
-        self._ended = True
-
-    def write(self) -> None:
-        """Write the file atomically; nothing if no clip was captioned."""
-        if not self._traces and not self._ended:
-            return
-        from vidspec.dataset.trace_file import merge_traces
-        from vidspec.events.trace import to_chrome
-        from vidspec.files import write_whole
-
-        write_whole(self.path, json.dumps(merge_traces([(path, to_chrome(events)) for path, events in self._traces])))

@@ -156,10 +156,10 @@ def _print_checkpoint(
 
 def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> CardPredictions | None:
     """Return predicted speeds of a published target on a card; None without a card, or if its size is not known."""
-    from vidspec.cli.doctor import device_memory
     from vidspec.cli.predictions import CardPredictions
     from vidspec.decoding import auto
     from vidspec.draft_length.target_drafts import cost_of_known, known_model, predict_published
+    from vidspec.models.machine import device_memory
 
     target, at = known_model(name), card or auto.card_here()
     if target is None or at is None:
@@ -272,9 +272,9 @@ class PairRow:
 
 def _rows(load: MemoryWorkload, free: int | None = None) -> Iterator[PairRow]:
     """Yield the published pairs; they fit if ``free`` bytes suffice, by default those of this machine."""
-    from vidspec.cli.doctor import device_memory, has_gpu, model_cache
     from vidspec.config.user_config import read_config
     from vidspec.models import known_pairs
+    from vidspec.models.machine import device_memory, has_gpu, model_cache
 
     free, keys = free or device_memory(), read_config().keys
     target, draft = keys.get("models.target"), keys.get("models.draft")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
@@ -31,6 +32,7 @@ __all__ = [
     "print_json",
     "print_note",
     "print_rows",
+    "printed_log",
 ]
 
 #: Format of a report.
@@ -97,6 +99,26 @@ def print_event(event: str, **fields: object) -> None:
     """Print an event of ``--progress json`` on standard error."""
     if isinstance(sys.stderr, _EventLines):
         sys.stderr.emit({"event": event, **fields})
+
+
+@contextmanager
+def printed_log(*, on: bool) -> Iterator[None]:
+    """Context in which the package's log is printed as notes, with the reasons of what was chosen."""
+    log, handler = logging.getLogger("vidspec"), _NoteHandler()
+    before = log.level
+    if on:
+        log.addHandler(handler)
+        log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+class _NoteHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(record.getMessage())
 
 
 def print_json(content: object) -> None:

@@ -45,7 +45,7 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.cli.request import parse_settings
+    from vidspec.cli.typed_settings import parse_settings
 
     overrides = parse_settings(settings, "video.frames=16")
     if svg is not None:

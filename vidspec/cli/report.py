@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vidspec.dataset.inputs import InputListing
 
 __all__ = [
-    "left_out",
     "loaded_summary",
     "print_failure",
     "print_traceback",
@@ -126,19 +125,11 @@ def totals(tally: Tally, found: InputListing) -> str:
         parts.append(f"{tally.kept} not captioned, whose files are kept")
     if tally.done < tally.total:
         parts.append(f"{tally.total - tally.done} not done")
-    if others := left_out(found):
+    if others := found.left_out:
         parts.append(f"left out: {others}")
     if tally.captioned + tally.failed:
         parts += [format_duration(tally.seconds), *_rates(tally)]
     return "; ".join(parts)
-
-
-def left_out(found: InputListing) -> str:
-    """Return counts of inputs left out by reason; empty if none."""
-    duplicates = len(found.duplicates)
-    named = f"duplicates ({found.duplicates[0]}{', ...' * (duplicates > 1)})" if duplicates else ""
-    counts = {named: duplicates, "not video": found.not_video, "excluded": found.excluded}
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _rates(tally: Tally) -> list[str]:

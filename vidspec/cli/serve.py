@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import CaptionArguments, flatten_options
+from vidspec.cli.options import TerminalOptions, flatten_options
+from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
@@ -37,7 +38,8 @@ SHARED += (
 
 @flatten_options(*SHARED)
 def serve(
-    request: CaptionArguments,
+    spec: RunSpec,
+    options: TerminalOptions,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name in the API.")] = None,
@@ -71,7 +73,7 @@ def serve(
     Options are defaults that a request may change. SIGTERM or Ctrl-C ends the server after the requests it has.
     """
     from vidspec.cli.printed import print_note
-    from vidspec.cli.request import parse_batch, parse_size
+    from vidspec.cli.typed_settings import with_settings
     from vidspec.errors import UsageError
 
     _require_packages(fetches=bool(allow_media_domain))
@@ -86,7 +88,7 @@ def serve(
         print_note("note: anybody who reaches this address can use the server; --api-key FILE asks for a key")
     config = ServeConfig(
         name=name or "",
-        batch=parse_batch(request.batch),
+        batch=parse_batch(spec.batch),
         max_waiting=max_waiting,
         timeout=timeout,
         api_key=key,
@@ -100,35 +102,35 @@ def serve(
         page=not no_page,
     )
     with redirect_stdout(sys.stderr):
-        return _serve(request, config, listener, host)
+        return _serve(with_settings(spec, options.settings), options, config, listener, host)
 
 
-def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.socket, host: str) -> int:
+def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listener: socket.socket, host: str) -> int:
     from dataclasses import replace
 
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
-    from vidspec.cli.request import job_config, profile_overrides
     from vidspec.config.user_config import read_config
     from vidspec.dataset.feed import reader_count
+    from vidspec.dataset.planning import require_devices
+    from vidspec.dataset.run_settings import job_config, profile_keys
+    from vidspec.decoding.default_profile import resolve_profile
 
-    resolved = start.resolve_profile(
-        request.profile, profile_overrides(request), read_config(), verbose=request.verbose
-    )
+    resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
-    job = job_config(request, profile, 2)
-    start.require_devices(profile)
-    for line in () if request.quiet else start.demo_notes(profile, (), "serve"):
+    job = job_config(spec, profile, 2)
+    require_devices(profile)
+    for line in () if options.quiet else start.demo_notes(profile, (), "serve"):
         print_note(line)
-    fetches = not request.quiet and start.announce(profile)
-    with start.stage_status("loading weights", on=not (request.quiet or fetches)), start.fast_loading():
+    fetches = not options.quiet and start.announce(profile)
+    with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
         from vidspec.serve.app import build_app
         from vidspec.serve.connections import BACKLOG, build_server
 
         captioner = Captioner.from_profile(profile)
     with captioner:
-        for line in () if request.quiet else captioner.notes:
+        for line in () if options.quiet else captioner.notes:
             print_note(f"note: {line}")
         target = profile.models.pair or captioner.models["target"].rstrip("/")
         model = config.name or os.path.basename(target)
@@ -136,7 +138,7 @@ def _serve(request: CaptionArguments, config: ServeConfig, listener: socket.sock
         server = build_server(build_app(captioner, config, print_note), config)
         shown = f"[{host}]" if ":" in host else host
         listener.listen(BACKLOG)
-        if not request.quiet:
+        if not options.quiet:
             print_note(f"serving {model} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends)")
         with suppress(KeyboardInterrupt):  # raised again after all requests were answered
             server.run(sockets=[listener])

@@ -6,67 +6,30 @@ import atexit
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from vidspec import garbage
 from vidspec.cli.printed import print_note
-from vidspec.config.user_config import DEFAULT_PROFILE
 from vidspec.events.tally import format_duration
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
-    from vidspec.config.user_config import ResolvedProfile, UserConfig
 
 __all__ = [
     "announce",
     "demo_notes",
     "fast_loading",
     "report_stage",
-    "require_devices",
-    "resolve_profile",
     "stage_status",
 ]
 
 #: Seconds between lines about a long stage, without a terminal.
 EVERY = 10.0
 
-NOTICE = (
-    "note: the built-in models know only drawn shapes; their captions of real video are wrong; `vidspec models` "
-    "lists real models, such as:"
-)
+#: Options of an example with real models.
 REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct"
-
-
-def resolve_profile(
-    name: str | None, overrides: Mapping[str, object], defaults: UserConfig, *, verbose: bool = False
-) -> ResolvedProfile:
-    """Resolve the profile of a command; without a named one, the default for a lone target follows this GPU.
-
-    Args:
-        name: of the profile; None for the default.
-        overrides: flags, by dotted key.
-        defaults: the user's config.
-        verbose: print the reason.
-
-    Raises:
-        ProfileError: as :func:`~vidspec.config.user_config.resolve`.
-    """
-    from vidspec.cli.doctor import has_gpu, model_cache
-    from vidspec.config.user_config import resolve, user_keys
-
-    chosen = None
-    if name is None and defaults.profile is None and "models.target" in (keys := user_keys(overrides, defaults)):
-        if has_gpu():
-            from vidspec.decoding import auto
-            from vidspec.models.known_pairs import cached_models
-
-            cached = {name for name, whole in cached_models(model_cache()).items() if whole}
-            chosen = auto.default_draft(keys, cached)
-        if chosen is not None and verbose:
-            print_note(f"profile: {chosen.keys.get('name', DEFAULT_PROFILE)}: {chosen.why}")
-    return resolve(name, overrides, defaults, chosen=chosen and chosen.keys)
 
 
 def announce(profile: Profile, *, here: bool = True) -> bool:
@@ -92,45 +55,19 @@ def announce(profile: Profile, *, here: bool = True) -> bool:
     return bool(wanted)
 
 
-def require_devices(profile: Profile) -> None:
-    """Check that the devices a profile names are available; imports torch only if it names one besides the CPU.
-
-    Raises:
-        DeviceError: a device is not available.
-    """
-    models, workers = profile.models, profile.workers
-    named = (models.device, models.draft_device, workers.target, workers.draft)
-    if any(device not in (None, "auto", "cpu") for device in named):
-        from vidspec.decoding import auto
-
-        auto.target_placement(profile)
-        auto.draft_placement(profile)
-
-
 def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:
-    """Return warnings about captions of the built-in models; none for other models.
+    """Return lines with the warnings about captions of the built-in models, and a command with real ones.
 
     Args:
         profile: of the run.
         prompts: of the run.
         command: the command with a clip, shown again with other models.
     """
-    from vidspec.embedded import ships
-    from vidspec.embedded.prompts import PROMPTS, QUESTIONS, is_known
+    from vidspec.embedded.notes import demo_notes
 
-    models = profile.models
-    if models.pair is None and not ships(models.target or ""):
-        return []
-    notes = [NOTICE, f"  vidspec {command} {REAL}"]
-    if untrained := sorted({prompt for prompt in prompts if not is_known(prompt)}):
-        more = f" (and {len(untrained) - 1} more)" if len(untrained) > 1 else ""
-        shown = " ".join(untrained[0].split())
-        notes.append(
-            f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; their answer "
-            f"is meaningless. They know {PROMPTS[0]!r} and similar prompts, and follow-up questions such as "
-            f"{QUESTIONS['count']!r}"
-        )
-    return notes
+    notes = demo_notes(profile.models.pair, profile.models.target, prompts)
+    shown = [f"note: {note}" for note in notes]
+    return [f"{shown[0]}, such as:", f"  vidspec {command} {REAL}", *shown[1:]] if notes else []
 
 
 @contextmanager

@@ -26,15 +26,21 @@ __all__ = ["Flag", "GenerateSection", "ModelsSection", "Section", "VideoSection"
 
 @dataclass(frozen=True)
 class Flag:
-    """Makes a key an option of ``vidspec caption``, named after the key: ``--max-pixels`` is ``video.max_pixels``.
+    """Makes a key or a field an option of ``vidspec caption``: ``--max-pixels`` is ``video.max_pixels``.
 
     Attributes:
         common: True if ``--help`` shows it; ``--help-all`` shows all.
         metavar: placeholder of the value in the help; by default the name of its type.
+        panel: heading in the help; None for that of its section.
+        names: spellings, if not the name with hyphens.
+        variable: environment variable that sets it too.
     """
 
     common: bool = False
     metavar: str | None = None
+    panel: str | None = None
+    names: tuple[str, ...] = ()
+    variable: str | None = None
 
 
 class Section(BaseModel):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vidspec.bounds import LONGEST_PROMPT
-from vidspec.dataset.file_marks import ExistingFiles
+from vidspec.config.run_spec import ExistingFiles
 from vidspec.dataset.formats.base import OutputFormat
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, unwritable_error

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from vidspec.escaping import json_text
 from vidspec.files import encode_line
 
-__all__ = ["ExistingFiles", "FileMark", "is_mark", "mark_line", "marked_folders", "parsed_mark"]
+__all__ = ["FileMark", "is_mark", "mark_line", "marked_folders", "parsed_mark"]
 
-#: Treatment of caption files without a mark, which no run wrote.
-ExistingFiles: TypeAlias = Literal["skip", "replace", "use"]
 #: Beginning of a mark's line; no record begins like this.
 _MARK = b'{"file": '
 

@@ -107,6 +107,14 @@ class InputListing:
     several: bool = False
     searched: bool = False
 
+    @property
+    def left_out(self) -> str:
+        """Counts of inputs left out by reason; empty if none."""
+        duplicates = len(self.duplicates)
+        named = f"duplicates ({self.duplicates[0]}{', ...' * (duplicates > 1)})" if duplicates else ""
+        counts = {named: duplicates, "not video": self.not_video, "excluded": self.excluded}
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
 
 def collect_inputs(sources: InputSources) -> InputListing:
     """Collect all clips that ``sources`` name, those of folders sorted by path.

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vidspec.files import FileKind
+from vidspec.events.observer import ClipPart, RunObserver
+from vidspec.events.record import Caption
+from vidspec.events.tally import Tally
+from vidspec.files import FileKind, write_whole
 
-__all__ = ["TRACE", "merge_traces"]
+if TYPE_CHECKING:
+    from vidspec.events.trace import Trace
+
+__all__ = ["TRACE", "TraceCollector", "merge_traces"]
 
 #: Trace files, recognised by the beginning of the JSON of :func:`merge_traces`.
 TRACE = FileKind("trace of vidspec", rb'\A\{"displayTimeUnit": "ms", "traceEvents": \[')
@@ -34,3 +42,27 @@ def merge_traces(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, A
             args = {"name": label}
             events.append({"ph": "M", "name": "process_name", "pid": number * STRIDE + process, "args": args})
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+class TraceCollector(RunObserver):
+    """Collects the traces of clips for one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._traces: list[tuple[str, Trace]] = []
+        self._ended = False
+
+    def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
+        if caption.trace is not None:
+            self._traces.append((caption.path, caption.trace))
+
+    def ended(self, tally: Tally) -> None:
+        self._ended = True
+
+    def write(self) -> None:
+        """Write the file atomically; nothing if no clip was captioned."""
+        if not self._traces and not self._ended:
+            return
+        from vidspec.events.trace import to_chrome
+
+        write_whole(self.path, json.dumps(merge_traces([(path, to_chrome(events)) for path, events in self._traces])))

@@ -5,7 +5,7 @@ Knows no model and no terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -23,7 +23,7 @@ from vidspec.events.record import failed_caption
 from vidspec.events.tally import Tally
 from vidspec.signals import defer_signals
 
-__all__ = ["Executor", "Remaining", "plan_run", "plan_shards", "remaining_parts", "run_plan"]
+__all__ = ["Executor", "Remaining", "caption_remaining", "plan_clips", "plan_shards", "remaining_parts"]
 
 #: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
 Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
@@ -78,7 +78,7 @@ def remaining_parts(
     return None if len(done) == next(iter(parts.values())).segments else done
 
 
-def plan_run(
+def plan_clips(
     jobs: Sequence[Job],
     output: Output,
     settings: SettingsDigest,
@@ -148,7 +148,7 @@ def plan_shards(
                 if number == 1 and settings.config.template is not None:
                     check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
                 output.begin(shard.path)
-                part_plan = plan_run(jobs, output, settings, retry=retry, at=number)
+                part_plan = plan_clips(jobs, output, settings, retry=retry, at=number)
                 output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
@@ -216,36 +216,37 @@ def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent
     return True
 
 
-def run_plan(
-    plan: Remaining,
-    engine: Executor,
+def caption_remaining(
+    remaining: Remaining,
+    executor: Executor,
     output: Output,
     settings: SettingsDigest,
     tally: Tally,
-    observer: RunObserver | None = None,
+    observer: RunObserver,
+    codes: set[int],
     *,
     max_failures: int | None = None,
-) -> int:
-    """Caption the clips of ``plan`` and return the exit code (see ``vidspec.dataset.run.exit_code``).
+) -> Generator[JobResult, None, None]:
+    """Caption the remaining clips; yield each result after its record was written.
 
     Args:
-        plan: the work left.
-        engine: executor of the jobs.
+        remaining: the work left.
+        executor: of the jobs.
         output: writes each record before the observer gets the result. A clip whose record cannot be written counts as
             failed; the run ends once nothing can be written any more.
         settings: captioning settings.
         tally: counts; ``stopped`` is set to the reason of an early end.
         observer: receives each result, and the end.
+        codes: gets the exit code of each result (see ``vidspec.dataset.run.exit_code``); errors are not kept, for
+            their tracebacks hold frames.
         max_failures: number of failed clips that ends the run.
     """
-    observer = observer or RunObserver()
-    codes: set[int] = set()  # not the errors: their tracebacks hold frames
-    outcomes = engine(plan.undrawn or plan.jobs)
+    outcomes = executor(remaining.undrawn or remaining.jobs)
     try:
-        for outcome in chain(plan.unkept, outcomes):
+        for outcome in chain(remaining.unkept, outcomes):
             try:
                 with defer_signals():  # a written record is also counted
-                    outcome = _write_record(outcome, plan, output, settings)
+                    outcome = _write_record(outcome, remaining, output, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
                     tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)
             except OutputError as error:
@@ -254,6 +255,7 @@ def run_plan(
                 break
             codes.add(exit_code([outcome.error]))
             observer.result(outcome.caption, outcome.error, outcome.job.part, tally)
+            yield outcome
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
                 break
@@ -262,10 +264,9 @@ def run_plan(
         if close is not None:
             close()
         observer.ended(tally)
-    return max(codes, default=0)
 
 
-def _write_record(outcome: JobResult, plan: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
+def _write_record(outcome: JobResult, remaining: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
     """Write a record to ``output``; return the result, or a failed one if the record could not be written.
 
     Raises:
@@ -275,7 +276,7 @@ def _write_record(outcome: JobResult, plan: Remaining, output: Output, settings:
     if isinstance(outcome.error, OutputError):  # found while planning
         return outcome
     try:
-        content = plan.contents.get(job.number) or content_of(job.path, job.source)  # of a clip in a shard
+        content = remaining.contents.get(job.number) or content_of(job.path, job.source)  # of a clip in a shard
         output.add(job.planned_job, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:

@@ -13,7 +13,7 @@ from vidspec.errors import UsageError
 from vidspec.files import NamedPath, check_distinct, check_output
 
 if TYPE_CHECKING:
-    from vidspec.cli.options import CaptionArguments
+    from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
     from vidspec.dataset.formats.base import OutputFormat, PartFormat
     from vidspec.dataset.inputs import InputListing
@@ -46,7 +46,7 @@ class Destination:
     names: tuple[SidecarNames, ...] = ()
     parts: str | None = None
 
-    def open_journal(self, request: CaptionArguments, label: str) -> FileOutput | None:
+    def open_journal(self, spec: RunSpec, label: str) -> FileOutput | None:
         """Open the journaled output read-only; None if the destination has no journal.
 
         Raises:
@@ -55,15 +55,15 @@ class Destination:
         from vidspec.dataset.clip_files import SidecarOutput
         from vidspec.dataset.single_file import SingleFileOutput
 
-        fresh, path = request.overwrite, self.path
+        fresh, path = spec.overwrite, self.path
         if self.names:
-            existing = request.existing or "skip"
+            existing = spec.existing or "skip"
             return SidecarOutput(self.names, (), label=label, fresh=fresh, existing=existing, look=True)
         if path is None or (path.exists() and not path.is_file()):
             return None
         return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
 
-    def open_parts(self, request: CaptionArguments, shards: Sequence[Job], *, look: bool = False) -> PartOutput:
+    def open_parts(self, spec: RunSpec, shards: Sequence[Job], *, look: bool = False) -> PartOutput:
         """Open the output of a file for each shard; read-only if ``look``.
 
         Raises:
@@ -71,11 +71,11 @@ class Destination:
         """
         from vidspec.dataset.parts import PartOutput
 
-        form, fresh = cast("PartFormat", self.forms[0]), request.overwrite
-        return PartOutput(self.parts or "", shards, form, fresh=fresh, retry=request.retry_failed, look=look)
+        form, fresh = cast("PartFormat", self.forms[0]), spec.overwrite
+        return PartOutput(self.parts or "", shards, form, fresh=fresh, retry=spec.retry_failed, look=look)
 
 
-def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
+def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
     """Return True if each shard gets an output file of its own; all inputs must be shards.
 
     Raises:
@@ -85,7 +85,7 @@ def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entri
     from vidspec.dataset.inputs import is_shard
 
     of_shards = [form for form in forms if isinstance(form, PartFormat)]
-    if not of_shards or request.output_dir is None or not all(is_shard(entry.path) for entry in entries):
+    if not of_shards or spec.output_dir is None or not all(is_shard(entry.path) for entry in entries):
         return False
     if len(forms) > 1:
         message = f"--format {of_shards[0].name} of shards excludes other formats"
@@ -94,14 +94,16 @@ def writes_parts(request: CaptionArguments, forms: Sequence[OutputFormat], entri
 
 
 def plan_destinations(
-    request: CaptionArguments,
+    spec: RunSpec,
     forms: Sequence[OutputFormat],
     found: InputListing,
     entries: Sequence[Job],
     profile: Profile,
     shard: Shard | None,
+    *,
+    prints: bool,
 ) -> list[Destination]:
-    """Plan the destinations of a run; writes nothing.
+    """Plan the destinations of a run; writes nothing. Without ``prints`` standard output is one only if it is named.
 
     Raises:
         UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
@@ -112,68 +114,70 @@ def plan_destinations(
     from vidspec.dataset.stores import is_url
 
     data = schema_properties(profile.generate.grammar_schema)
-    if writes_parts(request, forms, entries):
+    if writes_parts(spec, forms, entries):
         forms = [make_format(form.name, data=data) for form in forms]
-        _check_existing(request, ())
-        return [Destination(tuple(forms), parts=request.output_dir)]
-    if any(is_url(name or "") for name in (request.output, request.output_dir)):
-        message = f"{request.output or request.output_dir}: a URL is an output of shards only"
+        _check_existing(spec, ())
+        return [Destination(tuple(forms), parts=spec.output_dir)]
+    if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
+        message = f"{spec.output or spec.output_dir}: a URL is an output of shards only"
         hint = f"caption .tar or .parquet files with --format {SHARD_FORMAT} --output-dir URL"
         raise UsageError(message, hint=hint)
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
-        if writes_clip_file(request, form):
-            each.append(SidecarNames(form, request.output_dir, request.name, profile.name))
+        if writes_clip_file(spec, form):
+            each.append(SidecarNames(form, spec.output_dir, spec.name, profile.name))
             continue
-        path = _path_for_all(request, form, shard, several=len(forms) > 1)
+        if not prints and spec.output is None and not _leaves_stdout(spec, form):
+            continue
+        path = _path_for_all(spec, form, shard, several=len(forms) > 1)
         _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
-        if path is not None and request.output is not None:
+        if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], "--output")
-        form = make_format(form.name, several=found.several, raw_csv=request.csv_raw, data=data)
+        form = make_format(form.name, several=found.several, raw_csv=spec.csv_raw, data=data)
         destinations.append(Destination((form,), path))
-    if each and request.output_dir is None and any(entry.shard for entry in entries):
+    if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
         raise UsageError(message, hint="--output-dir DIR")
     if each:
         check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
     for option in ("overwrite", "retry_failed", "checksum"):
-        if getattr(request, option) and not any(place.path or place.names for place in destinations):
+        if getattr(spec, option) and not any(place.path or place.names for place in destinations):
             name = option.replace("_", "-")
             raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
-    _check_existing(request, each)
-    if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
-        raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
+    _check_existing(spec, each)
+    if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
+        raise UsageError(f"--output-dir {spec.output_dir}: is not a folder")
     return destinations
 
 
-def _check_existing(request: CaptionArguments, each: Sequence[SidecarNames]) -> None:
+def _check_existing(spec: RunSpec, each: Sequence[SidecarNames]) -> None:
     """Refuse ``--existing`` without a file for each clip, and ``use`` without one that holds text alone."""
-    if request.existing is not None and not each:
-        raise UsageError(f"--existing {request.existing} needs a file for each clip", hint="--format txt")
-    if request.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
+    if spec.existing is not None and not each:
+        raise UsageError(f"--existing {spec.existing} needs a file for each clip", hint="--format txt")
+    if spec.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
         raise UsageError("--existing use needs files of text", hint="--format txt")
 
 
-def writes_clip_file(request: CaptionArguments, form: OutputFormat) -> bool:
+def writes_clip_file(spec: RunSpec, form: OutputFormat) -> bool:
     """Return True if each clip gets a file of its own in this format."""
-    return request.output is None and form.clip_files != "never" and _leaves_stdout(request, form)
+    return spec.output is None and form.clip_files != "never" and _leaves_stdout(spec, form)
 
 
-def _leaves_stdout(request: CaptionArguments, form: OutputFormat) -> bool:
+def _leaves_stdout(spec: RunSpec, form: OutputFormat) -> bool:
     """Return True if a format is written to files although ``--output`` names none."""
-    return request.output_dir is not None or request.name is not None or form.clip_files == "always"
+    return spec.output_dir is not None or spec.name is not None or form.clip_files == "always"
 
 
-def _path_for_all(request: CaptionArguments, form: OutputFormat, shard: Shard | None, *, several: bool) -> Path | None:
+def _path_for_all(spec: RunSpec, form: OutputFormat, shard: Shard | None, *, several: bool) -> Path | None:
     """Return the path of one file for all clips; None for standard output. ``several`` formats differ by suffix."""
-    if request.output == "-" or (request.output is None and not _leaves_stdout(request, form)):
+    if spec.output == "-" or (spec.output is None and not _leaves_stdout(spec, form)):
         return None
-    if request.output is None:
+    if spec.output is None:
         label = shard.label if shard else ""
-        return Path(request.output_dir or ".") / f"captions{label}{form.suffix}"
-    path = shard.fill_name(request.output) if shard else Path(request.output)
+        return Path(spec.output_dir or ".") / f"captions{label}{form.suffix}"
+    path = shard.fill_name(spec.output) if shard else Path(spec.output)
     return path.with_suffix(form.suffix) if several else path
 
 
@@ -197,7 +201,7 @@ def _check_place(
 
 
 def check_files_distinct(
-    request: CaptionArguments, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
+    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
 ) -> None:
     """Refuse options that name the same file, before anything is written.
 
@@ -208,23 +212,23 @@ def check_files_distinct(
     from vidspec.dataset.single_file import journal_of
     from vidspec.dataset.stores import is_url
 
-    profile = named_file(request.profile) if request.profile else None
+    profile = named_file(spec.profile) if spec.profile else None
     parts = any(place.parts is not None for place in destinations)  # PartOutput compares them with their shards
-    inputs = () if parts else (path for path in request.paths or () if not is_url(path))
+    inputs = () if parts else (path for path in spec.paths or () if not is_url(path))
     read: list[NamedPath] = [("input", path) for path in inputs]
-    read += [("--from-file", path) for path in request.from_file or ()]
-    read += [("--manifest", path) for path in request.manifest or ()]
+    read += [("--from-file", path) for path in spec.from_file or ()]
+    read += [("--manifest", path) for path in spec.manifest or ()]
     read += [
-        ("--prompt-file", request.prompt_file),
+        ("--prompt-file", spec.prompt_file),
         ("--profile", profile[0] if profile else None),
         ("the config", config),
     ]
     others: list[NamedPath] = [
         (f"--{name.replace('_', '-')}", path)
         for name in ("trace", "log_file", "heatmap", "report")
-        if (path := getattr(request, name)) is not None
+        if (path := getattr(spec, name)) is not None
     ]
-    output = "--output" if request.output is not None else "--output-dir"
+    output = "--output" if spec.output is not None else "--output-dir"
     written: list[NamedPath] = [(output, place.path) for place in destinations]
     for place in destinations:
         if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
@@ -243,7 +247,7 @@ def check_files_distinct(
 
 
 def open_output(
-    request: CaptionArguments, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
+    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
 ) -> Output:
     """Open, lock and repair the destinations before any model is loaded.
 
@@ -251,27 +255,27 @@ def open_output(
         UsageError: a file cannot be written, or another run is writing it.
     """
     from vidspec.dataset.clip_files import SidecarOutput
-    from vidspec.dataset.outputs import CombinedOutput
+    from vidspec.dataset.outputs import CombinedOutput, Output
     from vidspec.dataset.single_file import SingleFileOutput
     from vidspec.dataset.writers import FileLines, StdoutLines, StreamOutput
 
-    order = entries if request.ordered else None
+    order = entries if spec.ordered else None
 
     def open_destination(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
         if place.parts is not None:
-            return place.open_parts(request, entries)
+            return place.open_parts(spec, entries)
         if place.names:
             return SidecarOutput(
                 place.names,
                 entries,
-                fresh=request.overwrite,
-                existing=request.existing or "skip",
+                fresh=spec.overwrite,
+                existing=spec.existing or "skip",
                 label=shard.label if shard else "",
             )
         if path is None:
             return StreamOutput(StdoutLines(prose=form.is_prose), form, order=order)
-        if request.output is None:
+        if spec.output is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -279,8 +283,10 @@ def open_output(
             check_output(path, [entry.path for entry in entries], "--output-dir")
         if path.exists() and not path.is_file():
             return StreamOutput(FileLines(path), form, order=order)
-        return SingleFileOutput(path, form, fresh=request.overwrite)
+        return SingleFileOutput(path, form, fresh=spec.overwrite)
 
+    if not destinations:
+        return Output()
     with ExitStack() as undo:
         outputs: list[Output] = []
         for place in destinations:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from vidspec.cli.options import CaptionArguments
+    from vidspec.config.run_spec import RunSpec
     from vidspec.dataset.inputs import InputSources
     from vidspec.dataset.shards import Shard
 
 __all__ = ["save_array", "shard_of"]
 
 
-def shard_of(request: CaptionArguments, sources: InputSources) -> Shard | None:
+def shard_of(spec: RunSpec, sources: InputSources) -> Shard | None:
     """Return the shard of this process; None for all clips.
 
     Raises:
@@ -25,16 +25,16 @@ def shard_of(request: CaptionArguments, sources: InputSources) -> Shard | None:
     """
     from vidspec.dataset.shards import JobArray, array_shard, array_task, parse_shard
 
-    if request.shard is not None or (task := array_task(os.environ)) is None:
-        return parse_shard(request.shard)
-    file = _array_file(request, sources)
-    begun = None if file is None or request.overwrite else JobArray.load(file)
-    if file is not None and begun is None and not request.overwrite:
-        _check_count(request, file.parent, task[1].count)
+    if spec.shard is not None or (task := array_task(os.environ)) is None:
+        return parse_shard(spec.shard)
+    file = _array_file(spec, sources)
+    begun = None if file is None or spec.overwrite else JobArray.load(file)
+    if file is not None and begun is None and not spec.overwrite:
+        _check_count(spec, file.parent, task[1].count)
     return array_shard(*task, begun)
 
 
-def save_array(request: CaptionArguments, sources: InputSources, shard: Shard | None) -> None:
+def save_array(spec: RunSpec, sources: InputSources, shard: Shard | None) -> None:
     """Keep the job array next to the output, so that a task that runs again finds its part.
 
     Raises:
@@ -43,31 +43,31 @@ def save_array(request: CaptionArguments, sources: InputSources, shard: Shard | 
     from vidspec.dataset.outputs import make_folder
     from vidspec.dataset.shards import JobArray
 
-    file = _array_file(request, sources)
+    file = _array_file(spec, sources)
     if file is None or shard is None or shard.array is None or JobArray.load(file) == shard.array:
         return
     make_folder(file.parent)
     shard.array.save(file)
 
 
-def _array_file(request: CaptionArguments, sources: InputSources) -> Path | None:
+def _array_file(spec: RunSpec, sources: InputSources) -> Path | None:
     """Return the file that keeps the array that began an output; None if the output is no local file."""
     from vidspec.dataset.stores import is_url
 
-    if request.output is not None:
-        path = Path(request.output)
-        special = request.output == "-" or is_url(request.output) or (path.exists() and not path.is_file())
+    if spec.output is not None:
+        path = Path(spec.output)
+        special = spec.output == "-" or is_url(spec.output) or (path.exists() and not path.is_file())
         return None if special else path.with_name(f".{path.name}.array")
-    if request.output_dir is None and not sources.links:
+    if spec.output_dir is None and not sources.links:
         return None
     first = next(iter((*sources.paths, *sources.lists, *sources.manifests)))
-    folder = request.output_dir or (first if os.path.isdir(first) else os.path.dirname(first) or ".")
+    folder = spec.output_dir or (first if os.path.isdir(first) else os.path.dirname(first) or ".")
     return None if is_url(folder) else Path(folder, ".vidspec.array")
 
 
-def _check_count(request: CaptionArguments, folder: Path, count: int) -> None:
+def _check_count(spec: RunSpec, folder: Path, count: int) -> None:
     """Refuse an output folder with parts of another number of tasks."""
-    stem = re.escape(Path(request.output).stem) if request.output else r"captions|\.vidspec"
+    stem = re.escape(Path(spec.output).stem) if spec.output else r"captions|\.vidspec"
     part = re.compile(rf"(?:{stem})\.\d+-of-(\d+)\.[^.]+")
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     for name in names:

@@ -1,0 +1,182 @@
+"""A run on a terminal: notes on standard error, the live panel or lines, and streamed text on standard output."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import TYPE_CHECKING
+
+from vidspec.cli import start
+from vidspec.cli.listeners import ClipEvents, OutcomeLines, ProgressNotes, RestartNotes, StreamedText
+from vidspec.cli.options import TerminalOptions
+from vidspec.cli.printed import print_event, print_note
+from vidspec.cli.report import loaded_summary, totals
+from vidspec.dataset.planning import RunPlan
+from vidspec.dataset.reporter import RunReporter
+from vidspec.dataset.running import Run
+from vidspec.errors import LostOutputError, OutputError
+from vidspec.events.observer import RunObserver
+from vidspec.events.tally import Tally, counted
+from vidspec.signals import ending_of
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
+
+__all__ = ["TerminalReporter", "run_on_terminal"]
+
+
+def run_on_terminal(plan: RunPlan, reporter: TerminalReporter) -> int:
+    """Carry out a plan, report on standard error, and return the exit code."""
+    run = Run(plan, reporter).open()
+    try:
+        with redirect_stdout(sys.stderr), run:  # libraries print; only the outputs hold the real stdout
+            for _ in run:
+                pass
+    except KeyboardInterrupt as stop:
+        ending, tally = ending_of(stop), run.tally
+        done = tally.done - tally.unkept
+        print_note(f"{ending.word}: {done} of {counted(tally.total, 'clip')} done and kept")
+        return ending.code
+    except OutputError as error:
+        raise LostOutputError(error.message, hint=error.hint) from error
+    _print_end(run, reporter)
+    return run.exit_code
+
+
+def _print_end(run: Run, reporter: TerminalReporter) -> None:
+    plan, tally = run.plan, run.tally
+    if plan.several and reporter.options.progress != "json":
+        reporter.info(totals(tally, plan.found))
+    if plan.found.unreadable:
+        reporter.error(f"{counted(len(plan.found.unreadable), 'input')} could not be found or listed, see above")
+    if tally.stopped:
+        reporter.error(f"stopped: {tally.stopped}")
+    for option, error in run.file_errors:
+        reporter.error(f"{option}: {error}")
+    report = plan.spec.report
+    if report is not None and not run.ran_here:
+        reporter.note(f"--report: no clip was left to caption; run `vidspec report` on the output, -o {report}")
+    if run.failures and not run.exit_code:
+        reporter.note(f"{run.failures} failed, not more than --tolerate {plan.spec.tolerate} allows")
+
+
+class TerminalReporter(RunReporter):
+    """Prints on standard error, by the options of the command."""
+
+    def __init__(self, options: TerminalOptions) -> None:
+        self.options = options
+        self.estimates_speedup = not options.quiet
+        self._draws_run = False
+
+    def info(self, line: str) -> None:
+        if not self.options.quiet:
+            print_note(line)
+
+    def note(self, line: str) -> None:
+        self.info(f"note: {line}")
+
+    def kept(self, line: str) -> None:
+        print_note(line)  # also with --quiet: files were kept, moved or repaired
+
+    def error(self, line: str) -> None:
+        print_note(f"error: {line}")
+
+    def begin(self, plan: RunPlan) -> bool:
+        options, fetches = self.options, False
+        if not options.quiet:
+            for line in start.demo_notes(plan.profile, plan.prompts, f"caption {shlex.quote(plan.entries[0].path)}"):
+                print_note(line)
+            if plan.spec.baseline and plan.several:
+                self.note("--baseline times each clip alone (--batch 1)")
+            fetches = start.announce(plan.profile, here=not plan.spec.is_remote)
+        if options.verbose:
+            models, video = plan.profile.models, plan.profile.video
+            print_note(f"profile {plan.profile.name}, device {models.device}, decoder {video.decoder}")
+        return fetches
+
+    @contextmanager
+    def loading(self, *, fetches: bool) -> Iterator[None]:
+        # Download bars replace the status line.
+        on = not (self.options.quiet or self.options.no_live or fetches)
+        with start.stage_status("loading weights", on=on), start.fast_loading():
+            yield
+
+    def loaded(self, captioner: Captioner, seconds: float) -> None:
+        for line in loaded_summary(captioner, seconds) if self.options.verbose else ():
+            print_note(line)
+        for line in captioner.notes:
+            self.note(line)
+
+    def clip_observers(self, stack: ExitStack, run: Run, tally: Tally) -> Sequence[RunObserver]:
+        shown = self._panel(stack, run, tally)
+        streamed = () if run.plan.spec.is_remote else _text_stream(run, shown, quiet=self.options.quiet)
+        return (*streamed, shown)
+
+    def result_observers(self, plan: RunPlan) -> Sequence[RunObserver]:
+        options, several = self.options, plan.several
+        as_json = options.progress == "json"
+        quiet, debug = options.quiet, options.shows_tracebacks
+        lines: RunObserver = OutcomeLines(several=several, quiet=quiet, debug=debug, verbose=options.verbose)
+        if as_json:
+            lines = ClipEvents(quiet=quiet, debug=debug)
+        progress = ProgressNotes(
+            options.notify_every,
+            several=several and not self._draws_run,
+            quiet=options.quiet and not as_json,
+            as_json=as_json,
+        )
+        return lines, progress
+
+    def closed(self, tally: Tally) -> None:
+        print_event("end", **tally.counts())
+
+    def _panel(self, stack: ExitStack, run: Run, tally: Tally) -> RunObserver:
+        """Return the observer that shows clips in flight: a panel, or lines without a terminal."""
+        from vidspec.dataset.writers import StreamOutput
+
+        options, plan = self.options, run.plan
+        if options.quiet:
+            return RunObserver()
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if options.no_live or options.progress == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
+            restarts = RestartNotes()
+            stack.enter_context(start.report_stage(restarts.stage))
+            return restarts
+        # If stdout is the same terminal, the finished caption is printed there only.
+        shared = isinstance(run.output, StreamOutput) and sys.__stdout__ is not None and sys.__stdout__.isatty()
+        if plan.several:
+            from vidspec.display.overall import RunPanel
+
+            self._draws_run = not shared
+            bar = RunPanel(console, tally, profile=plan.profile.name, shared=shared, verbose=options.verbose)
+            return stack.enter_context(bar)
+        from vidspec.display.panel import LivePanel
+
+        panel = LivePanel(
+            console,
+            path=plan.entries[0].path,
+            profile=plan.profile.name,
+            keep_caption=not shared,
+            verbose=options.verbose,
+        )
+        return stack.enter_context(panel)
+
+
+def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunObserver]:
+    """Yield the observer that streams the caption of a single clip as text.
+
+    None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
+    """
+    from vidspec.dataset.writers import StdoutLines, StreamOutput
+
+    plan, output = run.plan, run.output
+    parts = plan.how.segment is not None or plan.how.questions_of(plan.entries[0]) is not None
+    if plan.several or parts or plan.how.verify or not isinstance(output, StreamOutput) or not output.form.is_prose:
+        return
+    panel = not (quiet or isinstance(shown, RestartNotes))
+    if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):
+        yield StreamedText(output.lines, plan.profile.generate.stop, plan.how, plan.entries[0].fields)

@@ -1,0 +1,44 @@
+"""Parses ``--set KEY=VALUE`` into keys of the profile. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from vidspec.config.run_spec import RunSpec
+from vidspec.errors import UsageError
+
+__all__ = ["parse_settings", "with_settings"]
+
+
+def with_settings(spec: RunSpec, settings: Sequence[str] | None) -> RunSpec:
+    """Return a run with the keys of ``--set``, none of which another option may set.
+
+    Raises:
+        UsageError: not KEY=VALUE, or a key is set twice.
+    """
+    from vidspec.dataset.run_settings import profile_keys
+
+    if not settings:
+        return spec
+    added = parse_settings(settings, "prune.alpha=0.8", profile_keys(spec))
+    return spec.model_copy(update={"overrides": {**spec.overrides, **added}})
+
+
+def parse_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:
+    """Parse ``--set KEY=VALUE`` into dotted keys and text; keys of ``overrides`` may not be set again.
+
+    Raises:
+        UsageError: not KEY=VALUE, or a key is set twice.
+    """
+    from vidspec.config.profiles import parse_setting
+
+    parsed: dict[str, object] = {}
+    for given in settings or ():
+        try:
+            key, value = parse_setting(given)
+        except ValueError:
+            raise UsageError(f"--set {given}: must be KEY=VALUE, such as {example}") from None
+        if key in parsed or key in overrides:
+            raise UsageError(f"--set {given}: {key} is set twice on this command line")
+        parsed[key] = value
+    return parsed

@@ -1,0 +1,408 @@
+"""One run, described: inputs, prompts, outputs, resuming, limits. Reads no file and opens no output. No torch.
+
+A field is declared once, with its type, help and, as a :class:`~vidspec.config.sections.Flag`, how the command line
+shows it. The options of ``vidspec caption``, the keywords of :func:`vidspec.run` and their refusals follow from it, as
+they do for the keys of a profile. Messages name a field as the command line spells it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from vidspec.bounds import MANY
+from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
+from vidspec.errors import UsageError
+from vidspec.registry import key, nearest
+
+__all__ = [
+    "EngineName",
+    "ExistingFiles",
+    "RunSpec",
+    "flag_of",
+    "parse_batch",
+    "parse_size",
+    "split_keywords",
+    "tolerated_failures",
+]
+
+EngineName: TypeAlias = Literal["local", "ray"]
+#: Treatment of caption files that no run wrote.
+ExistingFiles: TypeAlias = Literal["skip", "replace", "use"]
+
+_INPUT, _VIDEO, _TEXT, _OUTPUT = "Inputs", "Video", "Generation", "Output"
+_RESUME, _SCALE, _CHECK = "Resuming and failures", "Many devices and machines", "Measuring and checking"
+
+
+def _names(value: object) -> object:
+    """Return one path or text as a tuple of one."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str | os.PathLike) else value
+
+
+def _text(value: object) -> object:
+    """Return a path or a number as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_names)]
+
+
+class RunSpec(BaseModel):
+    """A run over one clip or a million.
+
+    Fields that are not given are None, empty or False. Keys of the profile are in ``overrides``, by dotted name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
+
+    paths: Annotated[
+        Texts,
+        key(
+            "Videos, folders, manifests (.jsonl, .csv), shards (.tar, .parquet, also s3:// and other URLs), "
+            "or - for a list on standard input"
+        ),
+        Flag(metavar="PATH...", common=True),
+    ] = ()
+    profile: Annotated[
+        Text | None,
+        key(
+            "Method of acceleration; `vidspec profiles` lists the names (default: vanilla-sd-auto). "
+            "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
+            "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself"
+        ),
+        Flag(metavar="NAME|FILE", names=("--profile", "-p"), variable="VIDSPEC_PROFILE", common=True),
+    ] = None
+    overrides: Mapping[str, object] = Field(default_factory=dict, description="Keys of the profile, by dotted name")
+
+    from_file: Annotated[
+        Texts,
+        key("A list of paths, separated by newlines or NUL; - is standard input"),
+        Flag(panel=_INPUT, metavar="FILE"),
+    ] = ()
+    manifest: Annotated[
+        Texts,
+        key("JSONL or CSV with path and, optionally, prompt, start, end and id; - is standard input"),
+        Flag(panel=_INPUT, metavar="FILE"),
+    ] = ()
+    include: Annotated[
+        Texts, key("Take only matching paths of folders and lists"), Flag(panel=_INPUT, metavar="GLOB")
+    ] = ()
+    exclude: Annotated[
+        Texts, key("Leave out matching paths of folders and lists"), Flag(panel=_INPUT, metavar="GLOB")
+    ] = ()
+    extensions: Annotated[
+        str | None,
+        key("File suffixes that count as video in folders: mp4,mkv, or any"),
+        Flag(panel=_INPUT, metavar="LIST"),
+    ] = None
+    include_images: Annotated[
+        bool, key("Also take image files of folders and lists, as clips of one frame"), Flag(panel=_INPUT, common=True)
+    ] = False
+    column: Annotated[
+        str | None, key("Column of Parquet files with the clips or their paths"), Flag(panel=_INPUT, metavar="NAME")
+    ] = None
+    allow_paths: Annotated[
+        Texts,
+        key("Also allow rows of Parquet files to name files in DIR; may be repeated"),
+        Flag(panel=_INPUT, metavar="DIR"),
+    ] = ()
+    allow_urls: Annotated[
+        Texts,
+        key("Also allow rows to name URLs of this host, private addresses included; may be repeated"),
+        Flag(panel=_INPUT, metavar="SCHEME://HOST"),
+    ] = ()
+
+    start: Annotated[
+        Text | None, key("Start at this time: 90, 1:30 or 1m"), Flag(panel=_VIDEO, metavar="TIME", common=True)
+    ] = None
+    end: Annotated[Text | None, key("Stop at this time"), Flag(panel=_VIDEO, metavar="TIME", common=True)] = None
+    segment: Annotated[
+        Text | None,
+        key("Caption each segment: 30s, 2m or scenes (found by PySceneDetect)"),
+        Flag(panel=_VIDEO, metavar="LENGTH|scenes", common=True),
+    ] = None
+    context: Annotated[bool, key("Add the previous segment's caption to the prompt"), Flag(panel=_VIDEO)] = False
+
+    prompt: Annotated[
+        Texts,
+        key(
+            "Question or instruction about the video; if repeated, each prompt gets a record of its own. "
+            "{column} is replaced by a manifest's column"
+        ),
+        Flag(panel=_TEXT, metavar="TEXT", common=True),
+    ] = ()
+    turn: Annotated[
+        Texts,
+        key("A turn of a dialogue about the video, asked after the previous answer; one record per turn"),
+        Flag(panel=_TEXT, metavar="TEXT", common=True),
+    ] = ()
+    prompt_file: Annotated[Path | None, key("Read the prompt from a file"), Flag(panel=_TEXT, metavar="FILE")] = None
+    style: Annotated[
+        str | None,
+        key("A named prompt: brief, detailed, subjects-actions-background, dataset"),
+        Flag(panel=_TEXT, metavar="NAME", common=True),
+    ] = None
+    json_object: Annotated[
+        bool,
+        key("Answer with any JSON object; --fields and --json-schema say which"),
+        Flag(panel=_TEXT, names=("--json",)),
+    ] = False
+    template: Annotated[
+        str | None,
+        key("Insert each caption into this text: 'ohwx, {caption}'. {column} is a manifest's column"),
+        Flag(panel=_TEXT, metavar="TEXT", common=True),
+    ] = None
+    single_line: Annotated[bool, key("Write each caption on one line, with single spaces"), Flag(panel=_TEXT)] = False
+
+    format: Annotated[
+        str | None,
+        key(
+            "json has every measurement, jsonl is reproducible byte for byte. Separate several by commas "
+            "(default: by the suffix of -o FILE, else text)"
+        ),
+        Flag(panel=_OUTPUT, metavar="NAME[,NAME...]", common=True),
+    ] = None
+    csv_raw: Annotated[
+        bool, key("Write CSV cells unchanged, even those that a spreadsheet may run as formulas"), Flag(panel=_OUTPUT)
+    ] = False
+    output: Annotated[
+        Text | None,
+        key("One file for all clips; an existing one is continued; - is standard output"),
+        Flag(panel=_OUTPUT, metavar="FILE", names=("--output", "-o"), common=True),
+    ] = None
+    output_dir: Annotated[
+        Text | None,
+        key("One file per clip below DIR, mirroring the input folders; for shards, one per shard"),
+        Flag(panel=_OUTPUT, metavar="DIR", common=True),
+    ] = None
+    name: Annotated[
+        str | None,
+        key("Name of each clip's file: '{stem}.{profile}{suffix}'"),
+        Flag(panel=_OUTPUT, metavar="TEMPLATE"),
+    ] = None
+    ordered: Annotated[
+        bool, key("Write captions on standard output in the order of the clips"), Flag(panel=_OUTPUT)
+    ] = False
+    log_file: Annotated[Path | None, key("Append one JSON line per event"), Flag(panel=_OUTPUT, metavar="FILE")] = None
+
+    overwrite: Annotated[
+        bool, key("Start over; the earlier output file becomes FILE~"), Flag(panel=_RESUME, common=True)
+    ] = False
+    existing: Annotated[
+        ExistingFiles | None,
+        key(
+            "Clips that have a caption file of other origin: skip them (default), replace the file, or use it: "
+            "{existing} in --prompt and --template is its text. The earlier file becomes FILE~. "
+            "Files edited since a run wrote them are replaced by --overwrite only"
+        ),
+        Flag(panel=_RESUME, common=True),
+    ] = None
+    retry_failed: Annotated[bool, key("Retry clips that failed before"), Flag(panel=_RESUME, common=True)] = False
+    checksum: Annotated[bool, key("Recognise clips by content instead of size and time"), Flag(panel=_RESUME)] = False
+    fail_fast: Annotated[bool, key("Stop at the first failure"), Flag(panel=_RESUME)] = False
+    max_failures: Annotated[int | None, key("Stop after N failures", ge=1), Flag(panel=_RESUME, metavar="N")] = None
+    tolerate: Annotated[
+        Text | None,
+        key("Exit with 0 although so many clips failed: 10, or 1% of all"),
+        Flag(panel=_RESUME, metavar="N|P%"),
+    ] = None
+    timeout: Annotated[
+        float | None, key("Give up on a clip after this long"), Flag(panel=_RESUME, metavar="SECONDS")
+    ] = None
+    max_fetch: Annotated[
+        Text,
+        key("Give up on a clip of a shard or URL larger than this: 500MB, 2GiB"),
+        Flag(panel=_RESUME, metavar="SIZE"),
+    ] = "4GiB"
+
+    batch: Annotated[
+        Text,
+        key("Clips captioned at once; 1 keeps the order of the clips"),
+        Flag(panel=_SCALE, metavar="auto|N", common=True),
+    ] = "auto"
+    ahead: Annotated[int, key("Maximum number of clips read ahead", ge=1), Flag(panel=_SCALE, metavar="N")] = 8
+    replicas: Annotated[
+        Text | None, key("Captioners to run at once; auto: one per GPU"), Flag(panel=_SCALE, metavar="N|auto")
+    ] = None
+    shard: Annotated[
+        str | None,
+        key("Caption only part I of N (default: set by a SLURM job array)"),
+        Flag(panel=_SCALE, metavar="I/N", common=True),
+    ] = None
+    engine: Annotated[EngineName, key("ray: run captioners as actors on a Ray cluster"), Flag(panel=_SCALE)] = "local"
+    address: Annotated[str | None, key("Address of the Ray cluster"), Flag(panel=_SCALE, metavar="ADDRESS")] = None
+
+    baseline: Annotated[
+        bool, key("Also run plain decoding and report the measured speed-up"), Flag(panel=_CHECK, common=True)
+    ] = False
+    verify: Annotated[
+        bool,
+        key("Also run plain decoding and fail on any difference; for a single clip includes --baseline"),
+        Flag(panel=_CHECK, common=True),
+    ] = False
+    trace: Annotated[Path | None, key("Write a Chrome/Perfetto trace"), Flag(panel=_CHECK, metavar="FILE")] = None
+    heatmap: Annotated[
+        Path | None,
+        key("Draw a heatmap of the parts of the frames that the draft sees"),
+        Flag(panel=_CHECK, metavar="FILE.png"),
+    ] = None
+    report: Annotated[
+        Path | None,
+        key("Write a page: visual tokens of the draft, the model that wrote each token, a timeline"),
+        Flag(panel=_CHECK, metavar="FILE.html", common=True),
+    ] = None
+
+    @classmethod
+    def make(cls, values: Mapping[str, Any]) -> RunSpec:
+        """Return a checked spec.
+
+        Raises:
+            UsageError: a field is of a wrong type, or excludes another.
+        """
+        try:
+            spec = cls(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name, message = str(first["loc"][0]), first["msg"]
+            raise UsageError(f"{flag_of(name)}: {message[:1].lower()}{message[1:]}") from None
+        spec.check()
+        return spec
+
+    @property
+    def is_remote(self) -> bool:
+        """True if captioners run in other processes or on other machines."""
+        return self.replicas is not None or self.engine == "ray"
+
+    def check(self) -> None:
+        """Check fields against each other, before anything is read.
+
+        Raises:
+            UsageError: names the option.
+        """
+        if self.timeout is not None and not 0 < self.timeout <= MANY:
+            raise UsageError(f"--timeout {self.timeout:g}: must be more than 0 seconds, and at most {MANY}")
+        if self.context and self.segment is None:
+            raise UsageError("--context needs --segment", hint="--segment 30s --context")
+        if self.json_object and (named := {"generate.json_schema", "generate.fields"} & self.overrides.keys()):
+            option = flag_of(min(named).partition(".")[2])
+            raise UsageError(f"--json and {option} exclude each other", hint=f"{option} alone answers with JSON too")
+        for options in _EXCLUSIVE:
+            given = [flag_of(option) for option in options if getattr(self, option)]
+            if len(given) > 1:
+                raise UsageError(f"{given[0]} and {given[1]} exclude each other")
+        self._check_prompts()
+        parse_batch(self.batch)
+        if self.tolerate is not None:
+            tolerated_failures(self.tolerate, 0)
+        if self.existing == "skip" and self.overwrite:
+            raise UsageError("--existing skip and --overwrite exclude each other")
+        texts = (self.template, *self.prompt, *self.turn)
+        tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
+        if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
+            raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
+        if self.address is not None and self.engine != "ray":
+            raise UsageError("--address needs --engine ray")
+        if self.is_remote:
+            for option in ("trace", "heatmap", "report"):
+                if getattr(self, option) is not None:
+                    raise UsageError(
+                        f"{flag_of(option)} needs a single captioner", hint="leave out --replicas and --engine"
+                    )
+
+    def _check_prompts(self) -> None:
+        if len(self.prompt) > 1:
+            if self.segment is not None:
+                raise UsageError("several --prompt and --segment exclude each other")
+            if any(not prompt.strip() for prompt in self.prompt):
+                raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
+            if len(set(self.prompt)) < len(self.prompt):
+                raise UsageError("--prompt: the same prompt is given twice")
+        if any(not turn.strip() for turn in self.turn):
+            raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
+
+
+#: Fields of which only one may be given.
+_EXCLUSIVE = (
+    ("prompt", "prompt_file", "style", "turn"),
+    ("turn", "segment"),
+    ("output", "output_dir"),
+    ("output", "name"),
+    ("overwrite", "retry_failed"),
+    ("fail_fast", "max_failures"),
+    ("fail_fast", "tolerate"),
+)
+
+
+def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the fields of a run among keywords, and the keys of its profile by dotted name.
+
+    A key of a profile that is an option of the command line is a keyword of the same name, such as ``frames``.
+
+    Raises:
+        UsageError: a keyword is neither, or a key is set twice.
+    """
+    keys = {
+        name: f"{section}.{name}"
+        for section, model in (("models", ModelsSection), ("video", VideoSection), ("generate", GenerateSection))
+        for name, field in model.model_fields.items()
+        if any(isinstance(one, Flag) for one in field.metadata)
+    }
+    overrides: dict[str, object] = dict(options.get("overrides") or {})  # type: ignore[call-overload]
+    fields: dict[str, object] = {}
+    for name, value in options.items():
+        if name in RunSpec.model_fields and name != "overrides":
+            fields[name] = value
+        elif name in keys and keys[name] in overrides:
+            raise UsageError(f"{name}: is set twice, {keys[name]} in overrides too")
+        elif name in keys:
+            overrides |= {} if value is None else {keys[name]: value}
+        elif name != "overrides":
+            close = nearest(name, [*RunSpec.model_fields, *keys])
+            raise UsageError(f"{name}: is no option of a run", hint=f"did you mean {close}?" if close else None)
+    return fields, overrides
+
+
+def flag_of(field: str) -> str:
+    """Return the option of a field: ``--max-fetch``."""
+    return "--json" if field == "json_object" else f"--{field.replace('_', '-')}"
+
+
+def parse_size(text: str, option: str) -> int:
+    """Parse a size with or without a unit, in bytes."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
+    if not 0 < size < 2**63:
+        raise UsageError(f"{option} {text}: must be a size, such as 500MB or 2GiB")
+    return size
+
+
+def parse_batch(text: str) -> int | None:
+    """Parse ``--batch``; None for ``auto``."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
+        raise UsageError(f"--batch {text}: must be auto or a number of clips, 1 or more")
+    return int(text)
+
+
+def tolerated_failures(text: str, total: int) -> int:
+    """Parse ``--tolerate``; return the number of failures among ``total`` clips that it allows.
+
+    Raises:
+        UsageError: it is neither a number of clips nor a share of at most 100%.
+    """
+    found = re.fullmatch(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,6})?)%", text.strip(), re.ASCII)
+    if found is None or float(found[2] or 0) > 100:
+        raise UsageError(f"--tolerate {text}: must be a number of clips or a share, such as 10 or 1%")
+    return int(found[1]) if found[1] else int(total * Fraction(found[2]) / 100)

@@ -164,9 +164,9 @@ def test_serve(environment, web, tmp_path):
 
 @only("data")
 def test_data(environment, web, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
     (tmp_path / "web" / "clip.mp4").write_bytes(CLIP.read_bytes())
-    parquet.write_table(parquet.pa.table({"video": [f"{web}/clip.mp4"]}), tmp_path / "00000.parquet")
+    parquet.write_table(pyarrow.table({"video": [f"{web}/clip.mp4"]}), tmp_path / "00000.parquet")
     words = ("--column", "video", "--allow-urls", web, "--output-dir", "out", *FEW, "--max-new-tokens", "4")
     code, _, err = run(environment, "-m", "vidspec", "caption", "00000.parquet", *words)
     assert code == 0 and (tmp_path / "out" / "00000.parquet").stat().st_size, err

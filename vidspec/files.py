@@ -9,10 +9,10 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
 
@@ -30,6 +30,7 @@ __all__ = [
     "held_file",
     "read_text",
     "read_whole",
+    "replacing",
     "write_whole",
 ]
 
@@ -118,15 +119,27 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         OutputError: it cannot be written.
     """
+    try:
+        with replacing(path) as file:
+            file.write(encode_line(content) if isinstance(content, str) else content)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file ``.NAME.part``, which replaces ``path`` after the block; if that fails, it is removed."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
-            file.write(encode_line(content) if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except BaseException:
+        with contextlib.suppress(OSError):  # it may be a folder, or that of the file has gone
+            part.unlink(missing_ok=True)
+        raise
 
 
 def backup_of(path: Path) -> Path:

@@ -156,3 +156,40 @@ def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
     (line,) = rendered(merge_records([tmp_path / "old.jsonl"]), "jsonl").splitlines()
     assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None
+
+
+def test_records_are_read_when_they_are_needed(tmp_path, recorded):
+    """Merging keeps the place of each record; a file that changes meanwhile is an error."""
+    path = write(tmp_path / "a", [recorded(f"{number}.mp4") for number in range(30)])
+    found = merge_records([path])
+    assert len(found) == 30 and found[3]["path"] == sorted(f"{number}.mp4" for number in range(30))[3]
+    assert [one["path"] for one in found[:2]] == ["0.mp4", "1.mp4"]
+    path.write_text("x" * path.stat().st_size)
+    with pytest.raises(UsageError, match="was changed while it was read"):
+        list(found)
+
+
+def test_parts_are_merged(tmp_path, recorded):
+    pytest.importorskip("pyarrow")
+    records = [recorded("a.mp4"), recorded("b.mp4")]
+    for name in ("parquet", "webdataset"):
+        form = make_format(name)
+        file = tmp_path / f"s{form.suffix}"
+        file.write_bytes(form.content(records))
+        assert [one["caption"] for one in merge_records([file])] == [one["caption"] for one in records]
+    (tmp_path / "other.tar").write_bytes(b"x")
+    with pytest.raises(UsageError, match="holds no records of vidspec"):
+        merge_records([tmp_path / "other.tar"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"path": 5}, {"path": None}, {"start": "x"}, {"end": [1]}, {"segment": [[]]}, {"models": 3}, {"error": 7}],
+)
+def test_odd_records_are_one_line(tmp_path, recorded, change):
+    record = recorded("a.mp4")
+    job = {key: value for key, value in change.items() if key in ("start", "end", "segment")}
+    record = {**record, **{key: value for key, value in change.items() if key not in job}}
+    path = write(tmp_path / "a", [{**record, "job": {**record["job"], **job}}])
+    with pytest.raises(UsageError):
+        b"".join(render_records(merge_records([path]), make_format("csv")))

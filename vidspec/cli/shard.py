@@ -30,7 +30,7 @@ def shard_of(request: CaptionArguments, sources: InputSources) -> Shard | None:
     file = _array_file(request, sources)
     begun = None if file is None or request.overwrite else JobArray.load(file)
     if file is not None and begun is None and not request.overwrite:
-        _check_count(request, file.parent, task[1].count)
+        _check_count(request, file.parent, task[1].tasks)
     return array_shard(*task, begun)
 
 

@@ -309,9 +309,11 @@ def checking_records(command: str, *more: type[Exception]) -> Iterator[None]:
         command: what the records are read for, for the hint.
         more: further exceptions that such records cause.
     """
+    errors: tuple[type[Exception], ...] = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError)
+    errors += (ValueError, *more)
     try:
         yield
-    except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError, *more) as error:
+    except errors as error:
         raise UsageError(
             f"a record is not as vidspec {__version__} writes them: {type(error).__name__}: {error}",
             hint=f"{command} what caption --format json or jsonl wrote",

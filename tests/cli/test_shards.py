@@ -476,3 +476,16 @@ def test_a_report_of_shards_has_no_frames(vidspec, place):
     assert ran.code == 1 and "Traceback" not in ran.err, ran.err
     assert "shards/00000.tar/00001/good.mp4 is in a shard, which is not read again" in page
     assert page.count("A red circle") >= 3 and "00003/missing.mp4" in page
+
+
+def test_merge_replaces_no_file_that_a_run_writes(vidspec):
+    from vidspec.files import FileLock
+
+    Path("good.mp4").write_bytes(b"x")
+    assert vidspec("caption", "good.mp4", "-o", "out.jsonl").code == 0
+    before = Path("out.jsonl").read_bytes()
+    with FileLock(Path("out.jsonl")):
+        ran = vidspec("merge", "out.jsonl", "-o", "out.jsonl")
+    assert ran.code == 2 and "out.jsonl: another run is writing it" in ran.err
+    assert Path("out.jsonl").read_bytes() == before and vidspec("merge", "out.jsonl", "-o", "out.jsonl").code == 0
+    assert Path("out.jsonl").read_bytes() == before

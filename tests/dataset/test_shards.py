@@ -89,23 +89,23 @@ def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recor
     a = write(tmp_path / "a", [recorded("b.mp4"), recorded("c.mp4", error="x"), recorded("a.mp4", error="x")])
     b = write(tmp_path / "b", [recorded("c.mp4"), recorded("b.mp4", error="x"), recorded("a.mp4", error="y")])
     found = merge_records([a, b])
-    assert [(one["path"], one["error"] is None) for one in found.records] == [
+    assert [(one["path"], one["error"] is None) for one in found] == [
         ("a.mp4", False),
         ("b.mp4", True),
         ("c.mp4", True),
     ]
-    assert "y" in found.records[0]["error"]["message"]
+    assert "y" in found[0]["error"]["message"]
     assert (found.duplicates, found.failed) == (3, 1)
 
 
 def test_of_two_captions_the_last_is_taken(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded("a.mp4", changes={"caption": name})]) for name in ("old", "new"))
-    assert [one["caption"] for one in merge_records([a, b]).records] == ["new"]
+    assert [one["caption"] for one in merge_records([a, b])] == ["new"]
 
 
 def test_merge_does_not_depend_on_the_order_of_shards(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded(f"{name}{number}.mp4") for number in range(3)]) for name in "ab")
-    assert merge_records([a, b]).records == merge_records([b, a]).records
+    assert [*merge_records([a, b])] == [*merge_records([b, a])]
 
 
 def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
@@ -113,7 +113,7 @@ def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
     with path.open("a") as file:
         file.write('{"path": "b.m')
     found = merge_records([path])
-    assert len(found.records) == 1 and found.torn == 1
+    assert len(found) == 1 and found.torn == 1
     other = tmp_path / "b"
     other.write_text("hello\n")
     with pytest.raises(UsageError, match="b, line 1: is no record of vidspec"):
@@ -130,16 +130,17 @@ def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
         recorded(segment=0, start=0.0, end=5.0, **part),
     ]
     found = merge_records([write(tmp_path / "a", [lean_record(record) for record in records])])
-    assert [record["start"] for record in found.records] == [0.0, 5.0]
-    assert rendered(found.records, "srt").count("-->") == 2
+    assert [record["start"] for record in found] == [0.0, 5.0]
+    assert rendered(found, "srt").count("-->") == 2
 
 
 def rendered(records, form):
-    return render_records(records, make_format(form, several=True)).decode()
+    measured = all("timings" in record for record in records)
+    return b"".join(render_records(records, make_format(form, several=True), measured=measured)).decode()
 
 
 def test_rendered(tmp_path, recorded):
-    full = merge_records([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])]).records
+    full = merge_records([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])])
     assert [tuple(json.loads(line)) for line in rendered(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
     assert rendered(full, "csv").startswith("path,") and rendered(full, "text").startswith("a.mp4\t")
     assert json.loads(rendered(full, "json").splitlines()[0])["timings"]
@@ -153,5 +154,42 @@ def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
     one = lean_record(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
     old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
-    (line,) = rendered(merge_records([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
+    (line,) = rendered(merge_records([tmp_path / "old.jsonl"]), "jsonl").splitlines()
     assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None
+
+
+def test_records_are_read_when_they_are_needed(tmp_path, recorded):
+    """Merging keeps the place of each record; a file that changes meanwhile is an error."""
+    path = write(tmp_path / "a", [recorded(f"{number}.mp4") for number in range(30)])
+    found = merge_records([path])
+    assert len(found) == 30 and found[3]["path"] == sorted(f"{number}.mp4" for number in range(30))[3]
+    assert [one["path"] for one in found[:2]] == ["0.mp4", "1.mp4"]
+    path.write_text("x" * path.stat().st_size)
+    with pytest.raises(UsageError, match="was changed while it was read"):
+        list(found)
+
+
+def test_parts_are_merged(tmp_path, recorded):
+    pytest.importorskip("pyarrow")
+    records = [recorded("a.mp4"), recorded("b.mp4")]
+    for name in ("parquet", "webdataset"):
+        form = make_format(name)
+        file = tmp_path / f"s{form.suffix}"
+        file.write_bytes(form.content(records))
+        assert [one["caption"] for one in merge_records([file])] == [one["caption"] for one in records]
+    (tmp_path / "other.tar").write_bytes(b"x")
+    with pytest.raises(UsageError, match="holds no records of vidspec"):
+        merge_records([tmp_path / "other.tar"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"path": 5}, {"path": None}, {"start": "x"}, {"end": [1]}, {"segment": [[]]}, {"models": 3}, {"error": 7}],
+)
+def test_odd_records_are_one_line(tmp_path, recorded, change):
+    record = recorded("a.mp4")
+    job = {key: value for key, value in change.items() if key in ("start", "end", "segment")}
+    record = {**record, **{key: value for key, value in change.items() if key not in job}}
+    path = write(tmp_path / "a", [{**record, "job": {**record["job"], **job}}])
+    with pytest.raises(UsageError):
+        b"".join(render_records(merge_records([path]), make_format("csv")))

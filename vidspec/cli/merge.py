@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +12,16 @@ import typer
 from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption, complete_format
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
-from vidspec.files import check_output, write_whole
+from vidspec.files import check_output, replacing
 
 __all__ = ["merge"]
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files written with --format jsonl or json.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files of --format jsonl, json, parquet or webdataset."),
+    ],
     output: Annotated[
         str,
         typer.Option("--output", "-o", metavar="FILE", help="File to write or replace; - is standard output."),
@@ -40,14 +45,32 @@ def merge(
         check_output(Path(output), (), "--output", output_format.replaceable)
     found = merge_records(files)
     output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data)
-    content = render_records(found.records, output_format)
+    content = render_records(found, output_format, measured=found.measured)
     if output == "-":
         lines = StdoutLines()
-        for line in content.decode().removesuffix("\n").split("\n") if content else ():
-            lines.write(line)
+        for piece in content:
+            for line in piece.decode().removesuffix("\n").split("\n") if piece else ():
+                lines.write(line)
     else:
-        write_whole(Path(output), content)
+        _write(Path(output), content)
     if not quiet:
         more = [f"{found.duplicates} in several files"] * bool(found.duplicates)
         more += [f"{found.torn} torn lines left out"] * bool(found.torn)
-        print_note("; ".join([f"{len(found.records)} records, {found.failed} failed", *more]))
+        print_note("; ".join([f"{len(found)} records, {found.failed} failed", *more]))
+
+
+def _write(path: Path, content: Iterable[bytes]) -> None:
+    """Write or replace a file, unless a run is writing it.
+
+    Raises:
+        UsageError: a run is.
+        OutputError: it cannot be written.
+    """
+    from vidspec.dataset.journal import lock_file, unwritable_error
+
+    with lock_file(Path(os.path.realpath(path)), path):
+        try:
+            with replacing(path) as file:
+                file.writelines(content)
+        except OSError as error:
+            raise unwritable_error(path, error) from None

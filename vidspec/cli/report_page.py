@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,13 +12,18 @@ from vidspec.cli.options import DebugOption, QuietOption
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 
+if TYPE_CHECKING:
+    from vidspec.dataset.merge import MergedRecords
+
 __all__ = ["report"]
 
 
 def report(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE|FOLDER...", help="Files written with --format json or jsonl, or folders."),
+        typer.Argument(
+            metavar="FILE|FOLDER...", help="Files of --format json, jsonl, parquet or webdataset, or folders."
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write; an earlier one is replaced.")
@@ -59,44 +64,25 @@ def report(
     if not quiet:
         for error in errors:
             print_note(f"note: {error}")
-        print_note(f"{output}: {len(records)} records, {sum(one.get('error') is not None for one in records)} failed")
+        print_note(f"{output}: {len(records)} records, {records.failed} failed")
     return 0
 
 
-def _records(sources: list[Path]) -> list[dict[str, Any]]:
-    """Read all records, each captioning once.
+def _records(sources: Sequence[Path]) -> MergedRecords:
+    """Return all records, each captioning once; of a clip's own file and of the journal next to it, the journal's.
 
     Raises:
         UsageError: a named file is not one of records.
     """
-    from vidspec.dataset.merge import merge_records
+    from vidspec.dataset.merge import is_part, merge_records, read_document
 
-    lines, whole = [], []
+    files: list[Path] = []
+    lines: list[Path] = []
     for source in sources:
-        found = [source] if not source.is_dir() else sorted(source.rglob("*.jsonl")) + sorted(source.rglob("*.json"))
-        for file in found:
-            if (records := _read_document(file)) is not None:
-                whole += records
-            elif source is file or file.suffix == ".jsonl":
-                lines.append(file)
-    merged = merge_records(lines).records
-    known = {_captioning_key(record) for record in merged}  # a clip's record is also in the journal next to its file
-    return [*merged, *(record for record in whole if _captioning_key(record) not in known)]
-
-
-def _captioning_key(record: dict[str, Any]) -> tuple[Any, ...]:
-    job = record.get("job") or {}
-    return (job.get("clip", record["path"]), job.get("settings"), job.get("segment"))
-
-
-def _read_document(file: Path) -> list[dict[str, Any]] | None:
-    """Read the records of one clip, a document written with ``--output-dir --format json``; None if it is none."""
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    records = content if isinstance(content, list) else [content]
-    fits = all(isinstance(one, dict) and {"path", "caption", "token_ids", "error"} <= one.keys() for one in records)
-    return records if records and fits else None
+        if not source.is_dir():
+            lines.append(source)
+            continue
+        files += (one for one in sorted(source.rglob("*.json")) if read_document(one) is not None)
+        files += (one for suffix in ("parquet", "tar") for one in sorted(source.rglob(f"*.{suffix}")) if is_part(one))
+        lines += sorted(source.rglob("*.jsonl"))
+    return merge_records([*files, *lines])

@@ -30,7 +30,7 @@ def shard_of(spec: RunSpec, sources: InputSources) -> Shard | None:
     file = _array_file(spec, sources)
     begun = None if file is None or spec.overwrite else JobArray.load(file)
     if file is not None and begun is None and not spec.overwrite:
-        _check_count(spec, file.parent, task[1].count)
+        _check_count(spec, file.parent, task[1].tasks)
     return array_shard(*task, begun)
 
 

@@ -58,20 +58,20 @@ class Shard:
 
 
 class JobArray(NamedTuple):
-    """A SLURM job array of ``count`` tasks, whose ids begin at ``first`` and are ``step`` apart."""
+    """A SLURM job array of ``tasks`` tasks, whose ids begin at ``first`` and are ``step`` apart."""
 
     first: int
     step: int
-    count: int
+    tasks: int
 
     def __str__(self) -> str:
-        last = self.first + self.step * (self.count - 1)
+        last = self.first + self.step * (self.tasks - 1)
         return f"{self.first}-{last}{f':{self.step}' if self.step > 1 else ''}"
 
     def shard(self, task: int) -> Shard | None:
         """Return the shard of a task; None if it is not one of the array."""
         place, rest = divmod(task - self.first, self.step)
-        return None if rest or not 0 <= place < self.count else Shard(place + 1, self.count, self)
+        return None if rest or not 0 <= place < self.tasks else Shard(place + 1, self.tasks, self)
 
     def save(self, file: Path) -> None:
         """Keep the array next to the output, for tasks that run again in an array of their own.
@@ -133,7 +133,7 @@ def array_shard(task: int, array: JobArray, begun: JobArray | None) -> Shard | N
         message = f"the job array {begun} began this output, and task {task} is not one of its tasks"
         raise UsageError(message, hint="name another output, give --shard I/N, or start over with --overwrite")
     if shard is None:
-        message = f"SLURM_ARRAY_TASK_ID {task} is not one of {array.count} tasks in regular steps"
+        message = f"SLURM_ARRAY_TASK_ID {task} is not one of {array.tasks} tasks in regular steps"
         raise UsageError(message, hint="give --shard I/N")
     return shard if shard.count > 1 else None
 

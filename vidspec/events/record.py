@@ -6,10 +6,13 @@ Plain values only; decoding and the captioner compute them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from vidspec.errors import VidspecError
+from vidspec._version import __version__
+from vidspec.errors import UsageError, VidspecError
 
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
@@ -32,6 +35,7 @@ __all__ = [
     "ScheduleRecord",
     "SpeedRecord",
     "VideoRecord",
+    "checking_records",
     "failed_caption",
 ]
 
@@ -307,3 +311,22 @@ def failed_caption(path: str, error: VidspecError, *, profile: str | None = None
         profile=profile,
         error={"stage": error.stage, "kind": error.kind, "message": str(error)},
     )
+
+
+@contextmanager
+def checking_records(command: str, *more: type[Exception]) -> Iterator[None]:
+    """Turn errors from records with values of other types than ours into a one-line usage error.
+
+    Args:
+        command: what the records are read for, for the hint.
+        more: further exceptions that such records cause.
+    """
+    errors: tuple[type[Exception], ...] = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError)
+    errors += (ValueError, *more)
+    try:
+        yield
+    except errors as error:
+        raise UsageError(
+            f"a record is not as vidspec {__version__} writes them: {type(error).__name__}: {error}",
+            hint=f"{command} what caption --format json or jsonl wrote",
+        ) from error

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vidspec._version import __version__
 from vidspec.config.schema import Profile
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import ClipPage
@@ -22,7 +21,7 @@ from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import ClipStates
 from vidspec.errors import UsageError, VidspecError
 from vidspec.escaping import one_line
-from vidspec.events.record import Caption
+from vidspec.events.record import Caption, checking_records
 from vidspec.events.trace import Span
 from vidspec.files import read_whole, write_whole
 
@@ -204,7 +203,9 @@ def write_finished(
         UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    with _checking_records():
+    from jinja2 import UndefinedError
+
+    with checking_records("report on", UndefinedError):
         folder, clips = _collect_clips(records, traces)
         damaged = any((record.get("video") or {}).get("damage") for record in records)
         return write(file, folder, clips, title, allow_damaged=damaged)
@@ -219,26 +220,14 @@ def write_compared(
         UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    with _checking_records():
+    from jinja2 import UndefinedError
+
+    with checking_records("report on", UndefinedError):
         found = pair_captions(left, right)
         if not any(one.left and one.right for one in found):
             return ()
         write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
         return found
-
-
-@contextmanager
-def _checking_records() -> Iterator[None]:
-    """Turn errors from malformed records into a one-line usage error."""
-    from jinja2 import UndefinedError
-
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, UndefinedError, ValueError) as error:
-        raise UsageError(
-            f"a record is not as vidspec {__version__} writes them: {type(error).__name__}: {error}",
-            hint="report on what caption --format json or jsonl wrote",
-        ) from error
 
 
 def _collect_clips(

@@ -124,8 +124,8 @@ def test_a_replay_waits_for_nothing(engine):
                 graphs.run([Rows(span, TOKENS[:count])], engine.model.vocabulary, choose=False)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    # Logits and states that are returned, of ten passes.
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 2 * 10
+    # The host's table, and the logits and states that are returned, of ten passes.
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 3 * 10
 
 
 @cuda_only

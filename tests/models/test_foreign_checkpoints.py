@@ -14,7 +14,7 @@ from research.random_init import random_model
 from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.llava_onevision import pixels
 from vidspec.errors import ModelError
-from vidspec.models import chat_template, image_captioner
+from vidspec.models import chat_template, checkpoint_config, image_captioner
 from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
@@ -169,6 +169,79 @@ def test_bad_templates(copy, template, says, monkeypatch):
         model.prefix(model.encode(pixels(2)), "Describe the video.")
     assert f"{model.name}: its chat template {says}" in caught.value.message and "\n" not in str(caught.value)
     assert time.monotonic() - begun < chat_template.WALL_S
+
+
+GROWS = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 40}]
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+NESTED = {"type": "Split", "pattern": {"Regex": "(([a-z ])+)+\\d$"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    "changed, says",
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": GROWS * 8}}, ""),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 1_000_000}}, "makes 1000"),
+        ({"decoder": {"type": "Sequence", "decoders": [{**BYTES, "use_regex": True}, *GROWS * 3]}}, "makes "),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [NESTED, BYTES]}}, "fails: "),
+    ],
+    ids=["normalizer", "long prefix", "decoder", "expression"],
+)
+def test_tokenizers_that_do_not_end(copy, changed, says, monkeypatch):
+    monkeypatch.setattr(chat_template, "CPU_S", 1)
+    file = copy / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    begun = time.monotonic()
+    refused(load_model, copy, says=f"its tokenizer {says}")
+    assert time.monotonic() - begun < 2 * chat_template.WALL_S
+
+
+def test_a_prompt_that_a_tokenizer_multiplies(copy, monkeypatch):
+    """The prompt's words, not those of the trial."""
+    file = copy / "tokenizer.json"
+    growth = {"type": "Replace", "pattern": {"String": "zebra"}, "content": "zebra" * 40}
+    normalizer = {"type": "Sequence", "normalizers": [growth] * 8}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": normalizer}))
+    model = load_model(str(copy), CPU)
+    with pytest.raises(ModelError, match=r"its chat template (takes too long|needs too much|cannot be)"):
+        model.prefix(model.encode(pixels(2)), "Is there a zebra?")
+
+
+@pytest.mark.parametrize("place", ["../model.safetensors", "/etc/passwd", "sub\\model.safetensors", ".."])
+def test_an_index_names_plain_files(copy, place):
+    whole = copy / "model.safetensors"
+    whole.rename(copy.parent / "model.safetensors")
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"a": place}}))
+    refused(load_model, copy, says=f"model.safetensors.index.json names {place!r}, and only files beside it")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"weight_map": [1]}', "nothing", "[" * 100_000], ids=lambda text: text[:9]
+)
+def test_an_index_of_another_form(copy, text):
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(text)
+    refused(load_model, copy, says="model.safetensors.index.json is no index of weights")
+
+
+@pytest.mark.parametrize(
+    "part, key, value",
+    [
+        ("text_config", "num_hidden_layers", 10**6),
+        ("vision_config", "num_hidden_layers", 10**6),
+        ("text_config", "hidden_size", 1 << 30),
+        ("text_config", "vocab_size", 10**12),
+    ],
+)
+def test_sizes_that_no_memory_holds(copy, part, key, value):
+    config = json.loads((copy / "config.json").read_text())
+    config[part][key] = value
+    (copy / "config.json").write_text(json.dumps(config))
+    refused(load_model, copy, says=f"{key} {value} in its config is more than")
+
+
+def test_a_config_that_is_too_long(copy, monkeypatch):
+    monkeypatch.setattr(checkpoint_config, "LARGEST_CONFIG", 100)
+    refused(load_model, copy, says="config.json has")
 
 
 def test_templates_that_wait(monkeypatch):

@@ -309,8 +309,8 @@ class ReplayedPasses:
         key = step.count, step.chained, kind
         if key not in self._choices:
             begun = time.perf_counter()
-            while len(self._choices) >= _MOST_CHOICES:
-                self._choices.pop(next(iter(self._choices)))
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()  # all: graphs of one pool that outlive another may read its memory
             choice = ChoiceStep(step, kind)
             self._choices[key] = choice, choice
             if _is_captured(kind, step.count):

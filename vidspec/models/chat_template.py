@@ -8,16 +8,18 @@ not be forked: there a spawned process forks instead. Windows has no forks: ther
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import ModelError
 from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, spawn
 
-__all__ = ["TemplateRenderer"]
+__all__ = ["TemplateRenderer", "set_limits"]
 
 #: Limits of the rendering process: CPU seconds, wall seconds, bytes beyond those it shares with this one.
 CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
@@ -39,9 +41,12 @@ class TemplateRenderer:
 
     Args:
         apply: renders messages with the template in its keyword arguments; picklable.
+        encode: the model's tokenizer, which is tried on each prompt within the same limits.
     """
 
-    def __init__(self, apply: Callable[..., str]) -> None:
+    def __init__(self, apply: Callable[..., str], encode: Callable[[str], list[int]] | None = None) -> None:
+        if encode is not None:
+            apply = partial(_apply_and_encode, apply, encode)
         self.apply = apply
         self._child: Child | None = None
         self._lock = threading.Lock()
@@ -82,6 +87,23 @@ class TemplateRenderer:
                 return RenderedPrompt("", f"cannot be rendered: its process ended ({error or 'it hangs'})")
 
 
+def _apply_and_encode(
+    apply: Callable[..., str],
+    encode: Callable[[str], list[int]],
+    messages: Sequence[Mapping[str, object]],
+    **options: object,
+) -> str:
+    """Return the rendered text, after its tokens have been counted.
+
+    Raises:
+        ValueError: they are too many.
+    """
+    text = apply(messages, **options)
+    if len(text) <= LONGEST and (count := len(encode(text))) > LONGEST:
+        raise ValueError(f"the tokenizer makes {count} tokens of {len(text)} characters")
+    return text
+
+
 def _serve(channel: Channel, apply: Callable[..., str]) -> None:
     """Render prompts in a spawned process."""
     render = _render_in_fork if can_fork() else _render
@@ -108,7 +130,7 @@ def _send_rendered(
     messages: Sequence[Mapping[str, object]],
     options: Mapping[str, object],
 ) -> None:
-    _set_limits()
+    set_limits()
     channel.send(_render(apply, messages, options))
 
 
@@ -127,8 +149,11 @@ def _render(
     return RenderedPrompt(text)
 
 
-def _set_limits() -> None:
+def set_limits() -> None:
+    """Limit the time and the memory of this process, which works on untrusted data, and silence it."""
     import resource
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library that panics prints its stack
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from vidspec.errors import ModelError, VidspecError
@@ -18,6 +20,7 @@ from vidspec.models.weight_files import optional_file
 __all__ = [
     "any_config",
     "check_kernels",
+    "check_sizes",
     "claimed_config",
     "is_head",
     "load_error",
@@ -26,6 +29,14 @@ __all__ = [
     "weight_source",
 ]
 
+#: Bytes of the largest config.json that is read; published ones have at most some 100 KB.
+LARGEST_CONFIG = 16 << 20
+#: Largest values of config keys, each far above those of published models.
+LARGEST_SIZES: Mapping[str, int] = {
+    r"(^|_)(layers|depth)$|num_experts$": 4096,
+    r"hidden_size$|intermediate_size$|(^|_)(dim|heads)$": 1 << 20,
+    r"vocab_size$": 1 << 24,
+}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -36,6 +47,7 @@ def any_config(name: str) -> StockConfig:
         ModelError: not found, unreadable, or it needs code of its repository.
     """
     source = weight_source(name)
+    check_sizes(name, source)
     try:
         config = _config(source)
     except VidspecError:
@@ -67,6 +79,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
             kind="family",
         )
     refuse_assistant(name, source)
+    check_sizes(name, source)
     try:
         config = _config(source)
     except VidspecError:
@@ -90,6 +103,26 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     if family not in families and not (text_only and text):
         raise unsupported_error(name, family, blind=text_only)
     return config
+
+
+def check_sizes(name: str, source: str) -> None:
+    """Refuse a config whose model no memory holds, before the model is built.
+
+    Args:
+        name: the model name the user gave.
+        source: its hub id or folder.
+
+    Raises:
+        ModelError: the file is too large, or names the first size that no published model comes near.
+    """
+    parts: list[object] = [claimed_config(source)]
+    while parts:
+        part = parts.pop()
+        for key, value in part.items() if isinstance(part, dict) else ():
+            most = next((most for pattern, most in LARGEST_SIZES.items() if re.search(pattern, key)), None)
+            if most is not None and isinstance(value, int) and value > most:
+                raise ModelError(f"{name}: {key} {value} in its config is more than {most}", kind="unreadable")
+            parts.append(value)
 
 
 def refuse_assistant(name: str, source: str) -> None:
@@ -172,6 +205,9 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
         raise ModelError(f"{name}: no such folder", hint=f"name a folder with {holding}")
     if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint=f"name a folder with {holding}")
+    config = folder / "config.json"
+    if config.is_file() and config.stat().st_size > LARGEST_CONFIG:
+        raise ModelError(f"{name}: config.json has {config.stat().st_size} bytes, too many", kind="unreadable")
     return str(folder)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,8 +29,9 @@ from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import ChatTemplate, read_processor, read_template, tokenizer_template
 from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_sizes
 from vidspec.models.quantization_config import quantization_config, without_quantization
+from vidspec.models.tokenizer_trial import try_tokenizer
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import optional_file, stored_tensors
+from vidspec.models.weight_files import optional_file, shard_files, stored_tensors
 
 __all__ = [
     "SAFE",
@@ -84,6 +86,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
                 where, *weight_sizes(empty, kind.language_of(empty), quantization_config(config), where)[:2]
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        try_tokenizer(name, tokenizer, _tokenizer_digest(source) if torch.cuda.is_available() else None)
         tokenizer.encode("?")  # some tokenizer settings are read with the first text
         processor, template = ({}, None) if text_only else (read_processor(name, source), read_template(source))
         model, codes = _load_with_codes(name, source, where, kind, config, text=text_only)
@@ -131,6 +134,12 @@ def _build_adapter(
             adapter.template_origin = template.origin
             return adapter
     return kind(name, model, tokenizer, processor)
+
+
+def _tokenizer_digest(source: str) -> bytes | None:
+    """Return a digest of the tokenizer's file: with CUDA, trying the same file again would take seconds."""
+    file = optional_file(source, "tokenizer.json")
+    return None if file is None else hashlib.blake2b(file.read_bytes()).digest()
 
 
 def adapter_class(family: str) -> type[VideoLanguageModel]:
@@ -260,6 +269,8 @@ def load_weights(
     place = "on all devices together" if where.device_map is not None else f"on {where.device}"
     alternatives = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
     with memory_for(f"{name} does not fit {place}", alternatives):
+        if source is not None:
+            shard_files(source)
         model, info = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
         if source is not None:
             check_plain(name, stored_tensors(source))

@@ -11,7 +11,7 @@ import torch
 
 from vidspec.errors import ModelError
 
-__all__ = ["StoredTensor", "optional_file", "stored_tensors", "weight_file"]
+__all__ = ["StoredTensor", "optional_file", "shard_files", "stored_tensors", "weight_file"]
 
 
 class StoredTensor(Protocol):
@@ -58,6 +58,27 @@ def optional_file(source: str, name: str) -> Path | None:
     return None if path is None else Path(path)
 
 
+def shard_files(source: str, whole: str = "model.safetensors") -> Mapping[str, str]:
+    """Return the file of each tensor as the index of a hub id or folder names it; empty without an index.
+
+    Raises:
+        ModelError: the index has another form, or names what is no file beside it.
+    """
+    if (index := optional_file(source, f"{whole}.index.json")) is None:
+        return {}
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = {str(name) for name in places.values()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{source}: {index.name} is no index of weights", kind="unreadable") from error
+    for name in sorted(names):
+        if set(name) & set("/\\\0") or name in ("", ".", ".."):
+            raise ModelError(
+                f"{source}: {index.name} names {name!r}, and only files beside it are read", kind="unreadable"
+            )
+    return dict(places)
+
+
 def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, StoredTensor]:
     """Return the tensors whose names begin with ``prefix``, keyed by the rest of the name; each is read when indexed.
 
@@ -68,10 +89,8 @@ def stored_tensors(source: str, prefix: str = "", whole: str = "model.safetensor
     """
     from safetensors import safe_open
 
-    names = [whole]
-    if (index := optional_file(source, f"{whole}.index.json")) is not None:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({place for key, place in weight_map.items() if key.startswith(prefix)})
+    places = shard_files(source, whole)
+    names = sorted({place for key, place in places.items() if key.startswith(prefix)}) if places else [whole]
     tensors: dict[str, StoredTensor] = {}
     for name in names:
         shard: Any = safe_open(weight_file(source, name), "pt")

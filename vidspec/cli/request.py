@@ -14,7 +14,7 @@ from vidspec.bounds import LONGEST_PROMPT, MANY
 from vidspec.cli.keys import KEY_SECTIONS
 from vidspec.cli.options import CaptionArguments
 from vidspec.config.json_schema import ANY_OBJECT
-from vidspec.dataset.rendering import check_template
+from vidspec.dataset.rendering import check_names, check_template
 from vidspec.errors import UsageError
 from vidspec.files import read_text
 
@@ -71,11 +71,11 @@ def check_arguments(request: CaptionArguments) -> None:
         if len(given) > 1:
             raise UsageError(f"{given[0]} and {given[1]} exclude each other")
     prompts = request.prompt or []
+    if any(not prompt.strip() for prompt in prompts):
+        raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
     if len(prompts) > 1:
         if request.segment is not None:
             raise UsageError("several --prompt and --segment exclude each other")
-        if any(not prompt.strip() for prompt in prompts):
-            raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
         if len(set(prompts)) < len(prompts):
             raise UsageError("--prompt: the same prompt is given twice")
     if any(not turn.strip() for turn in request.turn or ()):
@@ -102,10 +102,15 @@ def check_fields(request: CaptionArguments, entries: Iterable[Job]) -> None:
     """Check the fields of ``--template`` against the columns of the clips, unless those are in unopened shards.
 
     Raises:
-        UsageError: naming a field that no clip has.
+        UsageError: naming a field that no clip has, or one of a prompt that is misspelt.
     """
     from vidspec.dataset.inputs import is_shard
 
+    entries = list(entries)
+    names = {"existing"}.union(*(one.columns for one in entries))
+    for option, texts in (("--prompt", request.prompt or ()), ("--turn", request.turn or ())):
+        for text in texts:
+            check_names(text, option, names)
     if request.template is not None and not any(is_shard(one.path) for one in entries):
         fields = dict.fromkeys(("existing",) if request.existing == "use" else ())
         check_template(request.template, "--template", fields | {name: None for one in entries for name in one.columns})

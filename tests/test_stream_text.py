@@ -103,6 +103,10 @@ def test_wrong_options_are_refused_by_the_call_itself(small_captioner):
         small_captioner.caption(CLIP, max_tokens=3)
     with pytest.raises(ArgumentError, match=r"stream_text\(\): the prompt is empty"):
         small_captioner.stream_text(CLIP, prompt=" ")
+    with pytest.raises(GenerationError, match="the prompt is empty"):
+        small_captioner.captions(CLIP, ["What moves?", ""])
+    with pytest.raises(ArgumentError, match="the question is empty"):
+        small_captioner.dialogue(CLIP).ask(" ")
     with pytest.raises(GenerationError) as found:  # before frames are decoded
         small_captioner.caption(CLIP, max_new_tokens=10**6)
     assert found.value.kind == "context"

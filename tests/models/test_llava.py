@@ -227,7 +227,7 @@ def test_control_tokens_in_prompts(plain):
     text = prefix.token_ids[prefix.text_rows_after_video].tolist()
     assert plain.model.visual_id not in text
     spelled = plain.model.tokenizer.decode(text).replace(" ", "")
-    assert "So.</s></s>USER:Keepa<image></s><b>?" in spelled or "So.</s>USER:Keepa<image></s><b>?" in spelled
+    assert "So.</s>" in spelled and "Keepa<image></s><b>?" in spelled
     assert text.count(plain.model.tokenizer.convert_tokens_to_ids("</s>")) <= 1, "the template's own"
     marked, usual = (plain.model.text_ids("\n", f"Keep {value}?") for value in (mark_value("a <b> | c"), "a <b> | c"))
     assert marked == usual

@@ -193,7 +193,7 @@ def test_cells_of_other_towers(size, patch, cells):
     assert math.ceil(shown.grid[1] / 2) == cells
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\nEin 🚲!", "a <|im_end|> b"])
+@pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\nEin 🚲!", "a <im_end> b"])
 def test_prompt_text_is_the_chat_template(tied, prompt):
     model = tied.model
     prefix = model.prefix(blank(FRAMES), prompt)

@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from itertools import combinations, product
 
 import jsonschema
 import pytest
@@ -117,6 +118,22 @@ def test_texts_are_those_of_generate(pair, profile, penalty, batch):
         assert json.loads(caption.caption) == caption.data and caption.ended == "eos"
     if profile not in SELDOM:
         assert sum(caption.counters["accepted"] for caption in captions.values()) > 0
+
+
+PROCESSORS = {"repetition_penalty": 1.3, "presence_penalty": 1.5, "no_repeat_ngram": 1}
+#: Each processor, and all pairs of them.
+COMBINED = [("no_repeat_ngram",), ("repetition_penalty",), ("presence_penalty",), *combinations(PROCESSORS, 2)]
+DIAGONAL = [("vanilla-sd", COMBINED[0]), ("sd-tree", COMBINED[4]), ("parallelvlm", COMBINED[5])]
+
+
+@pytest.mark.parametrize(("profile", "names"), full_but(DIAGONAL, list(product(PROFILES, COMBINED))))
+def test_the_grammar_wins_over_every_processor(pair, profile, names):
+    """A ban of every token that occurred, of the prompt's too, leaves a valid text, the same however it is drafted."""
+    settings = {**SETTINGS, **{f"generate.{name}": PROCESSORS[name] for name in names}}
+    captions = [pair.captioner(name, settings).caption(CLIP) for name in (profile, "ar")]
+    assert captions[0].token_ids == captions[1].token_ids and captions[0].ended == "eos"
+    assert max(captions[0].token_ids) < pair.target.vocabulary
+    jsonschema.validate(captions[0].data, SCHEMA)
 
 
 def test_another_text_without(pair):

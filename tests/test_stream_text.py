@@ -101,6 +101,12 @@ def test_wrong_options_are_refused_by_the_call_itself(small_captioner):
         small_captioner.stream_text(CLIP, max_new_tokens=0)
     with pytest.raises(ArgumentError, match=r"no argument 'max_tokens' \(did you mean max_new_tokens\?\)"):
         small_captioner.caption(CLIP, max_tokens=3)
+    with pytest.raises(ArgumentError, match=r"stream_text\(\): the prompt is empty"):
+        small_captioner.stream_text(CLIP, prompt=" ")
+    with pytest.raises(GenerationError, match="the prompt is empty"):
+        small_captioner.captions(CLIP, ["What moves?", ""])
+    with pytest.raises(ArgumentError, match="the question is empty"):
+        small_captioner.dialogue(CLIP).ask(" ")
     with pytest.raises(GenerationError) as found:  # before frames are decoded
         small_captioner.caption(CLIP, max_new_tokens=10**6)
     assert found.value.kind == "context"

@@ -1,5 +1,6 @@
 """Models that think before they answer: the caption is what follows the closing tag, everywhere."""
 
+import itertools
 import json
 
 import pytest
@@ -58,7 +59,7 @@ def save_thinker(folder, *, opened):
     chain = [start, *tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     assert len(set(chain)) == len(chain)
     head = weights["lm_head.weight"].zero_()
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         head[after] = embeddings[before] * 10
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("generation }}", f"{json.dumps(generation)} }}}}"))

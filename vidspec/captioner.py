@@ -46,7 +46,7 @@ from vidspec.embedded import ships
 from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.errors import ArgumentError, ClosedError, UsageError
+from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError
 from vidspec.events.events import Event, Finished, LoopLoad, Opened
 from vidspec.events.record import Caption, ModelsRecord
 from vidspec.events.trace import Trace
@@ -567,8 +567,14 @@ class Captioner:
         self._vision.start_worker()
 
     def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
-        """Return the request with profile defaults and precomputed vision output."""
+        """Return the request with profile defaults and precomputed vision output.
+
+        Raises:
+            GenerationError: its prompt is empty, as one made of fields may be.
+        """
         generate = self.profile.generate
+        if request.prompt is not None and not request.prompt.strip():
+            raise GenerationError(f"{request.path}: the prompt is empty", hint="leave it out for the profile's")
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
         ahead, return_probs = self._vision.take(request.frames), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)

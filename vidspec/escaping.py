@@ -13,7 +13,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["cell", "cue", "escape_text", "json_text", "one_line"]
+__all__ = ["VALUE", "cell", "cue", "escape_text", "json_text", "mark_value", "one_line", "without_marks"]
+
+#: A value within a prompt, between marks that no text has; see :func:`mark_value`.
+VALUE = re.compile("\ue000([^\ue000\ue001]*)\ue001")
+_MARKS = dict.fromkeys(map(ord, "\ue000\ue001"))
 
 #: C0 except tab and line feed, DEL, C1; embeddings, overrides and isolates of the Unicode bidirectional algorithm; lone
 #: surrogates, which stand for bytes of a name that are not UTF-8.
@@ -65,6 +69,17 @@ def cell(text: str, *, raw: bool = False, lines: bool = True) -> str:
 def cue(text: str) -> str:
     """Escape a line of SRT or VTT, where players interpret ``<``, ``&`` and ``-->``."""
     return html.escape(one_line(text), quote=False)
+
+
+def mark_value(text: str) -> str:
+    """Mark a value that fills a prompt if it may hold control tokens of a model, which are plain text there."""
+    text = without_marks(text)
+    return f"\ue000{text}\ue001" if any(sign in text for sign in "<[|") else text
+
+
+def without_marks(text: str) -> str:
+    """Return a text without the marks of :func:`mark_value`."""
+    return text.translate(_MARKS)
 
 
 def _escape_match(match: re.Match[str]) -> str:

@@ -115,7 +115,7 @@ class Answering:
         self.unread.update(asked.unread)
         captioner = self.under(asked.overrides, repeat)
         what = shown(visual, captioner.profile.video)
-        question: CaptionOptions = {"prompt": context.replace("<image>", "").replace("<video>", "").strip()}
+        question: CaptionOptions = {"prompt": context.replace("<image>", "").replace("<video>", "").strip() or None}
         if not isinstance(what, str):
             question["clip"], what = what, name
         record = captioner.caption(what, **question)

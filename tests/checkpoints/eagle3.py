@@ -107,6 +107,7 @@ def drafts(
     count: int,
     *,
     norm_first: bool = False,
+    norm_output: bool = False,
 ) -> tuple[list[int], float]:
     """Tokens that a head proposes behind pairs.
 
@@ -122,7 +123,13 @@ def drafts(
         ids of the target, and the least distance of the two best logits.
     """
     w = {key.removeprefix("midlayer."): value.double() for key, value in weights.items() if key != "t2d"}
-    embeddings, hidden, positions = embeddings.double(), states.double() @ w["fc.weight"].T, positions.double()
+    states = states.double()
+    if "input_norm.weight" in w:
+        states = _normed(states, w["input_norm.weight"])
+    if "fc_norm.0.weight" in w:
+        each = enumerate(states.chunk(3, dim=1))
+        states = torch.cat([_normed(state, w[f"fc_norm.{at}.weight"]) for at, state in each], dim=1)
+    embeddings, hidden, positions = embeddings.double(), states @ w["fc.weight"].T, positions.double()
     frequencies = THETA ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
     tokens, margin = [], float("inf")
     for _ in range(count):
@@ -147,6 +154,6 @@ def drafts(
         place = int(best.indices[0])
         tokens.append(place + int(w["d2t"][place]))
         embeddings = torch.cat([embeddings, table[tokens[-1]].double()[None]])
-        hidden = torch.cat([hidden, out[-1:]])
+        hidden = torch.cat([hidden, _normed(out[-1:], w["norm.weight"]) if norm_output else out[-1:]])
         positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
     return tokens, margin

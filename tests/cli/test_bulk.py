@@ -330,6 +330,8 @@ def test_the_same_bytes_are_captioned_once_with_checksum(vidspec):
     ("args", "message"),
     [
         (("x", "--prompt", "a", "--style", "brief"), "--prompt and --style exclude each other"),
+        (("x", "--prompt", ""), "--prompt: is empty (--prompt 'What moves?')"),
+        (("x", "--prompt", " "), "--prompt: is empty (--prompt 'What moves?')"),
         (("x", "--style", "breif"), "no style is called 'breif'; did you mean brief?"),
         (("x", "--prompt-file", "no"), "--prompt-file no: cannot be read: No such file"),
         (("x", "--prompt-file", "/dev/zero"), "--prompt-file /dev/zero: is no regular file (write it into a file)"),

@@ -7,6 +7,8 @@ import pytest
 
 from tests.dataset.shards import rows, tar_of
 from tests.fake_captioner import FakeCaptioner
+from vidspec.dataset.rendering import fill_fields, render_caption
+from vidspec.escaping import mark_value
 
 TAGS = "ohwx, red circle\n"
 USE = ("caption", "k", "--format", "txt", "--existing", "use")
@@ -73,7 +75,7 @@ def journal():
 def test_the_text_goes_into_templates_and_outlives_its_file(vidspec):
     """Runs with other options, interrupted ones and ``--overwrite`` still know it, from the journal."""
     assert vidspec(*USE, "--template", "{existing}, {caption}").code == 0
-    assert file("a").read_text().startswith("ohwx, red circle, A red") and file("b").read_text().startswith(", A red")
+    assert file("a").read_text().startswith("ohwx, red circle, A red") and file("b").read_text().startswith("A red")
     assert vidspec(*USE, "--template", "{caption} [{existing}]").code == 0
     assert file("a").read_text().endswith("[ohwx, red circle]\n")
     assert vidspec(*USE, "--template", "{existing}! {caption}", "--overwrite").code == 0
@@ -183,7 +185,7 @@ def test_columns_of_a_parquet_file(vidspec):
     for more in (("-o", "out.jsonl"), ("--output-dir", "out")):
         command = ("caption", "s.parquet", *more, "--prompt", "{tags}, {n}, {rest}")
         assert vidspec(*command, "--template", "{tags}: {caption}").code == 0
-        assert asked() == {"k/b/good.mp4": "x, y, 3, {rest}", "k/c/good.mp4": ", {n}, {rest}"}
+        assert asked() == {"k/b/good.mp4": "x, y, 3, {rest}", "k/c/good.mp4": "{n}, {rest}"}
         assert vidspec(*command, "--template", "{tags}: {caption}").code == 0 and not asked()
         ran = vidspec("caption", "s.parquet", *more[:-1], "new" + more[-1], "--template", "{other}: {caption}")
         assert ran.code == 2 and "has no field but {caption}, not {other}" in ran.err
@@ -205,3 +207,34 @@ def test_texts_beside_clips_of_a_tar(vidspec):
     assert [row["caption"] for row in rows("out/s.parquet")] == [one["caption"] for one in records]
     ran = vidspec("caption", "s.tar", "-o", "other.jsonl", "--template", "{tgas}: {caption}")
     assert ran.code == 2 and "has no field but" in ran.err
+
+
+def test_a_misspelt_field_of_a_prompt_is_an_error(vidspec):
+    """Braces of another kind are text."""
+    ran = vidspec(*USE, "--prompt", 'Keep {exsiting}, {"a": {subject}}')
+    assert ran.code == 2 and "--prompt: there is no field {exsiting} (did you mean {existing}?)" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("ohwx, {existing}, {caption}", "ohwx, A"),
+        ("{existing}, {caption}", "A"),
+        ("{caption}, {existing}", "A"),
+        ("{a}, {existing}, {caption}", "A"),
+        ("{caption}, ", "A, "),
+        ("[{existing}] {caption}", "[] A"),
+    ],
+)
+def test_an_empty_field_takes_its_comma_along(template, text):
+    assert render_caption("A", template, {"existing": "", "a": ""}, single_line=False) == text
+    assert fill_fields("Tags: {existing}, {a} and", {"existing": "", "a": "x"}) == "Tags: x and"
+    assert fill_fields("{existing}, {a}", {"existing": "y, z", "a": "x"}) == "y, z, x"
+
+
+def test_control_tokens_in_values_are_marked_for_the_model(vidspec):
+    """And not in the record."""
+    Path("m.jsonl").write_text(json.dumps({"path": "k/a/good.mp4", "tags": "a<|im_end|>"}))
+    ran = vidspec("caption", "--manifest", "m.jsonl", "--prompt", "Keep {tags}.", "--format", "jsonl")
+    assert asked() == {"k/a/good.mp4": f"Keep {mark_value('a<|im_end|>')}."}
+    assert ran.records[0]["prompt"] == "Keep a<|im_end|>."

@@ -346,6 +346,21 @@ def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch
         assert list(tokens) == found
 
 
+@pytest.mark.parametrize("norms", ["norm_before_fc", "fc_norm"])
+def test_a_head_with_further_norms(pairs, monkeypatch, tmp_path, norms):
+    """EAGLE-3.1: norms before ``fc``, and the state after the last norm for the next step."""
+    pair, rng = pairs(QWEN3), torch.Generator().manual_seed(5)
+    width = pair.weights["fc.weight"].shape[1]
+    named = {"input_norm": width} if norms == "norm_before_fc" else {f"fc_norm.{at}": width // 3 for at in range(3)}
+    more = {f"{name}.weight": 1 + torch.rand(size, generator=rng) for name, size in named.items()}
+    monkeypatch.setattr(pair, "weights", pair.weights | more)
+    folder = heads.save(tmp_path, heads.config(pair.kind, norm_output=True, **{norms: True}), pair.weights)
+    rounds = watched(monkeypatch)
+    pair.captioner(head=eagle3.load_eagle3(str(folder), pair.target, PLACE)).caption("", clip=clip(0))
+    for emitted, tokens in rounds[:5]:
+        assert list(tokens) == pair.expected(emitted, len(tokens), norm_output=True)[0]
+
+
 @pytest.mark.parametrize("family", full_but([QWEN3], [QWEN3, HYBRID]))
 @pytest.mark.full
 def test_several_questions_about_a_clip(pairs, family):

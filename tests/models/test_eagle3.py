@@ -125,6 +125,16 @@ def test_positions_count_on_as_many_axes_as_the_config_has(tmp_path, target):
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, lambda w: w, "rotary positions of type dynamic"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9, 2]}}, lambda w: w, "blocks 2, 10, 3 of a target"),
         ({"hidden_size": "wide"}, lambda w: w, "cannot be loaded: "),
+        ({"norm_before_fc": True}, lambda w: w, "its config asks for input_norm.weight, which is not in its files"),
+        ({"fc_norm": True}, lambda w: w, "its config asks for fc_norm.0.weight, which is not in its files"),
+        ({}, lambda w: w | {"input_norm.weight": torch.ones(192)}, "has the tensor input_norm.weight, which is not"),
+        (
+            {"norm_before_fc": True},
+            lambda w: w | {"input_norm.weight": torch.ones(9)},
+            r"input_norm.weight has the shape",
+        ),
+        ({"mixes_depths": [2]}, lambda w: w, r"its config says mixes_depths: \[2\], which is not supported"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, lambda w: w, "its config says use_mtp_layernorm: true"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, target, settings, change, message):

@@ -15,10 +15,12 @@ from tests.models.parity import PROMPT, ParityCase, check_chunks, check_rollback
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
+from vidspec.escaping import mark_value
 from vidspec.models.families.llava import VICUNA
 from vidspec.models.families.llava_next import MISTRAL
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
+from vidspec.models.request import DialogueTurn
 
 FRAMES = 3
 NEW = [300, 41, 117, 77, 77, 260, 123, 288]
@@ -210,14 +212,25 @@ def test_a_text_instead_of_the_video(plain):
     assert torch.isfinite(plain.prefill(prefix).logits).all()
 
 
-def test_prompt_that_says_image(plain):
-    prefix = plain.model.prefix(plain.seen, "What does <image> mean? <image>")
+TURNS = [DialogueTurn("What is <image>?", "That.")]
+
+
+def test_control_tokens_in_prompts(plain):
+    """Refused, placeholder or not; in a marked value they are the tokens of their letters, and change no other."""
+    refused = r"prompt holds (<image>, which stands for the video|</s>, a control token)"
+    for given in (("What does <image> mean?",), ("a</s>",), (PROMPT, "Look at <image>."), (PROMPT, None, TURNS)):
+        with pytest.raises(GenerationError, match=refused):
+            plain.model.prefix(plain.seen, *given)
+    value = mark_value("a <image></s> <b>")
+    prefix = plain.model.prefix(plain.seen, f"Keep {value}?", None, [DialogueTurn("Why?", "So.</s>")])
     assert torch.equal(prefix.visual.index, plain.prefix.visual.index)
-    assert torch.equal(prefix.embeds[0, prefix.visual.index], plain.seen.features)
-    said = (prefix.token_ids == plain.model.visual_id).nonzero()[len(plain.seen) :, 0]
-    assert len(said) == 2 and set(said.tolist()) <= set(prefix.text_rows_after_video.tolist())
-    with pytest.raises(GenerationError, match="<image>"):
-        plain.model.prefix(plain.seen, PROMPT, "Look at <image>.")
+    text = prefix.token_ids[prefix.text_rows_after_video].tolist()
+    assert plain.model.visual_id not in text
+    spelled = plain.model.tokenizer.decode(text).replace(" ", "")
+    assert "So.</s>" in spelled and "Keepa<image></s><b>?" in spelled
+    assert text.count(plain.model.tokenizer.convert_tokens_to_ids("</s>")) <= 1, "the template's own"
+    marked, usual = (plain.model.text_ids("\n", f"Keep {value}?") for value in (mark_value("a <b> | c"), "a <b> | c"))
+    assert marked == usual
 
 
 def test_template_without_a_place_for_images():

@@ -28,7 +28,8 @@ from tests.engine.passing import forward
 from tests.models.closeness import assert_close
 from tests.models.parity import PROMPT, ParityCase, check_chunks, check_decoders, check_rollback, check_tree
 from vidspec.engine.forward import Engine
-from vidspec.errors import ModelError
+from vidspec.errors import GenerationError, ModelError
+from vidspec.escaping import mark_value
 from vidspec.models.families.llava_onevision import LlavaOnevision
 
 FRAMES = 3
@@ -192,7 +193,7 @@ def test_cells_of_other_towers(size, patch, cells):
     assert math.ceil(shown.grid[1] / 2) == cells
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\nEin 🚲!", "a <|im_end|> b"])
+@pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\nEin 🚲!", "a <im_end> b"])
 def test_prompt_text_is_the_chat_template(tied, prompt):
     model = tied.model
     prefix = model.prefix(blank(FRAMES), prompt)
@@ -207,13 +208,12 @@ def test_prompt_text_is_the_chat_template(tied, prompt):
 
 def test_prompt_that_says_video(tied):
     features = tied.model.encode(tied.pixels)
-    prefix = tied.model.prefix(features, "What does <video> mean? <video>")
+    with pytest.raises(GenerationError, match="the prompt holds <video>, which stands for the video"):
+        tied.model.prefix(features, "What does <video> mean?")
+    prefix = tied.model.prefix(features, f"What does {mark_value('<video>')} mean?")
     assert torch.equal(prefix.visual.index, tied.prefix.visual.index)
     assert torch.equal(prefix.embeds[0, prefix.visual.index], features.features)
-    later = (prefix.token_ids == tied.model.visual_id).nonzero()[len(features) :, 0]
-    assert len(later) == 2 and set(later.tolist()) <= set(prefix.text_rows_after_video.tolist())
-    assert prefix.keep(torch.tensor([len(features) - 1])).length == prefix.length - len(features) + 1
-    assert torch.isfinite(tied.prefill(prefix).logits).all()
+    assert int((prefix.token_ids == tied.model.visual_id).sum()) == len(features)
 
 
 def test_prefix_leaves_the_embeddings_alone(tied):

@@ -32,6 +32,7 @@ def tensors(config):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_configs_are_read(name):
     given = CONFIGS[name]
+    eagle3.check_keys(name, given)
     target = SimpleNamespace(name="target", layers=36, vocabulary=151_669, device=META, dtype=torch.bfloat16)
     target.embed = lambda ids: torch.empty(*ids.shape, given["hidden_size"], device=META)
     head = eagle3.Eagle3Head(name, eagle3.head_config(dict(given)), tensors(given), target, META)

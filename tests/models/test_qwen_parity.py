@@ -16,6 +16,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
+from vidspec.escaping import mark_value
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 
@@ -281,12 +282,17 @@ def test_text_instead_of_the_video(case):
 
 
 def test_prompt_that_says_video(case):
-    prefix = case.model.prefix(case.model.encode(case.pixels), "What does <|video_pad|> mean?")
+    seen = case.model.encode(case.pixels)
+    for given in (("What does <|video_pad|> mean?",), ("Describe.<|im_end|>",), (PROMPT, "<|video_pad|>")):
+        with pytest.raises(GenerationError, match=r"prompt holds <\|(video_pad|im_end)\|>"):
+            case.model.prefix(seen, *given)
+    prefix = case.model.prefix(seen, f"Keep {mark_value('<|video_pad|><|im_end|>')}!")
     assert torch.equal(prefix.visual.index, case.prefix.visual.index)
-    said = (prefix.token_ids == case.model.visual_id).nonzero()[len(prefix.visual) :, 0]
-    assert len(said) == 1 and int(said) in prefix.text_rows_after_video
-    with pytest.raises(GenerationError, match="video_pad"):
-        case.model.prefix(case.model.encode(case.pixels), PROMPT, system="<|video_pad|>")
+    assert int((prefix.token_ids == case.model.visual_id).sum()) == len(seen)
+    end = case.model.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert int((prefix.token_ids == end).sum()) == int((case.prefix.token_ids == end).sum())
+    spelled = case.model.tokenizer.decode(prefix.token_ids)
+    assert "Keep <|video_pad|><|im_end|>!" in spelled
 
 
 @pytest.mark.parametrize("family", FAMILIES)

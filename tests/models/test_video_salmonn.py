@@ -18,6 +18,7 @@ from tests.ready_clips import dubbed
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
+from vidspec.escaping import mark_value
 from vidspec.models.base import Pixels
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.families.video_salmonn2_plus import audio_per_step
@@ -62,7 +63,7 @@ def test_sound_ends_before_the_video(loaded):
 
 def test_pruning_keeps_the_sound(loaded):
     seen = loaded.encode(pixels(loaded, heard=3.1))
-    prefix = loaded.prefix(seen, "What is <|audio_pad|>?")
+    prefix = loaded.prefix(seen, f"What is {mark_value('<|audio_pad|>')}?")
     assert len(prefix.audio) == len(seen.audio) == 60
     assert torch.equal(prefix.embeds[0, prefix.audio], seen.audio)
     assert int(prefix.text_rows_after_video[0]) == int(prefix.audio[-1]) + 1

@@ -321,11 +321,11 @@ class RunSpec(BaseModel):
                     )
 
     def _check_prompts(self) -> None:
+        if any(not prompt.strip() for prompt in self.prompt):
+            raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
         if len(self.prompt) > 1:
             if self.segment is not None:
                 raise UsageError("several --prompt and --segment exclude each other")
-            if any(not prompt.strip() for prompt in self.prompt):
-                raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
             if len(set(self.prompt)) < len(self.prompt):
                 raise UsageError("--prompt: the same prompt is given twice")
         if any(not turn.strip() for turn in self.turn):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from vidspec.bounds import STALL
 from vidspec.dataset.allowance import FetchLimits
 from vidspec.dataset.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
+from vidspec.escaping import mark_value
 from vidspec.events.observer import ClipPart
 from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest
@@ -27,8 +28,9 @@ class JobQuestions(NamedTuple):
     in_turns: bool
 
     def filled(self, fields: Mapping[str, str]) -> JobQuestions:
-        """Return the questions with the names of fields in braces replaced."""
-        return JobQuestions(tuple(fill_fields(text, fields) for text in self.texts), self.in_turns)
+        """Return the questions with the names of fields in braces replaced, values marked (:func:`mark_value`)."""
+        marked = {name: mark_value(value) for name, value in fields.items()}
+        return JobQuestions(tuple(fill_fields(text, marked) for text in self.texts), self.in_turns)
 
 
 class MemberSource(NamedTuple):
@@ -184,9 +186,13 @@ class JobConfig:
         return fill_fields(text, job.fields)
 
     def with_fields(self, job: Job) -> Job:
-        """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names."""
-        prompt = job.prompt or self.prompt
-        return replace(job, prompt=fill_fields(prompt, job.fields)) if has_field(prompt, job.fields) else job
+        """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names.
+
+        The values are marked, so that control tokens of the model are plain text in them.
+        """
+        prompt, fields = job.prompt or self.prompt, job.fields
+        marked = {name: mark_value(value) for name, value in fields.items()}
+        return replace(job, prompt=fill_fields(prompt, marked)) if has_field(prompt, fields) else job
 
     @property
     def named_fields(self) -> set[str]:

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from string import Formatter
 
 from vidspec.errors import UsageError
+from vidspec.registry import nearest
 
 __all__ = [
+    "check_names",
     "check_template",
     "column_text",
     "fill_fields",
@@ -21,8 +23,10 @@ __all__ = [
     "whole_words",
 ]
 
-#: A name in braces.
-_FIELD = re.compile(r"\{([^{}]+)\}")
+#: A name in braces, with a comma after it.
+_FIELD = re.compile(r"\{([^{}]+)\}(\s*,\s*)?")
+#: Names of fields; JSON in braces is none.
+_NAME = re.compile(r"[\w .:/-]*")
 #: End of a word, and of each character in scripts without blanks between words.
 _WORD_ENDS = re.compile("(?<=\\S)(?=\\s)|(?<=[\u3001-\u30ff\u3400-\u9fff\uff01-\uff60])")
 
@@ -43,6 +47,9 @@ def check_template(template: str, origin: str, fields: Collection[str] | None = 
         parts = [(name, form) for _, name, *form in Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise UsageError(f"{origin}: {error}; braces of its own are written {{{{ and }}}}", hint=hint) from None
+    if strange := [name for name, _ in parts if not _NAME.fullmatch(name)]:
+        message = f"{origin}: {{{strange[0]}}} is no field; braces of its own are written {{{{ and }}}}"
+        raise UsageError(message, hint=f'{origin} \'{{{{"text": "{{caption}}"}}}}\'')
     known = dict.fromkeys(("caption", *([name for name, _ in parts] if fields is None else fields)))
     if other := [name for name, form in parts if name not in known or any(form)]:
         listed = ", ".join(f"{{{name}}}" for name in known)
@@ -64,13 +71,32 @@ def column_text(value: object) -> str:
 
 
 def fill_fields(text: str, fields: Mapping[str, str]) -> str:
-    """Return a prompt with the known names in braces replaced; all other braces stay."""
-    return _FIELD.sub(lambda found: fields.get(found[1], found[0]), text) if fields else text
+    """Return a prompt with the known names in braces replaced; all other braces stay.
+
+    An empty value takes the comma after it along.
+    """
+
+    def filled(found: re.Match[str]) -> str:
+        value = fields.get(found[1])
+        return found[0] if value is None else value and value + (found[2] or "")
+
+    return _FIELD.sub(filled, text) if fields else text
+
+
+def check_names(text: str, origin: str, fields: Collection[str]) -> None:
+    """Reject a prompt with a name in braces that is a known one misspelt; all others are text.
+
+    Raises:
+        UsageError: naming the field.
+    """
+    for name in names_in_braces(text) - set(fields):
+        if (meant := nearest(name, fields)) is not None:
+            raise UsageError(f"{origin}: there is no field {{{name}}}", hint=f"did you mean {{{meant}}}?")
 
 
 def names_in_braces(text: str) -> set[str]:
     """Return all names in braces in a prompt, known or not."""
-    return set(_FIELD.findall(text))
+    return {name for name, _ in _FIELD.findall(text)}
 
 
 def has_field(text: str, fields: Collection[str]) -> bool:
@@ -107,5 +133,10 @@ def render_caption(
 
 
 def _fill_template(template: str | None, fields: Mapping[str, str]) -> str:
-    parts = Formatter().parse("{caption}" if template is None else template)
-    return "".join(text + ("" if name is None else fields.get(name, "")) for text, name, *_ in parts)
+    """Fill a template; an empty field takes a comma next to it along."""
+    filled, empty = "", False
+    for text, name, *_ in Formatter().parse("{caption}" if template is None else template):
+        value = "" if name is None else fields.get(name, "")
+        filled += (re.sub(r"^\s*,\s*", "", text) if empty else text) + value
+        empty = not value and name not in (None, "caption")
+    return re.sub(r"\s*,\s*$", "", filled) if empty else filled

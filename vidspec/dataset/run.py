@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vidspec.dataset.job import CONTEXT, Job, JobConfig, JobResult
 from vidspec.decoding.prompts import PromptQueue
 from vidspec.errors import GenerationError, VidspecError
+from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.observer import RunObserver
@@ -133,7 +134,9 @@ class _ClipParts:
         before = self._last_caption if number == self._last_done else job.done.get(number)
         if not (self._config.context and before):
             return job
-        return replace(job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=before))
+        return replace(
+            job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=mark_value(before))
+        )
 
     def _first_turn(self, job: Job) -> Job:
         """Return the first unfinished turn; all later turns run again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
 from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
-from vidspec.dataset.rendering import check_template
+from vidspec.dataset.rendering import check_names, check_template
 from vidspec.errors import UsageError
 from vidspec.files import read_text
 
@@ -35,14 +35,18 @@ __all__ = [
 ]
 
 
-def check_fields(spec: RunSpec, entries: Iterable[Job]) -> None:
+def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
     """Check the fields of ``--template`` against the columns of the clips, unless those are in unopened shards.
 
     Raises:
-        UsageError: naming a field that no clip has.
+        UsageError: naming a field that no clip has, or one of a prompt that is misspelt.
     """
     from vidspec.dataset.inputs import is_shard
 
+    names = {"existing"}.union(*(one.columns for one in entries))
+    for option, texts in (("--prompt", spec.prompt), ("--turn", spec.turn)):
+        for text in texts:
+            check_names(text, option, names)
     if spec.template is not None and not any(is_shard(one.path) for one in entries):
         fields = dict.fromkeys(("existing",) if spec.existing == "use" else ())
         check_template(spec.template, "--template", fields | {name: None for one in entries for name in one.fields})

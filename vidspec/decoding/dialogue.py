@@ -76,6 +76,8 @@ class Dialogue:
         with self._turn():
             for name in options.keys() & FIXED:
                 raise ArgumentError(f"a question has no argument {name!r}", hint="it is an option of dialogue()")
+            if not text.strip():
+                raise ArgumentError("the question is empty")
             generate = {**self._request.generate, **make_request("ask", self._request.path, options).generate}
             self._last, self._attempt = (text, self.exchanges, generate), 0
             yield from self._stream_turn(*self._last)

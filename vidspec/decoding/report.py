@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vidspec.embedded import ships
 from vidspec.errors import GenerationError
+from vidspec.escaping import without_marks
 from vidspec.events.compare import estimate_speedup
 from vidspec.events.counters import count_rounds, lengths, weights_by_context
 from vidspec.events.events import Prefilled, Round
@@ -126,7 +127,7 @@ def _question(sequence: Sequence) -> QuestionRecord | None:
     return {
         "kind": request.question.kind,
         "index": request.question.index,
-        "prompt": request.prompt or "",
+        "prompt": without_marks(request.prompt or ""),
         "reused": cache.reused.get(setup.target.model, 0),
         "reused_by_draft": cache.reused.get(setup.draft.model, 0) if setup.draft is not None else None,
         "saved_s": max(0.0, (cache.reading_s or 0.0) - sequence.reading_s),

@@ -103,7 +103,7 @@ class GrammarHistory(TextHistory):
         logits.masked_fill_(~to_device(allowed, logits.device), -torch.inf)
 
     def _allowed_tokens(self, path: Sequence[int]) -> torch.Tensor | None:
-        """Return (V,) bool: the tokens that may follow the text and ``path``; None for any, also if the path may not."""
+        """Return (V,) bool: the tokens that may follow the text and ``path``; None for any, or if the path may not."""
         if (read := self._after_free_part(path)) is None:
             return None
         path, consumed = read, self._matcher.try_consume_tokens(list(read))

@@ -152,11 +152,11 @@ class Round:
     """One verification (or one plain decoding step): proposed and emitted tokens.
 
     ``token_ids``, ``origins`` and ``texts`` run in parallel, one entry per emitted token; ``texts`` holds what each
-    token adds to the caption (empty while a character is incomplete, and for reasoning before the caption). ``drafted`` counts proposed tokens, ``accepted``
-    those of them that were emitted. ``elapsed`` is seconds since ``Prefilled``; ``draft_s`` and ``verify_s`` are
-    seconds of drafting and of verification. ``weights`` are those of an ensemble's contexts for this window, in the
-    order of ``Prefilled.contexts``. ``loosened`` explains each token of origin ``loose``, and ``rejected`` lists the
-    proposals that other tokens replaced.
+    token adds to the caption (empty while a character is incomplete, and for reasoning before the caption).
+    ``drafted`` counts proposed tokens, ``accepted`` those of them that were emitted. ``elapsed`` is seconds since
+    ``Prefilled``; ``draft_s`` and ``verify_s`` are seconds of drafting and of verification. ``weights`` are those
+    of an ensemble's contexts for this window, in the order of ``Prefilled.contexts``. ``loosened`` explains each
+    token of origin ``loose``, and ``rejected`` lists the proposals that other tokens replaced.
 
     In the parallel schedule, where drafting and verification overlap, ``drafted`` counts the tokens decided in this
     round, and ``draft_s`` is the sum of the passes whose tokens arrived in it. ``mode`` is the kind of the target's

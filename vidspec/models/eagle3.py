@@ -10,6 +10,11 @@ after its own norm, ``input_layernorm`` and ``hidden_norm``), ``norm``, ``lm_hea
 The states are the inputs of blocks 2, n // 2 and n - 3 of the target's n, unless the config names others:
 ``eagle_aux_hidden_state_layer_ids`` at its top level lists blocks whose input is read, as in vLLM; within
 ``eagle_config``, blocks whose output is read, as in SGLang.
+
+EAGLE-3.1 and ``speculators`` add norms, read as vLLM and SGLang do: ``norm_before_fc`` an RMSNorm over the concatenated
+states (``input_norm``), ``fc_norm`` one for each of them (``fc_norm.0`` and so on), both before ``fc``; with
+``norm_output`` the state of the next step is the one after ``norm``. A config with a key that is neither read nor known
+to change nothing is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +41,15 @@ from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
-__all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "default_tap_blocks", "head_config", "load_eagle3"]
+__all__ = [
+    "PROJECTIONS",
+    "Eagle3Decoder",
+    "Eagle3Head",
+    "check_keys",
+    "default_tap_blocks",
+    "head_config",
+    "load_eagle3",
+]
 
 #: Projections of the attention, in order of use.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -51,6 +64,85 @@ _REQUIRED_TENSORS = (
     *(f"midlayer.self_attn.{name}.weight" for name in PROJECTIONS),
     *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
 )
+#: Keys of a config that are read.
+_READ = frozenset(
+    [
+        "attention_bias",
+        "draft_vocab_size",
+        "eagle_aux_hidden_state_layer_ids",
+        "eagle_config",
+        "fc_norm",
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "layer_types",
+        "max_window_layers",
+        "mlp_bias",
+        "norm_before_fc",
+        "norm_before_residual",
+        "norm_output",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "return_hidden_post_norm",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+        "transformer_layer_config",
+        "use_aux_norm",
+        "use_sliding_window",
+        "vocab_size",
+    ]
+)
+#: Keys that change nothing that is computed here: shapes that the tensors have, ids of the target, training.
+_IRRELEVANT = frozenset(
+    [
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "embed_requires_grad",
+        "eos_token_id",
+        "image_token_id",
+        "initializer_range",
+        "is_decoder",
+        "max_position_embeddings",
+        "modal_type",
+        "model_type",
+        "num_aux_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "speculators_config",
+        "speculators_version",
+        "target_hidden_size",
+        "target_model_type",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "video_token_id",
+        "vision_end_token_id",
+        "vision_start_token_id",
+    ]
+)
+#: Keys that are read with one value only.
+_FIXED = {
+    "is_causal": True,
+    "logit_scale": 1.0,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_drafting": False,
+    "speculators_model_type": "eagle3",
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+}
 #: Optional tensors.
 _OPTIONAL_TENSORS = (
     *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
@@ -76,6 +168,8 @@ class Eagle3Decoder(HeadDecoder):
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width, self.device = int(config.head_dim), self._weight.device
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
+        #: True if the state of the next step is normed.
+        self._norm_output = bool(getattr(config, "norm_output", False))
         #: True if the residual of the attention is the normed state.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters
@@ -109,10 +203,11 @@ class Eagle3Decoder(HeadDecoder):
         state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", attended)
         inner = self._rms_norm("midlayer.post_attention_layernorm", state)
         gate = F.silu(self._linear("midlayer.mlp.gate_proj", inner))
-        return state + self._linear("midlayer.mlp.down_proj", gate * self._linear("midlayer.mlp.up_proj", inner))
+        state = state + self._linear("midlayer.mlp.down_proj", gate * self._linear("midlayer.mlp.up_proj", inner))
+        return self._rms_norm("norm", state) if self._norm_output else state
 
     def norm(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._rms_norm("norm", rows)
+        return rows if self._norm_output else self._rms_norm("norm", rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden, self._weight)
@@ -122,6 +217,28 @@ class Eagle3Decoder(HeadDecoder):
 
     def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
+
+
+class _StateProjection:
+    """Projects concatenated target states (n, blocks * target's hidden) to (n, hidden), normed before if the head says so.
+
+    The decoder calls it; it does not refer to the decoder, which would keep both until a collection.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], eps: float) -> None:
+        self._weight, self._bias, self._eps = tensors["fc.weight"], tensors.get("fc.bias"), eps
+        self._whole = tensors.get("input_norm.weight")
+        count = sum(name.startswith("fc_norm.") for name in tensors)
+        self._each = [tensors[f"fc_norm.{at}.weight"] for at in range(count)]
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        states = states.to(self._weight.device)
+        if self._whole is not None:
+            states = F.rms_norm(states, states.shape[-1:], self._whole, self._eps)
+        if self._each:
+            parts = zip(states.chunk(len(self._each), dim=-1), self._each, strict=True)
+            states = torch.cat([F.rms_norm(part, part.shape[-1:], norm, self._eps) for part, norm in parts], dim=-1)
+        return F.linear(states, self._weight, self._bias)
 
 
 class Eagle3Head(Head):
@@ -164,9 +281,8 @@ class Eagle3Head(Head):
         if embedding is not None:
             embed, eager = partial(F.embedding, weight=embedding.to(device, target.dtype)), None
         ids, marked = self.tokens.to(device), int(self.tokens.max()) + 1
-        weight, bias = placed["fc.weight"], placed.get("fc.bias")
-        self._project = project = lambda states: F.linear(states.to(device), weight, bias)
-        decoder.bind(embed, StateInputs(decoder.hidden, project, ids, marked), eager)
+        self._project = _StateProjection(placed, float(config.rms_norm_eps))
+        decoder.bind(embed, StateInputs(decoder.hidden, self._project, ids, marked), eager)
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:
@@ -189,7 +305,9 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
     try:
         check_kernels(name, source)
         refuse_assistant(name, source)
-        config = head_config(json.loads(weight_file(source, "config.json").read_text(encoding="utf-8")))
+        given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
+        check_keys(name, given)
+        config = head_config(given)
         weights = {_canonical_key(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:
         raise
@@ -204,12 +322,33 @@ def _canonical_key(key: str) -> str:
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
 
 
+def check_keys(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse a head's config with a key whose effect is not known here.
+
+    Raises:
+        ModelError: naming the first one.
+    """
+    import transformers
+
+    known = _READ | _IRRELEVANT | transformers.PretrainedConfig().to_dict().keys()
+    for part in (given, given.get("transformer_layer_config") or {}, given.get("eagle_config") or {}):
+        for key in sorted(part.keys() - known):
+            if key not in _FIXED or part[key] != _FIXED[key]:
+                raise ModelError(
+                    f"{name}: its config says {key}: {json.dumps(part[key])[:80]}, which is not supported",
+                    hint="if that changes nothing in the head, take the key out of its config.json",
+                    kind="unreadable",
+                )
+
+
 def head_config(given: dict[str, Any]) -> StockConfig:
     """Convert a head's config to a ``LlamaConfig``; the rope type ``mrope`` becomes ``default``."""
     import transformers
 
-    inner = given.pop("transformer_layer_config", {})
+    inner, eagle = given.pop("transformer_layer_config", {}), given.get("eagle_config") or {}
     settings = {**inner, **{key: value for key, value in given.items() if key not in inner}}
+    for key, other in (("norm_before_fc", ""), ("norm_output", "return_hidden_post_norm"), ("fc_norm", "use_aux_norm")):
+        settings[key] = any(part.get(name) for part in (given, eagle) for name in (key, other))
     for key in ("rope_scaling", "rope_parameters"):
         rope = settings.get(key)
         if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
@@ -256,7 +395,11 @@ def _check_layout(
             hint="--draft takes the head of the target, in safetensors, with draft.kind: eagle3",
             kind="unreadable",
         )
-    unknown = sorted(set(tensors) - {*_REQUIRED_TENSORS, *_OPTIONAL_TENSORS})
+    norms = ["input_norm.weight"] if getattr(config, "norm_before_fc", False) else []
+    norms += [f"fc_norm.{at}.weight" for at in range(blocks)] if getattr(config, "fc_norm", False) else []
+    if absent := next((key for key in norms if key not in tensors), None):
+        raise ModelError(f"{name}: its config asks for {absent}, which is not in its files", kind="unreadable")
+    unknown = sorted(set(tensors) - {*_REQUIRED_TENSORS, *_OPTIONAL_TENSORS, *norms})
     rope = getattr(config, "rope_parameters", None) or {}
     hidden, width = int(config.hidden_size), int(config.head_dim)
     for broken, problem in (
@@ -315,7 +458,10 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
         "midlayer.mlp.up_proj.weight": (int(config.intermediate_size), hidden),
         "midlayer.mlp.down_proj.weight": (hidden, int(config.intermediate_size)),
         "d2t": (drafted,),
+        "input_norm.weight": (tensors["fc.weight"].shape[1],),
     }
+    each = tensors["fc.weight"].shape[1] // max(1, sum(key.startswith("fc_norm.") for key in tensors))
+    expected |= {key: (each,) for key in tensors if key.startswith("fc_norm.")}
     for key, shape in expected.items():
         if key in tensors and tuple(tensors[key].shape) != shape:
             actual = tuple(tensors[key].shape)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from vidspec.errors import ArgumentError
+from vidspec.escaping import without_marks
 from vidspec.registry import nearest
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ class CaptionRequest:
             run + self.attempt,
             self.frames.frames.shape,
             self.frames.timestamps.tolist(),
-            self.prompt,
-            *self.earlier,
+            self.prompt and without_marks(self.prompt),
+            *(turn._replace(question=without_marks(turn.question)) for turn in self.earlier),
         ]
         digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6)
         digest.update(frames[:: max(1, -(-len(frames) // SAMPLED))].tobytes())
@@ -167,13 +168,16 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
     """Return the request of a method's call.
 
     Raises:
-        ArgumentError: the path is not one, or an option is not one of :class:`CaptionOptions`.
+        ArgumentError: the path is not one, an option is not one of :class:`CaptionOptions`, or the prompt is empty.
     """
     if not isinstance(path, str | PathLike):
         raise ArgumentError(
             f"{method}() takes the path of one clip, not a {type(path).__name__}",
-            hint="call it for each clip; vidspec caption captions many at once",
+            hint="caption_many takes several",
         )
+    prompt = options.get("prompt")
+    if prompt is not None and not prompt.strip():
+        raise ArgumentError(f"{method}(): the prompt is empty", hint="leave it out for the profile's")
     for name in options.keys() - CaptionOptions.__annotations__.keys():
         closest = nearest(name, CaptionOptions.__annotations__)
         hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"

@@ -19,6 +19,7 @@ from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import GenerationError, ModelError
+from vidspec.escaping import mark_value
 from vidspec.models.base import (
     EmbeddedPrompt,
     Pixels,
@@ -29,6 +30,7 @@ from vidspec.models.base import (
     VisualTokens,
 )
 from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.control_tokens import ControlTokens
 from vidspec.models.detokenizer import OPENING_TAG
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
@@ -345,7 +347,7 @@ class VideoLanguageModel:
         ids: list[int] = self.leading_ids()
         rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
-        for token in self.tokenizer.encode(before + middle + after, add_special_tokens=False):
+        for token in self.control_tokens.encode(before + middle + after):
             visual_range = next(ranges, None) if token == self.visual_id else None
             if visual_range is None:
                 ids.append(token)
@@ -359,6 +361,11 @@ class VideoLanguageModel:
         return self.span.join(self._split_template(prompt, system, ()))
 
     @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """Special tokens of the tokenizer in prompts."""
+        return ControlTokens(self.tokenizer)
+
+    @cached_property
     def thinks(self) -> bool:
         """True if the template opens reasoning, which the model closes before its answer."""
         return OPENING_TAG in self.template and self.template_text("?").rstrip().endswith(OPENING_TAG)
@@ -368,8 +375,7 @@ class VideoLanguageModel:
     ) -> list[int]:
         """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
         before, after = self._split_template(prompt, system, earlier)
-        ids: list[int] = self.tokenizer.encode(before + instead + after, add_special_tokens=False)
-        return self.leading_ids() + ids
+        return self.leading_ids() + self.control_tokens.encode(before + instead + after)
 
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
         """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
@@ -393,23 +399,29 @@ class VideoLanguageModel:
     def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
         """Return the number of text tokens of the prompt; a few more may come between frames."""
         before, after = self._split_template(prompt, system, earlier)
-        return len(self.leading_ids()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
+        return len(self.leading_ids()) + len(self.control_tokens.encode(before + after))
 
     def _split_template(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
-        texts = [text for exchange in earlier for text in exchange] + [prompt]
+        self._check_text("system prompt", system or "")
+        for text in (*(turn.question for turn in earlier), prompt):
+            self._check_text("prompt", text)
+        texts = [text for turn in earlier for text in (turn.question, mark_value(turn.answer))] + [prompt]
         messages: list[ChatMessage] = [
             {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
             for number, text in enumerate(texts)
         ]
         messages[0]["content"].insert(0, {"type": self.content})
         if system:
-            if self.placeholder in system:
-                raise GenerationError(f"the system prompt holds {self.placeholder}, which stands for the video")
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
         before, found, after = self.render(messages).partition(self.span)
         if not found:
             raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
         return before, after
+
+    def _check_text(self, kind: str, text: str) -> None:
+        if (token := self.control_tokens.find(text)) is not None:
+            what = "which stands for the video" if token in self.span else f"a control token of {self.name}"
+            raise GenerationError(f"the {kind} holds {token}, {what}", hint="leave it out", kind="prompt")
 
     def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
         ids = torch.tensor(token_ids, device=self.device)

@@ -1,0 +1,44 @@
+"""Control tokens in a user's texts: refused in prompts, plain text in the values that fill them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from vidspec.escaping import VALUE, without_marks
+
+if TYPE_CHECKING:
+    from vidspec.models.base import StockTokenizer
+
+__all__ = ["ControlTokens"]
+
+
+class ControlTokens:
+    """The special tokens of a tokenizer as texts spell them, such as ``<|im_end|>`` and the video's placeholder.
+
+    Args:
+        tokenizer: of the model that reads the texts.
+    """
+
+    def __init__(self, tokenizer: StockTokenizer) -> None:
+        self._tokenizer = tokenizer
+        known = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        longest_first = sorted(filter(str.strip, known), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+    def find(self, text: str) -> str | None:
+        """Return the first control token outside the marked values of a text; None if there is none."""
+        found = self._pattern.search(VALUE.sub("\0", text))
+        return None if found is None else found[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenize a rendered prompt; a control token in a marked value becomes the tokens of its letters."""
+        ids, plain = list[int](), ""
+        for at, part in enumerate(VALUE.split(text)):  # in turn text of the prompt, and a value
+            first, *others = self._pattern.split(part) if at % 2 else [part]
+            plain += without_marks(first)
+            for spelled, after in zip(others[::2], others[1::2], strict=True):
+                ids += self._tokenizer.encode(plain, add_special_tokens=False)
+                ids += self._tokenizer.encode(spelled, add_special_tokens=False, split_special_tokens=True)
+                plain = after
+        return ids + self._tokenizer.encode(plain, add_special_tokens=False)  # type: ignore[no-any-return]

@@ -199,7 +199,7 @@ def test_changed_codes_of_a_gif(tmp_path):
     data = path.read_bytes()
     with av.open(str(path)) as container:
         packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
-    for at in [position + size * 2 // 3 for position, size in packets[:4]]:
+    for at in [position + size * 2 // 3 for position, size in packets[4:8]]:
         path.write_bytes(data[:at] + bytes(byte ^ 4 for byte in data[at : at + 8]) + data[at + 8 :])
         assert refused(path)
 

@@ -175,7 +175,8 @@ class _DecodeJob:
                     while (now := ahead[number]) is not None and (now[1] is None or now[0] < position):
                         doubted = doubted or now[1] is None
                         ahead[number] = next(other, None)
-                    doubted = doubted or now is None or now[0] != position or not _identical(picture, now[1])
+                    if now is None or now[1] is None or now[0] != position or not _identical(picture, now[1]):
+                        doubted = True
                 group.append(position)
         return intact if doubted else intact.union(group)
 

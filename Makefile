@@ -4,6 +4,7 @@
 #   make lint                                            ruff and mypy
 #   make test [ARGS="-k caption ..."]                    the tests of what any change may break: minutes
 #   make test-all [ARGS=...]                             the same and the tests marked "full"
+#   make test-research [ARGS=...]                        every test of research/
 #   make test-lowest [ARGS=...]                          quick tests with the lowest versions of all requirements
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure profiles
@@ -31,7 +32,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all test-lowest sweep lint docs bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
+.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -44,10 +45,13 @@ PARALLEL := -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal -
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python $(PARALLEL)
 
 test: $(VENV)/installed-test
-	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu $(ARGS)
+	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu --ignore=tests/research $(ARGS)
 
 test-all: $(VENV)/installed-test
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) --ignore=tests/research $(ARGS)
+
+test-research: $(VENV)/installed-test
+	@$(PYTEST) tests/research $(ARGS)
 
 # What depends on the versions of other packages: loading, families, video, lossless profiles; of the engine what stock
 # models compute (torch is the same); of the commands what parses, refuses and prints.

@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
     r"vidspec serve": "runs until it is ended: tests/serve/test_command.py",
     r"make caption": "tests/test_readme.py, over an installation that does nothing",
-    r"make (test|test-all|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
+    r"make (test|test-all|test-research|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
     r"make docs": "packages of its own: tests/test_site.py",
     r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",
     r".* --target ": "models of the hub",

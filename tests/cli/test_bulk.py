@@ -100,7 +100,7 @@ def test_other_settings_are_captioned_beside(vidspec, clips):
     args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*args)
     ran = vidspec(*args, "--prompt", "Why?")
-    assert "4 earlier records were made with other settings and are kept" in ran.err
+    assert "4 earlier records made with other settings: kept" in ran.err
     assert len(streamed_paths()) == 8 and len(lines("out.jsonl")) == 8
 
 

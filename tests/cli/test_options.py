@@ -109,3 +109,22 @@ def test_a_key_is_set_once(vidspec, command):
     ran = vidspec(*command, "--set", "video.frames=4", "--set", "video.frames=8")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == "error: --set video.frames=8: video.frames is set twice on this command line\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "noted"),
+    [("x.vtt", "srt", True), ("x.srt", "srt", False), ("x.log", "jsonl", False), ("x.srt", "srt,vtt", False)],
+)
+def test_a_file_that_is_called_like_another_format_is_noted(vidspec, name, form, noted):
+    ran = vidspec("caption", "good.mp4", "-o", name, "--format", form)
+    assert ran.code == 0 and (f"note: --output {name}: is written as {form}, as --format says" in ran.err) == noted
+    ran = vidspec("caption", "good.mp4", "-o", name, "--format", form, "--quiet", "--overwrite")
+    assert "is written as" not in ran.err
+
+
+def test_one_thing_is_counted_in_the_singular(vidspec):
+    command = ("caption", "good.mp4", "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*command)
+    assert "1 of 1 clip done before" in vidspec(*command).err
+    assert "1 earlier record made with other settings" in vidspec(*command, "--seed", "3", "--temperature", "1").err
+    assert "\n1 clip: 0 to caption" in "\n" + vidspec(*command, "--dry-run").err

@@ -17,7 +17,7 @@ CLIP = shipped()[0]
 
 @pytest.fixture(scope="module")
 def captioner():
-    few = {"models.device": "cpu", "models.dtype": "float32", "generate.max_new_tokens": 8}
+    few = {"models.device": "cpu", "models.dtype": "float32", "generate.max_new_tokens": 8, "video.frames": 2}
     with Captioner.from_profile("ar", overrides=few) as found:
         yield found
 
@@ -37,7 +37,8 @@ def test_the_gap_where_two_captions_part(captioner):
 
 def test_the_gap_is_that_of_penalised_logits(captioner):
     request = CaptionRequest(str(CLIP), captioner.read(CLIP))
-    profile = profiles.load("ar", {"generate.no_repeat_ngram": 1, "generate.max_new_tokens": 8}, env={})
+    few = {"generate.no_repeat_ngram": 1, "generate.max_new_tokens": 8, "video.frames": 2}
+    profile = profiles.load("ar", few, env={})
     penalised = Captioner(profile, captioner.target.model, None)
     ids = list(penalised.caption(CLIP).token_ids)
     again = [*ids[:5], ids[0]]
@@ -63,8 +64,8 @@ def test_verify(monkeypatch, tmp_path, dtype, epsilon, passes):
     monkeypatch.setattr(Captioner, "baseline", another)
     monkeypatch.setattr(ties, "EPSILON", epsilon)
     out = tmp_path / "out.json"
-    options = ["--profile", "ngram", "--dtype", dtype, "--max-new-tokens", "8", "--format", "json", "-o", str(out)]
-    code = main(["caption", str(CLIP), "--verify", *options])
+    few = ["--profile", "ngram", "--dtype", dtype, "--frames", "2", "--max-new-tokens", "8"]
+    code = main(["caption", str(CLIP), "--verify", *few, "--format", "json", "-o", str(out)])
     record = json.loads(out.read_text(encoding="utf-8"))
     assert code == (0 if passes else 1)
     if passes:

@@ -39,7 +39,9 @@ from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
 
 SIZE = Size(layers=3, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=220)
-BLOCKS, TOKENS, GAMMA = (0, 1, 2), 24, 5
+BLOCKS, TOKENS, GAMMA = (0, 1, 2), 10, 5
+#: More than the rounds whose launches are counted can give.
+ENDLESS = 80
 CPU = torch.device("cpu")
 
 
@@ -84,20 +86,20 @@ def mtp_engines():
 ENGINES = {"eagle3": eagle_engines, "mtp": mtp_engines}
 
 
-def begun(loop, kind, clips, head="eagle3", penalties=None):
-    """Sequences that have requested their first passes."""
+def begun(loop, kind, clips, head="eagle3", penalties=None, tokens=TOKENS):
+    """Sequences of so many tokens that have requested their first passes."""
     target, head = ENGINES[head]()
     blocks, sequences = head.model.blocks, []
     for clip in range(clips):
         one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
-        span, pairs = target.open(80), head.open(80)
+        span, pairs = target.open(tokens + 16), head.open(tokens + 16)
         (passed,) = target.run([Rows(span, [clip, 1, 2, 3], tapped=blocks)])
         head.run([Rows(pairs, [1, 2, 3], head_states=[HeadState(passed.tapped, row) for row in range(3)], tapped=(1,))])
         one.rng = torch.Generator().manual_seed(clip)
         history = penalties and PenaltyHistory(penalties, [clip, 1, 2, 3])
         prefill = PrefillResult(span, passed.logits[-1])
         one.target = Target(target, prefill, Sampling(), one.rng, blocks, history=history)
-        one.limits, one.gamma, one.acceptance = StoppingRules(TOKENS), GAMMA, ExactRule()
+        one.limits, one.gamma, one.acceptance = StoppingRules(tokens), GAMMA, ExactRule()
         last = passed.tapped[-1:]
         if kind == "adaptive":
             one.drafter = HeadAdaptive(head, pairs, last)
@@ -112,6 +114,7 @@ def begun(loop, kind, clips, head="eagle3", penalties=None):
     return sequences
 
 
+@cache
 def texts(kind, clips, head="eagle3", penalties=None):
     waits, passes = Waits(), []
     loop = Loop(on_pass=passes.append, synchronise=waits.synchronise)
@@ -202,7 +205,7 @@ def test_an_mtp_layer_of_sixteen_clips_launches_little_outside_replayed_passes(m
 def launched(monkeypatch, kind, head, penalties=None):
     """Operations of a round outside of replayed passes, what they are, and the head's part of them."""
     loop, launches = Loop(), Launches(monkeypatch)
-    sequences = begun(loop, kind, 16, head, penalties)
+    sequences = begun(loop, kind, 16, head, penalties, ENDLESS)
     for _ in range(2):  # the passes are made
         list(loop.turn())
     launches.found.clear()

@@ -30,6 +30,7 @@ def numbers(*shape, dtype, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 896])
 def test_residual_and_norm(dtype, width):
@@ -56,6 +57,7 @@ def rotation_of(width, dtype, by_axis=False):
     return states, (cosine, sine)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
 @pytest.mark.parametrize("by_axis", [False, True])
@@ -70,6 +72,7 @@ def test_rotation_in_place(dtype, width, by_axis):
     assert torch.equal(states[:, HEADS + KV_HEADS :], values)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
 @pytest.mark.parametrize("normed", [False, True])
@@ -90,6 +93,7 @@ def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, n
     assert (found[:, :, 1] == 7).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80])
 def test_norms_of_heads_before_the_rotation(dtype, width):
@@ -104,6 +108,7 @@ def test_norms_of_heads_before_the_rotation(dtype, width):
     torch.testing.assert_close(states.double(), apart.double(), rtol=2 * CLOSE[dtype], atol=2 * CLOSE[dtype])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [96, 1100])
 def test_activation(dtype, width):
@@ -113,6 +118,7 @@ def test_activation(dtype, width):
     torch.testing.assert_close(silu_product(both).double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype] / 8)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["qwen2_5_vl", "qwen3_vl"]))
 def test_a_models_pass_by_these_kernels(family):
@@ -134,6 +140,7 @@ def test_a_models_pass_by_these_kernels(family):
     torch.testing.assert_close(found[1][0].tapped, found[0][0].tapped, rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["qwen2_5_vl", "qwen3_vl"]))
 def test_a_replayed_pass_by_these_kernels(family, monkeypatch):

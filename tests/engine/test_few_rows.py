@@ -91,6 +91,7 @@ def on_device(*tensors):
 SHAPES = [(8, 128, 1), (4, 32, 1), (4, 64, 1), (4, 128, 3), (4, 256, 2)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits, group, rows", full_but([SHAPES[0], SHAPES[2]], SHAPES))
 @pytest.mark.parametrize("dtype", HALF)
 def test_products_are_those_of_float64(bits, group, rows, dtype):
@@ -123,6 +124,7 @@ def test_a_rows_product_does_not_depend_on_the_number_of_rows(bits, dtype):
         assert torch.equal(part, whole[first : first + count])
 
 
+@pytest.mark.full
 def test_programs_leave_their_counters_at_zero():
     *packed, _ = random_weight(8, (64, 1024), 0, torch.float16)
     for _ in range(2):

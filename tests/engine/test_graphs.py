@@ -19,6 +19,7 @@ from tests.engine import standin
 from tests.engine.passing import poison, unreplayed
 from tests.engine.test_fused import SIZE, engine_of
 from tests.pruning.target.families import case
+from tests.tiers import full_but
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
 from vidspec.engine.choice_step import ChoiceStep
@@ -40,12 +41,22 @@ TREE = [-1, 0, 0, 1, 2, 2]
 ROOM = 80
 
 
-@pytest.fixture(params=FUSED)
-def engine(request, monkeypatch):
-    """With static passes, which the test can take away."""
-    found = Engine(case(request.param)[0])
+def replaying(family, monkeypatch):
+    """Return an engine with static passes, which the test can take away."""
+    found = Engine(case(family)[0])
     monkeypatch.setattr(found.model.decoder, "graphs", ReplayedPasses(found.model.decoder, standin.attention))
     return found
+
+
+@pytest.fixture(params=full_but(["qwen3_vl"], FUSED))
+def engine(request, monkeypatch):
+    return replaying(request.param, monkeypatch)
+
+
+@pytest.fixture(params=FUSED)
+def each_engine(request, monkeypatch):
+    """For tests of what a pass computes, in which families differ."""
+    return replaying(request.param, monkeypatch)
 
 
 def prompts(engine):
@@ -69,7 +80,8 @@ def check(engine, batch):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
-def test_windows_equal_the_usual_pass(engine, rows):
+def test_windows_equal_the_usual_pass(each_engine, rows):
+    engine = each_engine
     spans = [engine.prefill(prompt, ROOM).span for prompt in prompts(engine)]
     for span in spans:
         poison(span)
@@ -77,7 +89,8 @@ def test_windows_equal_the_usual_pass(engine, rows):
     check(engine, [Rows(span, TOKENS[:rows]) for span in spans])
 
 
-def test_a_token_a_window_and_trees_in_one_pass(engine):
+def test_a_token_a_window_and_trees_in_one_pass(each_engine):
+    engine = each_engine
     one, other, third = (engine.prefill(prompt, ROOM).span for prompt in prompts(engine))
     check(engine, [Rows(one, TOKENS[:6], TREE), Rows(other, TOKENS[:1]), Rows(third, TOKENS[:3])])
     # Two more nodes of the first tree, whose others are in the cache, and a path of it kept.

@@ -57,6 +57,7 @@ def test_one_sequence(sequences):
     check(sequences, 3, 1, 16, torch.float32, 2e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "heads, kv_heads, width", full_but([(4, 4, 16)], [(4, 4, 16), (6, 2, 64), (7, 1, 128), (16, 2, 32)])
 )
@@ -127,6 +128,7 @@ def test_a_row_alone_and_within_a_window_is_the_same_to_the_bit(before, monkeypa
     assert not torch.equal(window[0], window[1])
 
 
+@pytest.mark.full
 def test_scores_far_apart_do_not_overflow():
     slab, places, parts = laid_out([(300, [-1, 0], 2)], 1, 16, torch.float32)
     slab[0, :, 3:100] *= 400

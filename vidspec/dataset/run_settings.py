@@ -158,9 +158,10 @@ def misnamed_output(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
     from vidspec.dataset.formats.base import format_names, make_format
 
     suffix = os.path.splitext(spec.output or "")[1].lower()
-    if len(forms) > 1 or suffix == forms[0].suffix or suffix not in {make_format(one).suffix for one in format_names()}:
-        return None  # of several formats each has its own suffix
-    return f"--output {spec.output}: is written as {forms[0].name}, as --format says"
+    if not suffix or len(forms) > 1:  # of several formats each has its own suffix
+        return None
+    others = {make_format(name).suffix for name in format_names()} - {forms[0].suffix}
+    return f"--output {spec.output}: is written as {forms[0].name}, as --format says" if suffix in others else None
 
 
 def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:

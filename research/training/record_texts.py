@@ -39,7 +39,7 @@ class Recorded:
     Attributes:
         states: (n, blocks * hidden) in half precision: rows of the prompt, then the caption's but its last token's.
         places: (n,) of these rows in the target's whole prompt and text.
-        visual: (n,) bool, True for rows of visual tokens that a pruner may drop.
+        visual: (n,) bool, True for rows of visual tokens.
         tokens: of the caption.
     """
 
@@ -125,8 +125,7 @@ def caption_batch(
         all_states.append(states)
     written, read = torch.stack(all_tokens, dim=1).tolist(), torch.cat(all_states, dim=1)
     shown = torch.zeros(length, dtype=torch.bool)
-    visual = prompts[0].visual
-    shown[visual.index[~visual.required]] = True
+    shown[prompts[0].visual.index] = True
     recorded = []
     for tokens, states in zip(written, read, strict=True):
         end = next((at + 1 for at, token in enumerate(tokens) if token in target.eos), len(tokens))

@@ -148,7 +148,7 @@ def test_profiles_shows_those_to_choose_from(vidspec, tmp_path):
         "vanilla-sd",
     ]
     assert [line[0] for line in lines if line[2] != "recommended"] == [
-        *("ar", "specvlm", "tabed-mt", "suffix", "eagle3", "mtp", "parallelvlm", "hippo", "lvspec", "mine")
+        *("ar", "specvlm", "tabed-mt", "suffix", "dflash", "eagle3", "mtp", "parallelvlm", "hippo", "lvspec", "mine")
     ]
     assert len(json.loads(vidspec("profiles", "--format", "json").out)) == len(lines)
     named = vidspec("profiles", "hippo-frame", "ar").out.splitlines()

@@ -246,7 +246,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"draft.kind": "x"},
-            "draft.kind: unknown drafter 'x'; valid: eagle3, ensemble, hybrid, model, mtp, ngram, none, "
+            "draft.kind: unknown drafter 'x'; valid: dflash, eagle3, ensemble, hybrid, model, mtp, ngram, none, "
             "recycle, self, sparse_kv, suffix, text_only",
         ),
         (

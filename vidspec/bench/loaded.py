@@ -8,12 +8,13 @@ from functools import cached_property
 
 from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
+from vidspec.decoding.captioner_models import HEAD_FOLDERS, load_head
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError
-from vidspec.models import eagle3, loading, mtp
-from vidspec.models.checkpoint_config import is_head
+from vidspec.models import loading, mtp
+from vidspec.models.checkpoint_config import head_kind
 from vidspec.models.head import Head
 from vidspec.models.placement import Placement, resolve_placement
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -64,10 +65,11 @@ class LoadedModels:
         self.source, self.where = source, source.placement()
         first, second = source.names
         self.target = loading.load_model(first, replace(self.where, weights=source.weights))
-        self.named_head = second is not None and is_head(second)
+        self.named_head = None if second is None else head_kind(second)
         self._drafts: dict[WeightFormat, VideoLanguageModel] = {}
         self.draft = self._load_draft("auto")
         self._slots: dict[tuple[str, str], DraftProcessSlot] = {}
+        self._heads: dict[str, Head] = {}
 
     def _load_draft(self, weights: WeightFormat) -> VideoLanguageModel | None:
         """Return the draft in a weight format."""
@@ -78,12 +80,14 @@ class LoadedModels:
             self._drafts[weights] = loading.load_model(name, replace(self.where, weights=weights), text=True)
         return self._drafts[weights]
 
-    @cached_property
-    def head(self) -> Head | None:
-        """The head named in place of a draft, or that of a built-in pair."""
-        pair = self.source.target is None
-        name = str(loading.embedded_folder(self.source.pair, "head")) if pair else self.source.draft
-        return eagle3.load_eagle3(name, self.target, self.where) if name and (pair or self.named_head) else None
+    def head(self, kind: str) -> Head | None:
+        """Return the head that a drafter takes: that named in place of a draft, or that of a built-in pair."""
+        name = self.source.draft if kind == self.named_head else None
+        if self.source.target is None:
+            name = str(loading.embedded_folder(self.source.pair, HEAD_FOLDERS[kind]))
+        if name is not None and kind not in self._heads:
+            self._heads[kind] = load_head(kind, name, self.target, self.where)
+        return self._heads.get(kind)
 
     @cached_property
     def layer(self) -> Head:
@@ -106,7 +110,8 @@ class LoadedModels:
         draft = self._load_draft(weights) if profile.drafts_with_a_model else None
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
-        if profile.names_a_head and self.head is None:
+        head = self.head(profile.draft.kind) if profile.names_a_head else None
+        if profile.names_a_head and head is None:
             raise UsageError(
                 f"profile {profile.name} drafts with a head of the target", hint="name both with --target and --draft"
             )
@@ -115,7 +120,7 @@ class LoadedModels:
             self.target,
             draft,
             slot=self._slots.get((profile.draft.kind, precision)),
-            head=self.head if profile.names_a_head else self.layer if profile.drafts_with_a_head else None,
+            head=self.layer if profile.drafts_with_a_head and not profile.names_a_head else head,
         )
         if made.slot is not None:
             self._slots[profile.draft.kind, precision] = made.slot

@@ -37,7 +37,7 @@ from vidspec.models.base import StockConfig, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.identity import is_related
-from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs
+from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs, published_heads
 from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
@@ -185,6 +185,11 @@ class CheckpointReport:
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _total_text(fit.bytes)}") for fit in self.drafts),
+            *(
+                ("head", f"{head.name}: published, not yet run here; --profile {head.kind} --draft {head.name}")
+                for head in published_heads()
+                if head.target == self.name
+            ),
             *([("predicted", self.unpredicted)] if self.predicted is None else self.predicted.rows()),
         ]
         return [(label, value) for label, value in rows if value]

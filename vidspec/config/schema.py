@@ -98,12 +98,12 @@ class Profile(Section):
     @property
     def drafts_with_a_head(self) -> bool:
         """True if a head over the target's states drafts, a separate one or one in the target's checkpoint."""
-        return self.drafter is not None and self.drafter.model in ("head", "block", "layer")
+        return self.drafter is not None and self.drafter.model in ("head", "layer")
 
     @property
     def names_a_head(self) -> bool:
         """True if ``models.draft`` names that head."""
-        return self.drafter is not None and self.drafter.model in ("head", "block")
+        return self.drafter is not None and self.drafter.model == "head"
 
     @property
     def named_models(self) -> tuple[str, ...]:

@@ -23,7 +23,19 @@ from vidspec.models.video_language_model import VideoLanguageModel
 if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
 
-__all__ = ["CaptionerModels", "load_models", "models_record", "notes_on", "start_draft_process", "suggested_command"]
+__all__ = [
+    "HEAD_FOLDERS",
+    "CaptionerModels",
+    "load_head",
+    "load_models",
+    "models_record",
+    "notes_on",
+    "start_draft_process",
+    "suggested_command",
+]
+
+#: Folders of a built-in pair with the heads that drafters take.
+HEAD_FOLDERS = {"eagle3": "head", "dflash": "block_head"}
 
 
 class CaptionerModels(NamedTuple):
@@ -76,17 +88,16 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
             draft.name = "embedded/draft"
     head: Head | None = None
     if profile.names_a_head:
-        head = load_head(profile, draft_name, target, draft_where)
+        head = load_head(profile.draft.kind, draft_name, target, draft_where)
         head.name = "embedded/head" if wanted.pair is not None else head.name
     elif profile.drafts_with_a_head:
         head = mtp.load_mtp(target)
     return CaptionerModels(target, draft, describe, slot, head)
 
 
-def load_head(profile: Profile, name: str, target: VideoLanguageModel, where: Placement) -> Head:
-    """Load the head that the profile's drafter takes."""
-    assert profile.drafter is not None
-    if profile.drafter.model == "block":
+def load_head(kind: str, name: str, target: VideoLanguageModel, where: Placement) -> Head:
+    """Load the head that the drafter ``kind`` takes."""
+    if kind == "dflash":
         return dflash.load_block_head(name, target, where)
     return eagle3.load_eagle3(name, target, where)
 
@@ -111,13 +122,7 @@ def _names(profile: Profile) -> tuple[str, str]:
     folder = loading.embedded_folder(wanted.pair, "target")
     if not (folder / "config.json").is_file():
         raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-    return str(folder), str(loading.embedded_folder(wanted.pair, draft_role(profile)))
-
-
-def draft_role(profile: Profile) -> str:
-    """Return the folder of a built-in pair that holds what drafts."""
-    model = profile.drafter.model if profile.drafter is not None else None
-    return {"head": "head", "block": "block_head"}.get(model or "", "draft")
+    return str(folder), str(loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.draft.kind, "draft")))
 
 
 def start_draft_process(profile: Profile, model: VideoLanguageModel) -> DraftProcessSlot:

@@ -28,7 +28,7 @@ from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import share_pixels
-from vidspec.pruning.base import attention_ranks, make_signals, make_taps
+from vidspec.pruning.base import attention_ranks, make_signals
 from vidspec.pruning.placement import token_places
 from vidspec.pruning.target.engine import kept_per_layer
 
@@ -77,7 +77,7 @@ class TargetPrompt:
         sequence.job = yield from share_pixels(setup.vision_models, sequence.job, sequence.trace)
         prefix = yield from setup.read(sequence.job, sequence.trace)
         hit = _find_prefix(setup, cache, prefix)
-        return cls(prefix, cache, hit, make_taps(setup.needs, prefix) if hit is None else None)
+        return cls(prefix, cache, hit, setup.make_taps(prefix) if hit is None else None)
 
     def choose(self, sequence: Sequence, worker: str) -> tuple[int, ...]:
         """Choose the visual tokens that the draft may see; timed in the lane of the model that chooses.

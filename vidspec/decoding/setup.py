@@ -21,6 +21,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
+from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError
 from vidspec.events.trace import Trace
 from vidspec.models.base import EmbeddedPrompt
@@ -31,7 +32,7 @@ from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.pruning.base import Pruner, pruners
+from vidspec.pruning.base import Pruner, make_taps, pruners
 from vidspec.pruning.target.engine import build_target_engine
 from vidspec.registry import build_part
 from vidspec.schedule import schedules
@@ -169,6 +170,11 @@ class DecodingSetup:
     def late(self) -> bool:
         """True if a draft that reads during the target's prefill prunes its cache afterwards."""
         return prunes_late(self.profile, self.pruner, self.target.model)
+
+    def make_taps(self, prefix: EmbeddedPrompt) -> Taps | None:
+        """Return observers of the target's prefill; of text rows alone for a head that does not see the video."""
+        text_only = self.pruner is None and not self.profile.shows_the_video
+        return make_taps(self.needs, prefix, text_only=text_only)
 
     def history(self, prefix: EmbeddedPrompt) -> TextHistory | None:
         """Return the history of a clip after its prompt, for penalties and a grammar; None if the profile has none."""

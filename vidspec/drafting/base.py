@@ -182,8 +182,8 @@ class DrafterKind(ABC):
     Attributes:
         needs: signals of the target's prefill that it reads itself, as :class:`vidspec.pruning.base.Pruner` names them.
         model: the weights it drafts with: a ``draft`` model, the ``target`` itself, a ``head`` that reads the target's
-            states, a ``block`` head, a ``layer`` like a head in the target's own checkpoint, or None: it needs no pass
-            of any model, and its proposals cost next to nothing.
+            states, such a ``layer`` in the target's own checkpoint, or None: it needs no pass of any model, and its
+            proposals cost next to nothing.
         sees: the part of the video it sees: visual tokens that a pruner ``kept``, ``all`` in a way of its own, cache
             entries of its ``own`` choice, or ``nothing``.
         trees: True if it can draft the trees of ``draft.topology``.
@@ -198,7 +198,7 @@ class DrafterKind(ABC):
     """
 
     needs: frozenset[str] = frozenset()
-    model: Literal["draft", "target", "head", "block", "layer"] | None = "draft"
+    model: Literal["draft", "target", "head", "layer"] | None = "draft"
     sees: Literal["kept", "all", "own", "nothing"] = "kept"
     trees: bool = False
     remote: bool = False

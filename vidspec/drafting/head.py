@@ -59,7 +59,7 @@ class HeadDraft(DrafterKind):
             given = torch.cat([prefix.visual.index, prefix.audio.to(prefix.visual.index)])
             every = head.embed_prompt(prefix.token_ids, given, prefix.embeds[0, given])
             embeddings = every[rows.to(every.device)][1:]
-            states = torch.cat([taps.states[block][rows] for block in head.blocks], dim=1)
+            states = taps.joined_states(head.blocks, rows)
             fed = head.fed(embeddings, head.joined(states[:-1]), positions[:, :-1], following - 1)
         read = yield from clip.read(engine, fed)
         return head_drafter(clip.profile.draft, engine, read.span, states[-1:].clone())

@@ -74,8 +74,9 @@ class Taps:
             before the final norm.
         ready: called once, as soon as every prompt row has been observed in all requested blocks; during the pass if
             the blocks are early enough, after it if all blocks are needed.
+        keeps: (L,) bool, the prompt rows whose inputs are kept; None for all.
         error: exception of ``ready``. The pass, which other sequences may share, continues.
-        states: (n, hidden) inputs of each requested block, for the rows read so far.
+        states: (n, hidden) inputs of each requested block, for the rows read so far that it ``keeps``.
     """
 
     rows: torch.Tensor
@@ -86,6 +87,7 @@ class Taps:
     heads: bool = False
     keys: Literal["all", "visual"] = "all"
     ready: Callable[[], None] | None = None
+    keeps: torch.Tensor | None = None
     error: Exception | None = None
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Scores (kv_heads, N) of each block over the rows read so far, by the keys of the softmax.
@@ -116,9 +118,18 @@ class Taps:
     def observe_block_input(self, block: int, rows: torch.Tensor) -> None:
         """Observe the rows (n, hidden) that enter a block or the final norm."""
         if block in self.hidden and (new := self._first_new("hidden", block, len(rows))) is not None:
-            seen = rows[new - self._start :].detach().to(rows.device, copy=True).to(self.rows.device)
+            seen = rows[new - self._start :].detach()
+            if self.keeps is not None:
+                seen = seen[self.keeps[new : self._start + len(rows)].to(seen.device)]
+            seen = seen.to(rows.device, copy=self.keeps is None).to(self.rows.device)
             self.states[block] = torch.cat([self.states[block], seen]) if block in self.states else seen
             self._check()
+
+    def joined_states(self, blocks: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        """Return the inputs (n, blocks * hidden) of blocks at prompt rows (n,), concatenated; all must be kept."""
+        if self.keeps is not None:
+            rows = (self.keeps.cumsum(0) - 1).to(rows.device)[rows]
+        return torch.cat([self.states[block][rows] for block in blocks], dim=1)
 
     def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Observe a block's rotated queries (n, heads, d) of the pass and all keys (1, kv_heads, length, d)."""

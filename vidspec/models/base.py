@@ -199,12 +199,18 @@ class EmbeddedPrompt:
         text[self.visual.index] = text[self.audio] = False
         return tuple(self.token_ids[text].tolist())
 
-    def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
-        """Return the sorted rows of the prompt without the visual tokens not in ``kept``."""
+    @property
+    def is_visual(self) -> torch.Tensor:
+        """(L,) bool, True for rows of visual tokens."""
         import torch
 
-        stays = torch.ones(self.length, dtype=torch.bool, device=self.embeds.device)
-        stays[self.visual.index] = False
+        visual = torch.zeros(self.length, dtype=torch.bool, device=self.embeds.device)
+        visual[self.visual.index] = True
+        return visual
+
+    def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        """Return the sorted rows of the prompt without the visual tokens not in ``kept``."""
+        stays = ~self.is_visual
         stays[self.visual.index[kept]] = True
         return stays.nonzero()[:, 0]
 

@@ -22,7 +22,7 @@ __all__ = [
     "check_kernels",
     "check_sizes",
     "claimed_config",
-    "is_head",
+    "head_kind",
     "load_error",
     "read_config",
     "refuse_assistant",
@@ -37,6 +37,8 @@ LARGEST_SIZES: Mapping[str, int] = {
     r"hidden_size$|intermediate_size$|(^|_)(dim|heads)$": 1 << 20,
     r"vocab_size$": 1 << 24,
 }
+#: Kinds of heads, as their configs' ``architectures`` and the drafters name them, and in words.
+HEADS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -72,10 +74,10 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     from vidspec.models.text_only import TYPES
 
     source = weight_source(name)
-    if is_head(name):
+    if (kind := head_kind(name)) is not None:
         raise ModelError(
-            f"{name}: is a head of another model (EAGLE-3), not a model",
-            hint=f"--profile eagle3 --draft {name}",
+            f"{name}: is a head of another model ({HEADS[kind]}), not a model",
+            hint=f"--profile {kind} --draft {name}",
             kind="family",
         )
     refuse_assistant(name, source)
@@ -220,12 +222,11 @@ def claimed_config(source: str) -> dict[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def is_head(name: str) -> bool:
-    """Return True if the config of a hub id or folder names an EAGLE-3 head, loadable or not."""
+def head_kind(name: str) -> str | None:
+    """Return the drafter that takes the head of a hub id or folder, loadable or not; None if its config names none."""
     architectures = claimed_config(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
-    return isinstance(architectures, list) and any(
-        "eagle3" in str(architecture).lower() for architecture in architectures
-    )
+    named = " ".join(map(str, architectures)).lower() if isinstance(architectures, list) else ""
+    return next((kind for kind in HEADS if kind in named), None)
 
 
 def _config(source: str) -> StockConfig:

@@ -220,7 +220,7 @@ class Eagle3Decoder(HeadDecoder):
 
 
 class _StateProjection:
-    """Projects concatenated target states (n, blocks * target's hidden) to (n, hidden), normed first if the head says so.
+    """Projects concatenated target states (n, blocks * target's hidden) to (n, hidden), normed first if the head asks.
 
     The decoder calls it; it does not refer to the decoder, which would keep both until a collection.
     """

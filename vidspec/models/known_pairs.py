@@ -127,11 +127,19 @@ class KnownModel:
 
 
 class PublishedHead(NamedTuple):
-    """An EAGLE-3 head published for ``target``: its hub id, and the parameters that a draft pass reads."""
+    """A head published for ``target``.
+
+    Attributes:
+        target: hub id.
+        name: hub id of the head.
+        read: parameters that a draft pass reads; 0 if unknown.
+        kind: the drafter that takes it.
+    """
 
     target: str
     name: str
-    read: int
+    read: int = 0
+    kind: str = "eagle3"
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,7 @@ def _known_model(name: str, facts: dict[str, Any]) -> KnownModel:
 
 @cache
 def published_heads() -> tuple[PublishedHead, ...]:
-    """Return the EAGLE-3 heads published for a target."""
+    """Return the listed heads that are published for a target."""
     import yaml
 
     data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))

@@ -123,8 +123,13 @@ class ScoringPruner(Pruner):
         return top_scored(self.scores(signals), signals.visual, alpha)
 
 
-def make_taps(needs: Iterable[str], prefix: EmbeddedPrompt) -> Taps | None:
+def make_taps(needs: Iterable[str], prefix: EmbeddedPrompt, *, text_only: bool = False) -> Taps | None:
     """Return observers of the prefill signals that a pruner or drafter needs; None if it needs none.
+
+    Args:
+        needs: names of the signals.
+        prefix: the prompt.
+        text_only: True to keep hidden states of rows without visual tokens only.
 
     Raises:
         ValueError: unknown signal.
@@ -153,6 +158,7 @@ def make_taps(needs: Iterable[str], prefix: EmbeddedPrompt) -> Taps | None:
         heads="head_attention" in wanted,
         attention_at=sorted(layers["attention"]),
         hidden=sorted(layers["hidden"]),
+        keeps=~prefix.is_visual if text_only else None,
     )
 
 

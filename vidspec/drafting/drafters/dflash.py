@@ -27,7 +27,7 @@ class BlockDraft(DrafterKind):
         visual: ``all``: the head reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
     """
 
-    model = "block"
+    model = "head"
 
     def __init__(self, visual: Literal["all", "none"] = "all") -> None:
         self.sees = "kept" if visual == "all" else "nothing"
@@ -52,7 +52,7 @@ class BlockDraft(DrafterKind):
         elif head.decoder.axes > 1:
             positions, following = prefix.positions.reshape(-1, prefix.length)[:, rows], prefix.next_position
         with clip.trace.span("draft_prefill", "draft"):
-            states = torch.cat([taps.states[block][rows] for block in head.blocks], dim=1)
+            states = taps.joined_states(head.blocks, rows)
             span = engine.open(len(rows) + clip.room + head.size, following - len(rows))
             context = ContextRows([states], positions.expand(head.decoder.axes, -1))
             yield Encode(partial(engine.read_context, span, context), "draft")

@@ -12,7 +12,7 @@ RESEARCH = PACKAGE.with_name("research")
 ORDER = (
     ("bounds", "channel", "deprecation", "errors", "escaping", "garbage", "memory", "signals", "_version"),
     ("process",),
-    ("files",),
+    ("files", "user_cache"),
     ("events",),
     ("registry",),
     ("embedded",),

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -23,7 +25,9 @@ from vidspec import memory
 from vidspec.bench.machine import machine
 from vidspec.bench.tables import facts_line, table
 from vidspec.bench.turns import measure_in_turns, time_call
+from vidspec.engine.layout_times import VARIABLE
 from vidspec.engine.layouts import WeightFormat
+from vidspec.engine.matrix import FloatLayout
 from vidspec.engine.rows import Rows
 
 CPU = torch.device("cpu")
@@ -31,21 +35,23 @@ ROWS = (1, 6, 16)
 
 
 class Layout(NamedTuple):
-    """Weight layout: arguments of :func:`~research.random_decoder.language`, and bytes per weight."""
+    """Layout of all weights, or None for the measured ones; dtype, codes, and bytes per weight."""
 
     dtype: torch.dtype
-    packed: bool
+    layout: FloatLayout | None
     wanted: WeightFormat
     bytes: float
 
 
 LAYOUTS = {
-    "float32": Layout(torch.float32, False, None, 4),
-    "float32 with packed copies": Layout(torch.float32, True, None, 8),
-    "bfloat16": Layout(torch.bfloat16, False, None, 2),
-    "bfloat16 packed": Layout(torch.bfloat16, True, None, 2),
-    "int8": Layout(torch.float32, False, "int8", 1.1),
-    "int4": Layout(torch.float32, False, "int4", 0.7),
+    "float32": Layout(torch.float32, None, None, 8),
+    "float32 plain": Layout(torch.float32, "plain", None, 4),
+    "float32 transposed": Layout(torch.float32, "transposed", None, 4),
+    "float32 packed": Layout(torch.float32, "packed", None, 4),
+    "bfloat16": Layout(torch.bfloat16, None, None, 2),
+    "bfloat16 plain": Layout(torch.bfloat16, "plain", None, 2),
+    "int8": Layout(torch.float32, None, "int8", 1.1),
+    "int4": Layout(torch.float32, None, "int4", 0.7),
 }
 
 
@@ -60,8 +66,20 @@ class Contender(NamedTuple):
         return time_call(self.passes[rows])
 
 
+@contextmanager
+def set_layout(layout: FloatLayout | None) -> Iterator[None]:
+    """Set the layout of the weights of models that are created meanwhile; None for the measured ones."""
+    before = os.environ.get(VARIABLE, "")
+    os.environ[VARIABLE] = layout or ""
+    try:
+        yield
+    finally:
+        os.environ[VARIABLE] = before
+
+
 def contender(size: Size, layout: Layout, entries: int) -> Contender:
-    model = language(size, CPU, layout.dtype, packed=layout.packed, wanted=layout.wanted)
+    with set_layout(layout.layout):
+        model = language(size, CPU, layout.dtype, wanted=layout.wanted)
     memory.release_memory()
     engine, spans = engine_of(model), behind(model, 1, entries, max(ROWS))
     return Contender(

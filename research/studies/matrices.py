@@ -1,4 +1,4 @@
-"""Cost of one layer's product in each weight format: ``python -m research.studies.matrices``.
+"""Cost of one layer's product in each weight format and layout: ``python -m research.studies.matrices``.
 
 A layer of published width with random weights on the CPU, one thread; all formats take turns. Prints Markdown: ms by
 the number of rows.
@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import cast
 
 import torch
-from torch import nn
 
 from research.studies.layouts import CPU
 from vidspec.bench.machine import machine
 from vidspec.bench.tables import facts_line, table
 from vidspec.bench.turns import measure_in_turns, time_call
-from vidspec.engine.matrix import MatrixWithPackedCopy, PlainMatrix
+from vidspec.engine.matrix import FloatLayout, can_pack, float_matrix
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel
 
 __all__ = ["main", "products"]
@@ -30,19 +30,23 @@ ROWS = (1, 6, 16, 128)
 def products(inputs: int, outputs: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Return the layer's product in each format, for float32 rows (N, inputs)."""
 
-    def layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
-        return nn.Linear(inputs, outputs, bias=False, dtype=dtype).requires_grad_(False)
-
-    half, weight = PlainMatrix([layer(torch.bfloat16)]), layer().weight
+    weight, half = torch.randn(outputs, inputs) * inputs**-0.5, torch.bfloat16
     eight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
-    return {
+    names: list[FloatLayout] = ["plain", "transposed", "packed"]
+    found: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "8 bits, of a checkpoint": Int8Matrix.from_codes(eight, torch.rand(outputs)),
         "8 bits, rounded when loaded": Int8Matrix.of(weight),
         "4 bits": Int4Matrix.of(weight),
-        "float32": PlainMatrix([layer()]),
-        "float32 with a packed copy": MatrixWithPackedCopy([layer()]),
-        "bfloat16": lambda rows: half(rows.bfloat16()),
     }
+    found |= {
+        f"float32, {name}": float_matrix(weight, None, name)
+        for name in names
+        if name != "packed" or can_pack(weight.dtype)
+    }
+    for name in ("plain", "packed") if can_pack(half) else ("plain",):
+        matrix = float_matrix(weight.to(half), None, cast(FloatLayout, name))
+        found[f"bfloat16, {name}"] = lambda rows, matrix=matrix: matrix(rows.bfloat16())  # type: ignore[misc]
+    return found
 
 
 @torch.inference_mode()

@@ -97,7 +97,7 @@ def measured(names: Sequence[str], visual: Sequence[int], repeats: int) -> dict[
     for name in names:
         size, _, label = name.partition(" ")
         layout = LAYOUTS[label]
-        model = language(SIZES[size], CPU, layout.dtype, packed=layout.packed, wanted=layout.wanted)
+        model = language(SIZES[size], CPU, layout.dtype, wanted=layout.wanted)
         memory.release_memory()
         engine = engine_of(model)
         for entries in (0, *visual):

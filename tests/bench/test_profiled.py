@@ -9,14 +9,18 @@ from functools import partial
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from torch.nn import functional as F
 
 from vidspec.bench import bandwidth, profile_view
+from vidspec.bench.arithmetic import count_operations
 from vidspec.bench.loaded import ModelSource
 from vidspec.bench.memory import MemoryUse, PeakMemory, resident
 from vidspec.bench.passes import measure_passes
 from vidspec.bench.profiled import profile_clip
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped
+from vidspec.engine.matrix import can_pack, float_matrix
 from vidspec.files import PICTURE, check_output
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
@@ -67,6 +71,26 @@ def test_the_peak_of_this_process_is_at_least_what_it_holds():
     peak.reset()
     block = bytearray(b"x" * 2**26)
     assert peak.read() >= 2**26 and resident() > len(block)
+
+
+def test_operations_are_counted_in_every_layout():
+    rows, weight, bias = torch.randn(6, 64), torch.randn(32, 64), torch.randn(32)
+    for layout in ("plain", "transposed", "packed") if can_pack(rows.dtype) else ("plain", "transposed"):
+        matrix = float_matrix(weight, bias, layout)
+        with torch.inference_mode():
+            assert count_operations(lambda matrix=matrix: matrix(rows)) == 2 * 6 * 64 * 32
+            assert count_operations(lambda matrix=matrix: matrix.add(torch.randn(6, 32), rows)) == 2 * 6 * 64 * 32
+    heads = torch.randn(1, 2, 5, 8)
+    with torch.inference_mode():
+        assert count_operations(lambda: F.scaled_dot_product_attention(heads, heads, heads)) == 4 * 2 * 5 * 5 * 8
+
+
+def test_rates_are_shares_of_the_machines_peak(report):
+    assert [one.work for one in report.rates] == ["vision", "target_prefill", "T_p(1)", "T_p(6)"]
+    assert all(0 < one.share < 2 and one.operations > 10**5 for one in report.rates)
+    one, six = report.rates[2:]
+    assert 5 < six.operations / one.operations < 7
+    assert "of the peak" in profile_view.markdown(report) and len(report.to_dict()["rates"]) == 4
 
 
 def test_passes_belong_to_the_draft_that_was_measured(report):

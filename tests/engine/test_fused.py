@@ -212,7 +212,8 @@ before = resident()
 model = loading.load_model(sys.argv[1], where)
 gc.collect()
 weights = sum({p.data_ptr(): p.nbytes for p in model.model.parameters()}.values())
-print(resident() - before, weights, model.decoder.packed_bytes, model.decoder.name)
+copies = sum(matrix.nbytes for matrix in model.matrices)
+print(resident() - before, weights, copies, model.decoder.name)
 """
 
 
@@ -239,12 +240,12 @@ def large(tmp_path_factory):
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which is Linux's")
 @pytest.mark.parametrize("packed", ["packed", "plain"])
 def test_a_loaded_model_takes_its_weights_once(packed, large):
-    """Resident memory after loading is the weights, plus the packed copies."""
+    """Resident memory after loading is the weights, in the layers or packed, plus second copies."""
     folder, small = map(str, large)
     ran = subprocess.run(
         [sys.executable, "-c", MEMORY, folder, packed, small], capture_output=True, text=True, check=True
     )
     grown, weights, copies, name = ran.stdout.split()
-    assert name == "fused" and int(weights) > 4.2e8
-    assert (int(copies) > 4e8) == (packed == "packed")
+    assert name == "fused" and int(weights) + int(copies) > 4.2e8
+    assert packed == "packed" or copies == "0"
     assert int(grown) <= 1.05 * int(weights) + int(copies)

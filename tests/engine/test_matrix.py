@@ -7,15 +7,29 @@ import torch
 from torch import nn
 
 from tests.engine.largest import LargestTensor
-from vidspec.engine import layouts, matrix
+from vidspec.engine import layout_times, layouts
 from vidspec.engine import quantised as quantised_module
-from vidspec.engine.layouts import QuantisedLinear, build_matrix
-from vidspec.engine.matrix import LARGE, PackedMatrix, choose_packing
+from vidspec.engine.layout_times import LARGE
+from vidspec.engine.layouts import MatrixLinear, build_matrix, choose_packing, describe_layouts, lay_out_all
+from vidspec.engine.matrix import can_pack
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel, quantise_weight, quantised_bytes
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
-needs_packing = pytest.mark.skipif(not choose_packing(0, True), reason="this build of torch has no oneDNN to pack with")
+FULL, HALF = torch.float32, torch.bfloat16
+needs_packing = pytest.mark.skipif(not can_pack(FULL), reason="this build of torch has no oneDNN to pack with")
+SLOWER, FASTER = [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]
+
+
+@pytest.fixture
+def fastest(monkeypatch):
+    """Set the times of all weights' layouts: one row, few, many."""
+    monkeypatch.delenv(layout_times.VARIABLE, raising=False)
+
+    def set_times(**times):
+        monkeypatch.setattr(layout_times, "layout_times", lambda shape, dtype: times)
+
+    return set_times
 
 
 def layers(inner, outs, bias, seed=0, dtype=torch.float32):
@@ -60,58 +74,94 @@ def test_a_weight_that_is_shared_stays_as_it_is():
 
 @needs_packing
 @pytest.mark.parametrize("bias", [True, False])
-def test_large_weights_are_packed(bias):
-    some = layers(1024, (512, 512), bias)
+@pytest.mark.parametrize("first", ["plain", "transposed"])
+def test_a_second_copy_serves_passes_of_several_rows(fastest, bias, first):
+    some, other = layers(64, (32, 16), bias), "plain" if first == "transposed" else "transposed"
+    weights = [layer.weight.clone() for layer in some]
+    fastest(**{first: [1.0, 2.0, 2.0], other: [1.5, 2.0, 2.0]}, packed=[2.0, 1.0, 1.0])
+    made = build_matrix(some, packing="copies")
+    assert made.layout == f"{first}+packed" and made.nbytes == 48 * 64 * 4 and made.second
+    assert made.weight.is_contiguous() is (first == "plain")
+    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(some, weights, strict=True))
     for rows in (1, 2, 3, 5, 30):
-        given, residual = torch.randn(rows, 1024), torch.randn(rows, 1024)
+        given, residual = torch.randn(rows, 64), torch.randn(rows, 48)
         expected = torch.cat([layer(given) for layer in some], dim=-1)
-        made = build_matrix(some, packed=True)
-        assert made.nbytes == LARGE * 4 and made.second
-        torch.testing.assert_close(made(given), expected, rtol=0, atol=2e-5)
-        torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=2e-5)
-    assert build_matrix(layers(1024, (512, 511), bias), packed=True).nbytes == 0  # not large
+        torch.testing.assert_close(made(given), expected, rtol=0, atol=5e-6)
+        torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=5e-6)
+        torch.testing.assert_close(made.add_(residual.clone(), given), residual + expected, rtol=0, atol=5e-6)
+    assert build_matrix(layers(64, (32,), bias), packing="once").nbytes in (0, 32 * 64 * 4)
 
 
 @needs_packing
-def test_the_rule(monkeypatch):
-    monkeypatch.setattr(matrix.platform, "machine", lambda: "x86_64")
+def test_second_copies_are_made_where_memory_suffices(fastest, monkeypatch):
+    fastest(plain=[1.0, 2.0, 2.0], packed=[2.0, 1.0, 1.0])
+    shapes = [((5, 2), False)] * 5  # of 200 bytes
     for free, wanted, expected in (
-        (100, "auto", True),
-        (99, "auto", False),
-        (None, "auto", True),
-        (1, True, True),
-        (1000, False, False),
+        (400, "auto", "copies"),
+        (399, "auto", "once"),
+        (None, "auto", "copies"),
+        (1, True, "copies"),
+        (1000, False, "none"),
     ):
-        monkeypatch.setattr(matrix.memory, "available_memory", lambda free=free: free)
-        assert choose_packing(50, wanted) is expected
-    monkeypatch.setattr(matrix.platform, "machine", lambda: "aarch64")
-    assert choose_packing(0, "auto") is False and choose_packing(0, True) is True
+        monkeypatch.setattr(layouts.memory, "available_memory", lambda free=free: free)
+        assert choose_packing(shapes, FULL, wanted) == expected
+    monkeypatch.setattr(layouts.memory, "available_memory", lambda: 500)
+    assert [choose_packing(shapes, FULL, "auto", besides=taken) for taken in (100, 101)] == ["copies", "once"]
 
 
 @needs_packing
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_weight_can_be_the_only_copy(bias):
+def test_a_packed_weight_can_be_the_only_copy(fastest, bias):
+    fastest(plain=SLOWER, transposed=SLOWER, packed=FASTER)
     some = layers(64, (32, 16), bias)
     given, residual = torch.randn(5, 64), torch.randn(5, 48)
     expected = torch.cat([layer(given) for layer in some], dim=-1)
     weight = torch.cat([layer.weight for layer in some])
-    made = PackedMatrix(some)
-    assert made.nbytes == 48 * 64 * 4 and all(layer.weight.nbytes == 0 for layer in some)
-    for rows in (1, 2, 5):
+    made = build_matrix(some, packing="once")
+    assert made.nbytes == 48 * 64 * 4 and not made.second and all(layer.weight.nbytes == 0 for layer in some)
+    for rows in (0, 1, 2, 5):
         torch.testing.assert_close(made(given[:rows]), expected[:rows], rtol=0, atol=2e-6)
     torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=2e-6)
-    torch.testing.assert_close(made.dense(torch.float32, given.device), weight, rtol=0, atol=1e-6)
+    assert torch.equal(made.dense(torch.float32, given.device), weight)
 
 
 @needs_packing
-def test_large_bfloat16_weights_are_packed_where_the_cpu_computes_in_it(monkeypatch):
-    monkeypatch.setattr(layouts, "PackedMatrix", lambda layers: "packed")
-    large = layers(1024, (1024,), False, dtype=torch.bfloat16)
-    assert build_matrix(large, packed=True) == "packed"
-    assert build_matrix(large, packed=True, shared=True).nbytes == 0
-    assert build_matrix(layers(1024, (512,), False, dtype=torch.bfloat16), packed=True).nbytes == 0
-    assert choose_packing(0, True, torch.bfloat16) is torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert choose_packing(0, True, torch.float16) is False
+def test_a_shared_weight_stays_beside_its_packed_copy(fastest):
+    fastest(plain=SLOWER, transposed=SLOWER, packed=FASTER)
+    (one,) = layers(64, (32,), False)
+    made = build_matrix([one], packing="copies", shared=True)
+    assert made.layout == "packed" and made.second and one.weight.shape == (32, 64)
+    assert build_matrix([one], packing="once", shared=True).layout == "plain"
+
+
+@needs_packing
+def test_bfloat16_weights_are_packed_where_the_cpu_computes_in_it(fastest):
+    fastest(plain=SLOWER, packed=FASTER)
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert can_pack(HALF) is fast and can_pack(torch.float16) is False
+    assert build_matrix(layers(64, (32,), False, dtype=HALF), packing="once").layout == ("packed" if fast else "plain")
+
+
+@needs_packing
+def test_layers_of_stock_modules(fastest):
+    """All that multiply: once each, with their names; not those whose weight another module uses."""
+    fastest(plain=SLOWER, transposed=SLOWER, packed=FASTER)
+    tower, (one, two, tied, left) = nn.Module(), layers(16, (8, 8, 8, 8), True)
+    tower.first, tower.inner = one, nn.Sequential(two, nn.GELU(), one)
+    tower.tied, tower.table, tower.left = tied, nn.Embedding(8, 16), left
+    tower.table.weight = tied.weight
+    given = torch.randn(2, 3, 16)
+    expected = [layer(given) for layer in (one, two, tied, left)]
+    lay_out_all(tower, True, [left])
+    assert tower.first is tower.inner[2] and isinstance(tower.first, MatrixLinear) and tower.first.weight.dtype is FULL
+    assert tower.tied is tied and tower.left is left and describe_layouts([tower.first.matrix]) == "packed 8x16"
+    found = [layer(given) for layer in (tower.first, tower.inner[0], tower.tied, tower.left)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    fastest(plain=SLOWER, transposed=FASTER, packed=SLOWER)
+    lay_out_all(tower, True)
+    assert tower.left is left and left.weight.t().is_contiguous()  # which the layer itself multiplies with as fast
+    torch.testing.assert_close(left(given), expected[3], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -206,30 +256,26 @@ def test_the_kernel_that_computes_a_product():
 
 def test_in_place_of_a_layer():
     (layer,) = layers(64, (32,), True)
-    made, given = QuantisedLinear(quantise_weight(layer.weight, layer.bias, "int8")), torch.randn(2, 3, 64)
+    made, given = MatrixLinear(quantise_weight(layer.weight, layer.bias, "int8")), torch.randn(2, 3, 64)
     assert made(given).shape == (2, 3, 32) and (made.in_features, made.out_features) == (64, 32)
     assert torch.equal(made(given)[1, 2], made(given[1:, 2])[0])
 
 
-def test_the_layout_of_a_weight(monkeypatch):
-    full, half, large = torch.float32, torch.bfloat16, LARGE
+def test_the_layout_of_a_weight(monkeypatch, fastest):
+    fastest(plain=SLOWER, transposed=SLOWER, packed=FASTER)
+    large, small = (LARGE // 1024, 1024), (LARGE // 1024 - 1, 1024)
     for eight_bits in (True, False):
         monkeypatch.setattr(layouts, "has_fast_int8", lambda known=eight_bits: known)
-        assert layouts.choose_layout(large, full, "cpu", "auto", packed=True) == (
-            "int8" if eight_bits else "packed copy"
-        )
-        assert layouts.choose_layout(large, half, "cpu", "auto", packed=True) == ("int8" if eight_bits else "packed")
-        assert (
-            layouts.choose_layout(large - 1, full, "cpu", "auto")
-            == layouts.choose_layout(large, half, "cuda", "auto")
-            == "plain"
-        )
+        for dtype in (FULL, HALF):
+            unquantised = "packed" if can_pack(dtype) else "plain"
+            expected = "int8" if eight_bits else unquantised
+            assert layouts.choose_layout(large, dtype, "cpu", "auto", packing="copies") == expected
+        assert layouts.choose_layout(small, FULL, "cpu", "auto") == "transposed"
+        assert layouts.choose_layout(large, HALF, "cuda", "auto") == "plain"
         assert layouts.choose_layout(large, torch.float16, "cpu", "auto") == "plain"
-        assert (
-            layouts.choose_layout(1, full, "cpu", "int4") == "int4"
-            and layouts.choose_layout(1, half, "cuda", "int8") == "int8"
-        )
-    assert layouts.choose_layout(large, half, "cpu", packed=True, shared=True) == "plain"
+        assert layouts.choose_layout((1, 1), FULL, "cpu", "int4") == "int4"
+        assert layouts.choose_layout((1, 1), HALF, "cuda", "int8") == "int8"
+    assert layouts.choose_layout(large, HALF, "cuda", packing="copies") == "plain"
 
 
 @pytest.mark.parametrize("wanted", ["int8", "int4"])

@@ -12,7 +12,7 @@ from io import StringIO
 import pytest
 
 from tests.checkpoints import checkpoint
-from vidspec import cli
+from vidspec import cli, user_cache
 from vidspec.embedded.samples import shipped
 from vidspec.models import quick_import
 
@@ -157,10 +157,10 @@ class TestClasses:
         assert file.read_bytes()[:16] == quick_import._digest(file.read_bytes()[16:]) and len(whole) > 40
 
     def test_the_oldest_are_removed(self, folder, search):
-        for count in range(quick_import.KEPT + 2):
+        for count in range(user_cache.KEPT + 2):
             (folder / str(count)).mkdir()
             quick_import._classes(folder, search)
-        assert len(self.kept(folder)) == quick_import.KEPT
+        assert len(self.kept(folder)) == user_cache.KEPT
 
     def test_a_cache_that_cannot_be_written_does_no_harm(self, folder, search):
         (folder.parent / "cache").touch()

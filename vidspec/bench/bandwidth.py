@@ -9,7 +9,7 @@ from torch import nn
 
 from vidspec.bench.turns import time_call
 from vidspec.engine.device import synchroniser
-from vidspec.engine.layouts import QuantisedLinear
+from vidspec.engine.layouts import MatrixLinear
 from vidspec.engine.matrix import Matrix
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None =
         decoder: the decoder that runs it; its codes and packed weights replace those of the stock modules.
     """
     read = getattr(decoder, "head", head)
-    read = read.matrix if isinstance(read, QuantisedLinear) else read
+    read = read.matrix if isinstance(read, MatrixLinear) else read
     own = isinstance(read, Matrix) and read.nbytes > 0 and not read.second
     of_head = [] if own else [*head.parameters()]
     seen = {id(p): p.nbytes for p in [*language.parameters(), *of_head]}
@@ -49,11 +49,11 @@ def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None =
 def model_weight_bytes(model: VideoLanguageModel) -> int:
     """Return bytes of all weights and buffers of a model, including its vision tower; tied ones count once.
 
-    Includes copies of weights packed for oneDNN.
+    Includes weights packed by oneDNN.
     """
     module: nn.Module = model.model
     own = sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
-    return own + model.decoder.packed_bytes
+    return own + sum(matrix.nbytes for matrix in model.matrices)
 
 
 def kv_bytes(model: VideoLanguageModel) -> int:

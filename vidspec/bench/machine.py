@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import torch
 
 from vidspec._version import __version__
+from vidspec.engine.device import processor
 
-__all__ = ["machine", "processor"]
+__all__ = ["machine"]
 
 
 def machine(device: torch.device) -> dict[str, object]:
@@ -27,11 +27,3 @@ def machine(device: torch.device) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
     }
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
-    return next(names, platform.processor() or platform.machine())

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from vidspec.bench.arithmetic import WorkRate
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
@@ -42,6 +43,8 @@ def _sheets(report: ProfileReport) -> Iterator[_Table]:
     yield _memory_table(report.runs)
     if any(one.passes for one in report.runs):
         yield _pass_table([one for one in report.runs if one.passes])
+    if report.rates:
+        yield _rate_table(report.rates)
 
 
 def _time_table(runs: Sequence[ProfileBreakdown]) -> _Table:
@@ -114,6 +117,15 @@ def _pass_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     return _Table("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), tuple(rows))
 
 
+def _rate_table(rates: Sequence[WorkRate]) -> _Table:
+    rows = [
+        (one.work, _ms(one.seconds), f"{one.operations / 1e9:.2f}", f"{one.rate / 1e9:.0f}", f"{one.share:.0%}")
+        for one in rates
+    ]
+    heads = ("work", "ms", "GFLOP", "GFLOP/s", "of the peak")
+    return _Table("Operations of the target", heads, tuple(rows))
+
+
 def _notes(report: ProfileReport) -> list[str]:
     notes = [
         "Parts add up to the wall clock (file opened to last token); other: what no span covers. Each second counts "
@@ -127,6 +139,11 @@ def _notes(report: ProfileReport) -> list[str]:
         notes.insert(1, "Where both workers are at work the time is the target's; the draft's is hidden under it.")
     if any(one.passes for one in report.runs):
         notes.append("T_q depends on how many tokens are kept, not on which: they are evenly spaced here.")
+    if report.rates:
+        notes.append(
+            "Operations: of products, convolutions and attention. Peak: the fastest product of 1024 rows with 1024 x "
+            "1024 weights here, with as many threads."
+        )
     return notes
 
 

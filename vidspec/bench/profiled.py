@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from vidspec.bench import bandwidth
+from vidspec.bench.arithmetic import WorkRate, measure_rates
 from vidspec.bench.breakdown import Breakdown, breakdown
 from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.machine import machine
@@ -99,15 +100,18 @@ class ProfileBreakdown:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """All profiles on a clip, and facts about the machine."""
+    """All profiles on a clip, facts about the machine, and the target's rates, empty if passes were not measured."""
 
     clip: str
     machine: dict[str, object]
     runs: tuple[ProfileBreakdown, ...]
+    rates: tuple[WorkRate, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
-        return {"clip": self.clip, "machine": self.machine, "runs": [one.to_dict() for one in self.runs]}
+        rates = [{**asdict(one), "share": one.share} for one in self.rates]
+        runs = [one.to_dict() for one in self.runs]
+        return {"clip": self.clip, "machine": self.machine, "runs": runs, "rates": rates}
 
 
 def profile_clip(
@@ -155,10 +159,19 @@ def profile_clip(
             if passes:
                 one = _add_pass_costs(one, captioner, loaded, clip, times, say)
             runs.append(one)
+        rates = _measure_rates(captioners[names[0]], clip, say) if passes else ()
         facts = machine(loaded.where.device) | {"copy_GB_per_s": round(speed / 1e9, 2)}
-        return ProfileReport(str(clip), facts, tuple(runs))
+        return ProfileReport(str(clip), facts, tuple(runs), rates)
     finally:
         loaded.close()
+
+
+def _measure_rates(captioner: Captioner, path: str | Path, say: Callable[[str], None]) -> tuple[WorkRate, ...]:
+    """Return the target's rates on a clip as a profile shows it."""
+    say("operations per second")
+    engine, wanted = captioner.target, captioner.setup.profile.generate
+    pixels = engine.model.preprocess(captioner.read(path))
+    return measure_rates(engine, pixels, engine.model.prefix(engine.model.encode(pixels), wanted.prompt, wanted.system))
 
 
 def _draft_memory(captioner: Captioner) -> int:

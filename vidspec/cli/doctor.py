@@ -37,6 +37,14 @@ class MissingPackage:
     needed: bool
 
 
+@dataclass(frozen=True)
+class WeightTimes:
+    """The fastest layout of a weight on this CPU, and the seconds of a product of 1, 6 and 64 rows in each."""
+
+    layout: str
+    seconds: dict[str, list[float]]
+
+
 @dataclass
 class MachineReport:
     """Findings as plain values."""
@@ -49,6 +57,7 @@ class MachineReport:
     devices: list[str] = field(default_factory=list)
     placement: str = ""
     language_models: str = ""
+    weight_layouts: dict[str, WeightTimes] = field(default_factory=dict)
     decoders: list[str] = field(default_factory=list)
     model_cache: str = ""
     offline: bool = False
@@ -65,16 +74,25 @@ class MachineReport:
             ("devices", ", ".join(self.devices) or "none"),
             ("models go to", self.placement or "none"),
             ("language models", self.language_models or "none"),
+            ("weight layouts", self._layouts() or "measured when a model is loaded"),
             ("video", ", ".join(self.decoders) or "none"),
             ("model cache", self.model_cache + (" (offline: nothing is fetched)" if self.offline else "")),
             ("built-in pair", "present" if self.embedded_pair else "absent"),
         ]
 
+    def _layouts(self) -> str:
+        """Return the shapes of weights by their fastest layout."""
+        shapes: dict[str, list[str]] = {}
+        for shape, measured in self.weight_layouts.items():
+            shapes.setdefault(measured.layout, []).append(shape.removesuffix(" float32"))
+        return "; ".join(f"{layout}: {', '.join(found)}" for layout, found in sorted(shapes.items()))
+
 
 def doctor(form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = "text") -> int:
     """Show versions, devices, video decoders, the model cache, how language models run, and what is missing.
 
-    `vidspec models` shows which models fit this machine.
+    `vidspec models` shows which models fit this machine. Layouts of weights are measured, for each number of threads,
+    when a model is loaded on a CPU; json has the times.
 
     Exit codes: 0 captioning can work, 3 something it needs is missing.
     """
@@ -105,6 +123,7 @@ def inspect() -> MachineReport:
         found.missing += _missing_triton(found.devices)
         found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
         found.language_models = _language_models()
+        found.weight_layouts = _weight_layouts()
     found.decoders = [name for name in ("decord", "av") if _import_package(name, found) is not None]
     if "av" in found.decoders:
         from vidspec.video.decode_hardware import DEVICES, refusal_reason
@@ -209,7 +228,15 @@ def _placement(gpus: int) -> str:
 def _language_models() -> str:
     """Return the implementations of language models' blocks, by the rule of loading."""
     from vidspec.engine.fused import FAMILIES
-    from vidspec.engine.matrix import choose_packing
 
-    packed = "large weights packed on this CPU" if choose_packing(0, "auto") else "weights not packed on this CPU"
-    return f"fused for {', '.join(FAMILIES)} ({packed}); otherwise stock blocks of transformers"
+    return f"fused for {', '.join(FAMILIES)}; otherwise stock blocks of transformers"
+
+
+def _weight_layouts() -> dict[str, WeightTimes]:
+    """Return what was measured on this CPU, with the current number of threads, by shape (out x in) and dtype."""
+    from vidspec.engine.layout_times import choose_fastest, known_times
+
+    return {
+        shape: WeightTimes(choose_fastest(times, copies=True), {name: [*column] for name, column in times.items()})
+        for shape, times in sorted(known_times().items())
+    }

@@ -77,6 +77,8 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
     """Return lines about a loaded captioner: in general, per model, and per value that its profile leaves open."""
     import torch
 
+    from vidspec.engine.layouts import describe_layouts
+
     lines = [f"loaded in {seconds:.1f} s; {counted(torch.get_num_threads(), 'thread')}; torch {torch.__version__}"]
     engines = {"target": captioner.target, "draft": captioner.draft}
     for role, model in ((role, engine.model) for role, engine in engines.items() if engine is not None):
@@ -86,6 +88,8 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
             blocks += f", passes {'replayed' if decoder.eager is None else f'not replayed: {decoder.eager}'}"
         dtype = str(model.dtype).removeprefix("torch.")
         lines.append(f"{role}: {model.name} ({model.family}), {dtype} on {model.device}, {blocks}")
+        if model.device.type == "cpu" and (layouts := describe_layouts(model.matrices)):
+            lines.append(f"weights of the {role} (out x in): {layouts}")
     if captioner.slot is not None:
         lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")
     return lines + [f"{key}: {value}: {why}" for key, value, why in captioner.choices]

@@ -50,7 +50,7 @@ __all__ = [
 PREFIX = "VIDSPEC_"
 #: Variables that are not keys of a profile. All others with a double underscore are:
 #: ``VIDSPEC_PRUNE__ALPHA=0.8`` sets ``prune.alpha``.
-RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG")
+RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG", "VIDSPEC_LAYOUT")
 
 #: Pairs of groups of keys that exclude each other: setting one drops what lower layers set in the other group.
 RIVALS = (

@@ -103,7 +103,7 @@ class ModelsSection(Section):
     packed: Annotated[
         bool | Literal["auto"],
         BeforeValidator(values.packed),
-        key("Keep packed copies of large weights on a CPU, which make passes of few rows cheap"),
+        key("Pack weights on a CPU where products are faster then; auto: second copies only if memory is free"),
     ] = "auto"
 
     @model_validator(mode="before")

@@ -2,7 +2,7 @@
 
 Rules that need a model's weights are beside the weights, and called from here by way of the placement:
 :func:`~vidspec.models.placement.fit_placement` (dtype on a CPU), :func:`~vidspec.engine.decoders.decoder_of` (decoder),
-:func:`~vidspec.engine.matrix.choose_packing` and :func:`~vidspec.engine.layouts.choose_layout` (weights). Values that
+:func:`~vidspec.engine.layouts.choose_packing` and :func:`~vidspec.engine.layouts.choose_layout` (weights). Values that
 follow measured times are chosen while clips are decoded: ``gamma: auto`` and the number of clips at once.
 :func:`explain` reports all of them.
 """

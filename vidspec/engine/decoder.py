@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
+from vidspec.engine.matrix import Matrix
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockConfig
@@ -41,6 +42,7 @@ class Decoder(Protocol):
         prunable: True if rows of a prompt can be dropped between two blocks.
         cached: the blocks with keys and values, in order, where others keep a state; None if all have them.
         state_bytes: most bytes of a sequence's states in the other blocks, in addition to its keys and values.
+        matrices: of its weights that are not in stock layers.
         packed_bytes: bytes of weights held packed or as codes, in addition to the model's parameters.
         only_bytes: the part of ``packed_bytes`` that is not a second copy.
         numbers: weights in the blocks' linear layers, experts left out.
@@ -68,6 +70,9 @@ class Decoder(Protocol):
 
     @property
     def slab(self) -> Slab: ...
+
+    @property
+    def matrices(self) -> Sequence[Matrix]: ...
 
     @property
     def packed_bytes(self) -> int: ...

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ __all__ = [
     "free_memory",
     "memory_for",
     "peak_bytes",
+    "processor",
     "read_back",
     "replay_refusal",
     "slab_budget",
@@ -40,6 +43,15 @@ _OUT_OF_MEMORY = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "CUDA error: out
 
 
 _THREAD = threading.local()
+
+
+@cache
+def processor() -> str:
+    """Return the processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+    return next(names, platform.processor() or platform.machine())
 
 
 def default_device_type() -> str:

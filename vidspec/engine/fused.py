@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import nn
@@ -21,14 +20,15 @@ from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graph_step import StepAttention
 from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.head_states import StateInputs
+from vidspec.engine.layout_times import Packing, WeightShape
 from vidspec.engine.layouts import WeightFormat, build_matrix
-from vidspec.engine.matrix import LARGE, Matrix, Precision, choose_packing
+from vidspec.engine.matrix import Matrix, Precision
 from vidspec.engine.quantised import quantise_weight
 from vidspec.engine.rotary import STATIC_ROPE, HeadNorms, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockModel
 
-__all__ = ["FAMILIES", "FusedDecoder", "packed_copy_bytes", "unsupported_reason"]
+__all__ = ["FAMILIES", "FusedDecoder", "fused_shapes", "unsupported_reason"]
 
 #: Model types of language models with these blocks.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
@@ -71,13 +71,19 @@ def _linears(block: StockModel) -> tuple[list[StockModel], list[StockModel], lis
     )
 
 
-def packed_copy_bytes(language: StockModel, head: StockModel) -> int:
-    """Return the bytes of the packed copies of large weights, if weights are packed: of float32 ones."""
-    if head.weight.dtype is not torch.float32:
-        return 0
-    parts = [part for block in language.layers for part in _linears(block)] + [[head]]
-    sizes: list[int] = [sum(layer.weight.numel() for layer in part) for part in parts]
-    return 4 * sum(size for size in sizes if size >= LARGE)
+def fused_shapes(language: StockModel, head: StockModel) -> list[WeightShape]:
+    """Return the shapes of the matrices of a fused language model and its head."""
+    parts = [part for block in language.layers for part in _linears(block)]
+    shapes = [((sum(layer.out_features for layer in part), part[0].in_features), False) for part in parts]
+    return [*shapes, ((head.out_features, head.in_features), head.weight is language.embed_tokens.weight)]
+
+
+def _part(rows: torch.Tensor, first: int, *sizes: int) -> torch.Tensor:
+    """Return (R, *sizes), the numbers of each row from ``first`` on: one view instead of a slice and its shape."""
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, strides[0] * size)
+    return rows.as_strided((len(rows), *sizes), (rows.stride(0), *strides), rows.storage_offset() + first)
 
 
 class _Norm:
@@ -105,9 +111,9 @@ class _Norm:
 class _Block:
     """One block's matrices and norms."""
 
-    def __init__(self, block: StockModel, packed: bool, wanted: WeightFormat) -> None:
+    def __init__(self, block: StockModel, packing: Packing, wanted: WeightFormat) -> None:
         self.qkv, self.out, self.gate_up, self.down = (
-            build_matrix(part, wanted, packed=packed) for part in _linears(block)
+            build_matrix(part, wanted, packing=packing) for part in _linears(block)
         )
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
@@ -132,7 +138,7 @@ class FusedDecoder:
     Args:
         language: ``language_model`` of a stock model without :func:`unsupported_reason`.
         head: its ``lm_head``.
-        packed: see :func:`~vidspec.engine.matrix.choose_packing`.
+        packing: see :func:`~vidspec.engine.layouts.choose_packing`.
         budget: bytes of the slab.
         wanted: codes in place of the weights, see :func:`~vidspec.engine.layouts.choose_layout`.
     """
@@ -152,7 +158,7 @@ class FusedDecoder:
         self,
         language: StockModel,
         head: StockModel,
-        packed: bool | Literal["auto"] = "auto",
+        packing: Packing = "none",
         budget: int | None = None,
         wanted: WeightFormat = None,
     ) -> None:
@@ -164,10 +170,9 @@ class FusedDecoder:
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
         self.depth, self._mlp_width = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
-        packs = weight.device.type == "cpu" and choose_packing(packed_copy_bytes(language, head), packed, weight.dtype)
-        self.blocks = [_Block(block, packs, wanted) for block in language.layers]
+        self.blocks = [_Block(block, packing, wanted) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
-        self.norm, self.head = _Norm(language.norm), build_matrix([head], wanted, packed=packs, shared=tied)
+        self.norm, self.head = _Norm(language.norm), build_matrix([head], wanted, packing=packing, shared=tied)
         # Qwen3-VL's stock blocks interleave whatever the config says, earlier models never do.
         interleaved = str(config.model_type).startswith("qwen3")
         rope = getattr(config, "rope_parameters", None)
@@ -183,11 +188,11 @@ class FusedDecoder:
 
     @property
     def packed_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self._matrices)
+        return sum(matrix.nbytes for matrix in self.matrices)
 
     @property
     def only_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self._matrices if not matrix.second)
+        return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
 
     @property
     def numbers(self) -> int:
@@ -206,7 +211,7 @@ class FusedDecoder:
         return 3 * self._mlp_width + 6 * self.hidden
 
     @property
-    def _matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[Matrix]:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised_copy(self, precision: Precision) -> FusedDecoder:
@@ -237,11 +242,11 @@ class FusedDecoder:
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         block = self.blocks[index]
-        states = block.qkv(block.before_attention(rows)).view(len(rows), self.heads + 2 * self.kv_heads, self.width)
-        attended = self._attend(index, states, rotation, attention)
+        attended = self._attend(index, block.qkv(block.before_attention(rows)), rotation, attention)
         if self._kernels is None:
             rows = block.out.add(rows, attended)
-            gate, up = block.gate_up(block.before_mlp(rows)).split(self._mlp_width, 1)
+            both = block.gate_up(block.before_mlp(rows))
+            gate, up = _part(both, 0, self._mlp_width), _part(both, self._mlp_width, self._mlp_width)
             return block.down.add(rows, F.silu(gate).mul_(up))
         norm = block.before_mlp
         rows, normed = self._kernels.add_norm(rows, block.out(attended), norm.weight, norm.eps)
@@ -250,15 +255,18 @@ class FusedDecoder:
     def _attend(
         self, index: int, states: torch.Tensor, rotation: RotaryTables, attention: AttendFunction
     ) -> torch.Tensor:
-        """Rotate queries and keys, parts of (R, heads + 2 * kv_heads, d), and return the attention (R, heads * d)."""
-        query, entries = states[:, : self.heads], states[:, self.heads :].view(len(states), 2, self.kv_heads, -1)
+        """Rotate queries and keys in (R, (heads + 2 * kv_heads) * d), and return the attention (R, heads * d)."""
+        width, turned = self.width, self.heads + self.kv_heads
+        query = _part(states, 0, self.heads, width)
+        entries = _part(states, self.heads * width, 2, self.kv_heads, width)
         norms = self.blocks[index].head_norms
         if self._kernels is None:
-            into = turning = states[:, : self.heads + self.kv_heads]
+            into = turning = _part(states, 0, turned, width)
             if norms is not None:
                 turning = torch.cat([norms[0](query), norms[1](entries[:, 0])], dim=1)
             rotate(turning, rotation, out=into)
             return attention(index, query, entries)
+        states = _part(states, 0, turned + self.kv_heads, width)
         weights = None if norms is None else HeadNorms(norms[0].weight, norms[1].weight, norms[0].eps)
         if not isinstance(attention, StepAttention):
             self._kernels.rotate(states, self.heads, rotation, weights, None)

@@ -1,46 +1,29 @@
-"""The weight of one or several linear layers as one matrix, in the layout that suits the row counts of decoding.
+"""The weight of one or several linear layers as one matrix, in one of the layouts that products read.
 
-In float32 on a CPU ``F.linear`` repacks a weight at every call with two rows or more. Two ways around it, by the size
-of the weight; one thread of an AVX-512 CPU, microseconds of ``F.linear`` / (in, out) / packed by oneDNN:
-
-=============  ====================  ====================  ====================  ====================
-out x in       1 row                 2                     6                     11
-=============  ====================  ====================  ====================  ====================
-256 x 512      21 / 20 / 35          21 / 22 / 34          28 / 24 / 34          41 / 31 / 77
-1024 x 256     39 / 38 / 52          39 / 42 / 52          58 / 45 / 53          138 / 84 / 82
-1024 x 1024    205 / 151 / 189       178 / 170 / 218       302 / 173 / 199       749 / 291 / 252
-4096 x 1024    647 / 632 / 672       646 / 754 / 705       1402 / 2162 / 765     3394 / 2796 / 1401
-18944 x 3584   16983 / 16469 / 19762 18259 / 26892 / 20905 39595 / 40034 / 21004 75719 / 50019 / 26199
-=============  ====================  ====================  ====================  ====================
-
-So small weights are stored as (in, out), the only copy; large ones stay as they are and get a packed copy for passes of
-two rows or more. In bfloat16 the packed weight is faster at one row too, and is the only copy. The layout and the copy
-that a call uses follow from a rule, not from a measurement: the same pass always rounds alike.
+Which layout is the fastest differs between CPUs; :mod:`vidspec.engine.layout_times` measures it.
 """
 
 from __future__ import annotations
 
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vidspec import memory
-
 __all__ = [
-    "LARGE",
     "STEP",
     "X86",
+    "FloatLayout",
     "Matrix",
     "MatrixWithPackedCopy",
     "PackedMatrix",
     "PlainMatrix",
     "Precision",
-    "choose_packing",
+    "can_pack",
+    "float_matrix",
     "join_weights",
     "release_weights",
     "row_blocks",
@@ -50,11 +33,12 @@ __all__ = [
 STEP = 128
 #: Precision of quantised weights.
 Precision = Literal["int8", "int4"]
-#: Smallest weight, in numbers, for which a packed copy pays; smaller ones are stored as (in, out).
-LARGE = 2**20
+#: Layout of a weight that is not quantised: (out, in); stored as (in, out); packed by oneDNN; or one of the first two
+#: for a single row and a packed copy for more.
+FloatLayout: TypeAlias = Literal["plain", "transposed", "packed", "plain+packed", "transposed+packed"]
 #: oneDNN takes longer for two or three rows than for this many; they are padded.
 _QUICK = 4
-#: Machines of the table above; others pack only on request.
+#: Names of x86-64 by ``platform.machine``.
 X86 = ("x86_64", "amd64")
 
 
@@ -67,6 +51,7 @@ class Matrix(ABC):
         nbytes: bytes held in addition to the layers' parameters.
         second: True if those are a second copy.
         precision: of quantised weights; None for others.
+        layout: :data:`FloatLayout`, or the precision.
     """
 
     shape: tuple[int, int]
@@ -74,6 +59,7 @@ class Matrix(ABC):
     nbytes: int = 0
     second: bool = False
     precision: Precision | None = None
+    layout: str = "codes"
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -99,30 +85,17 @@ class Matrix(ABC):
 
 
 class PlainMatrix(Matrix):
-    """Weight in the layers' dtype; their parameters become views of it, so nothing is stored twice.
-
-    Small float32 weights on a CPU are stored as (in, out).
+    """Weight in the layers' dtype, whose parameters can be views of it.
 
     Args:
-        layers: plain linear layers with the same input width, dtype and device; all with a bias or none.
-        shared: True if another module uses the weight too; it then stays as it is.
+        weight: (out, in), contiguous or stored as (in, out).
+        bias: (out,), or None.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
-        with torch.no_grad():
-            weight, self.bias = join_weights(layers)
-            on_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
-            if on_cpu and weight.numel() < LARGE and not shared:
-                weight = weight.t().contiguous().t()
-            start = 0
-            for layer in layers:
-                end = start + layer.out_features
-                layer.weight.data = weight[start:end]
-                if self.bias is not None:
-                    layer.bias.data = self.bias[start:end]
-                start = end
-            self.weight, self.shape = weight, (weight.shape[0], weight.shape[1])
-            self.transposed = weight.t()  # (in, out)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias, self.shape = weight, bias, (weight.shape[0], weight.shape[1])
+        self.layout = "plain" if weight.is_contiguous() else "transposed"
+        self.transposed = weight.t()  # (in, out)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.bias is None:
@@ -144,40 +117,78 @@ class PlainMatrix(Matrix):
 
 
 class MatrixWithPackedCopy(PlainMatrix):
-    """Weight with a second copy, packed by oneDNN, for passes of two rows or more: large float32 weights on a CPU."""
+    """Weight with a second copy, packed by oneDNN, for passes of two rows or more.
+
+    Args:
+        weight, bias: see :class:`PlainMatrix`.
+    """
 
     second = True
 
-    def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
-        super().__init__(layers, shared=shared)
-        self._packed, self.nbytes = torch.ops.mkldnn._reorder_linear_weight(self.weight), self.weight.nbytes
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.layout = f"{self.layout}+packed"
+        self._copy = PackedMatrix(weight, bias)
+        self.nbytes = self._copy.nbytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return _packed_product(rows, self._packed, self.bias) if rows.shape[0] > 1 else super().__call__(rows)
+        return self._copy(rows) if rows.shape[0] > 1 else super().__call__(rows)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
+        return self._copy.add(residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
 
     def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self.add(residual, rows)
+        return self._copy.add_(residual, rows) if rows.shape[0] > 1 else super().add_(residual, rows)
 
 
 class PackedMatrix(Matrix):
-    """Weight packed by oneDNN, the only copy: the layers' parameters are emptied. Large bfloat16 weights on a CPU.
+    """Weight packed by oneDNN, for all passes.
 
     Args:
-        layers: see :class:`PlainMatrix`.
+        weight: (out, in), which can be released unless ``second``.
+        bias: (out,), or None.
+        second: True if the weight stays, since another module uses it too.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        with torch.no_grad():
-            weight, self.bias = join_weights(layers)
-            self.shape, self.nbytes = (weight.shape[0], weight.shape[1]), weight.nbytes
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-            release_weights(layers)
+    layout = "packed"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, second: bool = False) -> None:
+        self.bias, self.shape, self.second = bias, (weight.shape[0], weight.shape[1]), second
+        self._packed, self.nbytes = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), weight.nbytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return _packed_product(rows, self._packed, self.bias)
+        count = len(rows)
+        filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._packed, self.bias, "none", [], "")
+        return out if len(filled) == count else out[:count]
+
+    def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if 1 < len(rows) < _QUICK:
+            return super().add(residual, rows)
+        product = torch.ops.mkldnn._linear_pointwise.binary
+        return product(rows.contiguous(), residual.contiguous(), self._packed, self.bias, "add")  # type: ignore[no-any-return]
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._packed.to_dense().to(device, dtype)  # type: ignore[no-any-return]
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return True if this build of torch packs such weights: float32, or bfloat16 on a CPU that computes in it."""
+    operators = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_reorder_linear_weight"):
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(operators._is_mkldnn_bf16_supported()))
+
+
+def float_matrix(
+    weight: torch.Tensor, bias: torch.Tensor | None, layout: FloatLayout, *, shared: bool = False
+) -> PlainMatrix | PackedMatrix:
+    """Return a weight (out, in) as a matrix in a layout; ``shared``: another module uses the weight too."""
+    if layout == "packed":
+        return PackedMatrix(weight, bias, second=shared)
+    if layout.startswith("transposed") and not weight.t().is_contiguous():
+        weight = weight.t().contiguous().t()
+    return MatrixWithPackedCopy(weight, bias) if layout.endswith("packed") else PlainMatrix(weight, bias)
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -198,30 +209,3 @@ def release_weights(layers: Sequence[nn.Linear]) -> None:
     """Release the weights of layers that a matrix holds in another layout; the layers no longer work."""
     for layer in layers:
         layer.weight.data = layer.weight.new_empty(0)
-
-
-def _packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    count = len(rows)
-    filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, packed, bias, "none", [], "")
-    return out[:count]
-
-
-def choose_packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = torch.float32) -> bool:
-    """Return True if large weights on a CPU are packed.
-
-    Args:
-        copies: bytes of the second copies.
-        wanted: ``"auto"``: on an x86 CPU if the copies take at most half of the free memory (unknown counts as
-            enough); ``True``: wherever this build of torch can.
-        dtype: dtype of the weights: float32, or bfloat16 on a CPU that computes in it.
-    """
-    operators = torch.ops.mkldnn
-    if not wanted or not torch.backends.mkldnn.is_available() or not hasattr(operators, "_reorder_linear_weight"):
-        return False
-    if dtype is not torch.float32 and not (dtype is torch.bfloat16 and operators._is_mkldnn_bf16_supported()):
-        return False
-    if wanted == "auto":
-        free = memory.available_memory()
-        return platform.machine().lower() in X86 and (free is None or 2 * copies <= free)
-    return True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from vidspec import memory
 from vidspec.engine.device import slab_budget, to_device
 from vidspec.errors import GenerationError
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["KVSpan", "LayerTensors", "Slab"]
 
-#: Fewest entries by which a slab on a device grows, and the factor: each growth copies the entries in use and
-#: invalidates all captured passes, and a new size for every clip would fragment the device's memory.
+#: Fewest entries by which a slab on a device grows, and the factor on all: each growth copies the entries in use and
+#: invalidates all captured passes, and a new size for every clip would fragment a device's memory.
 _STEP, _GROWTH = 1024, 1.5
+#: Share of a CPU's free memory that a slab may take for entries which nobody asked for yet.
+_SPARE = 0.1
 #: Most entries that move at a time: their copies take memory in all layers.
 _MOVED = 512
 
@@ -135,10 +138,10 @@ class Slab:
     def growth_bytes(self, room: int) -> int:
         """Return the bytes by which the slab would grow for a sequence of ``room`` entries."""
         with self._lock:
-            end = self._first_gap(room) + room
-        if end <= self.capacity:
-            return 0
-        return (end if self._used else end - self.capacity) * self.entry_bytes  # what is in use is copied
+            if (end := self._first_gap(room) + room) <= self.capacity:
+                return 0
+            capacity = end if self._on_device else self._grown_capacity(end)
+        return (capacity if self._used else end - self.capacity) * self.entry_bytes  # what is in use is copied
 
     def reserve(self, entries: int) -> None:
         """Grow to ``entries`` entries in all if there is memory; no effect on a CPU."""
@@ -150,9 +153,21 @@ class Slab:
     def _on_device(self) -> bool:
         return any(device.type != "cpu" for device, *_ in self._places)
 
+    def _grown_capacity(self, wanted: int) -> int:
+        """Return the capacity of a slab that must hold ``wanted`` entries.
+
+        A lone sequence on a CPU gets what it needs: the old entries need no copy.
+        """
+        grown = max(wanted, int(_GROWTH * self.capacity))
+        if self._on_device:
+            return -(-grown // _STEP) * _STEP
+        free = memory.available_memory() if self._used and grown > wanted else None
+        spare = (grown - wanted) * self.entry_bytes
+        return grown if self._used and (free is None or spare <= _SPARE * free) else wanted
+
     @torch.inference_mode()
     def _grow(self, used: int, wanted: int) -> None:
-        capacity = -(-max(wanted, int(_GROWTH * self.capacity)) // _STEP) * _STEP if self._on_device else wanted
+        capacity = self._grown_capacity(wanted)
         if self.budget is not None and capacity * self.entry_bytes > self.budget:
             capacity = wanted
             if capacity * self.entry_bytes > self.budget:

@@ -13,7 +13,8 @@ from vidspec.engine.attention import PassAttention
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
-from vidspec.engine.layouts import quantised_copy, quantised_linears, unquantisable_reason
+from vidspec.engine.layouts import matrix_linears, quantised_copy, unquantisable_reason
+from vidspec.engine.matrix import Matrix
 from vidspec.engine.quantised import Precision
 from vidspec.engine.recurrent import linear_attention, max_state_bytes
 from vidspec.engine.rotary import RotaryTables, axis_count
@@ -106,12 +107,16 @@ class StockDecoder:
         return range(len(self.slab))
 
     @property
+    def matrices(self) -> list[Matrix]:
+        return matrix_linears([self.language, self.head])
+
+    @property
     def packed_bytes(self) -> int:
-        return quantised_linears([self.language, self.head])
+        return sum(matrix.nbytes for matrix in self.matrices)
 
     @property
     def only_bytes(self) -> int:
-        return self.packed_bytes
+        return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
 
     @cached_property
     def numbers(self) -> int:

@@ -22,13 +22,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.head_states import StateInputs
+from vidspec.engine.layouts import weight_matrices
+from vidspec.engine.matrix import PlainMatrix
 from vidspec.engine.rotary import STATIC_ROPE, RotaryPositions, RotaryTables, mrope_sections, rotate
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
@@ -157,16 +159,30 @@ class Eagle3Decoder(HeadDecoder):
         config: the head's config as a ``LlamaConfig``.
         tensors: by name, on their device and in their dtype.
         budget: bytes of the slab.
+        packed: see :func:`~vidspec.engine.layouts.choose_packing`; None to multiply with the tensors as they are, which
+            may be trained.
     """
 
-    def __init__(self, config: StockConfig, tensors: Mapping[str, torch.Tensor], budget: int | None = None) -> None:
+    def __init__(
+        self,
+        config: StockConfig,
+        tensors: Mapping[str, torch.Tensor],
+        budget: int | None = None,
+        packed: bool | Literal["auto"] | None = None,
+    ) -> None:
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-        self._tensors, self._budget = tensors, budget
+        self._dtype, self._budget = tensors["lm_head.weight"].dtype, budget
+        self._tensors = {name: tensor for name, tensor in tensors.items() if "norm" in name}
+        linears = [name.removesuffix(".weight") for name in tensors if name.endswith("weight") and "norm" not in name]
+        weights = [(tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in linears]
+        self.matrices = [PlainMatrix(*one) for one in weights] if packed is None else weight_matrices(weights, packed)
+        self._linears = dict(zip(linears, self.matrices, strict=True))
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
-        self.logit_width, self.pass_width = len(self._weight), 3 * int(config.intermediate_size) + 10 * self.hidden
+        self.logit_width = self._linears["lm_head"].shape[0]
+        self.pass_width = 3 * int(config.intermediate_size) + 10 * self.hidden
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self.width, self.device = int(config.head_dim), self._weight.device
+        self.width, self.device = int(config.head_dim), tensors["lm_head.weight"].device
         self.scaling, self.windows = self.width**-0.5, sliding_windows(config)
         #: True if the state of the next step is normed.
         self._norm_output = bool(getattr(config, "norm_output", False))
@@ -174,16 +190,13 @@ class Eagle3Decoder(HeadDecoder):
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters
         interleaved = bool(rope.get("mrope_interleaved"))
-        self._positions = RotaryPositions(LlamaRotaryEmbedding(config), rope, self._weight, interleaved=interleaved)
+        like = tensors["norm.weight"]
+        self._positions = RotaryPositions(LlamaRotaryEmbedding(config), rope, like, interleaved=interleaved)
         self.axes = self._positions.axes
-
-    @property
-    def _weight(self) -> torch.Tensor:
-        return self._tensors["lm_head.weight"]
 
     @cached_property
     def slab(self) -> Slab:
-        return Slab(self.kv_heads, self.width, self._weight.dtype, [self._weight.device], self._budget)
+        return Slab(self.kv_heads, self.width, self._dtype, [self.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
         return self._positions.tables(positions)
@@ -210,10 +223,10 @@ class Eagle3Decoder(HeadDecoder):
         return rows if self._norm_output else self._rms_norm("norm", rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(hidden, self._weight)
+        return self._linear("lm_head", hidden)
 
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(rows, self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+        return self._linears[name](rows)
 
     def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
@@ -276,7 +289,7 @@ class Eagle3Head(Head):
         self.tokens = ids[known]
         self.vocabulary = len(self.tokens)
         placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
-        self.decoder = decoder = Eagle3Decoder(config, placed)
+        self.decoder = decoder = Eagle3Decoder(config, placed, packed="auto")
         embed, eager = target_embedding(target, device), other_device_reason(target, device)
         if embedding is not None:
             embed, eager = partial(F.embedding, weight=embedding.to(device, target.dtype)), None

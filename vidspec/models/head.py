@@ -12,6 +12,7 @@ from vidspec.engine.decoder import AttendFunction
 from vidspec.engine.device import to_device
 from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
 from vidspec.engine.head_states import StateInputs
+from vidspec.engine.matrix import Matrix
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -51,7 +52,7 @@ class HeadRows:
 
 
 class HeadDecoder(ABC):
-    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`): no packed weights.
+    """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`).
 
     A row is the embedding of a token joined with a state. In a prompt both are given; rows of tokens need :meth:`bind`.
     """
@@ -63,7 +64,8 @@ class HeadDecoder(ABC):
     both_ways: frozenset[int] = frozenset()
     prunable = True
     cached: tuple[int, ...] | None = None
-    packed_bytes = only_bytes = state_bytes = numbers = 0
+    state_bytes = numbers = 0
+    matrices: Sequence[Matrix] = ()
     graphs: ReplayedPasses | None = None
     eager: str | None = None
     state_inputs: StateInputs | None = None
@@ -76,6 +78,14 @@ class HeadDecoder(ABC):
     pass_width: int
     windows: tuple[int | None, ...] | None
     _embed: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    @property
+    def only_bytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
 
     @property
     @abstractmethod

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from vidspec.engine.decoders import weight_shapes
 from vidspec.engine.forward import prefill_chunk
-from vidspec.engine.fused import packed_copy_bytes, unsupported_reason
-from vidspec.engine.layouts import unquantisable_reason
-from vidspec.engine.matrix import choose_packing
+from vidspec.engine.fused import unsupported_reason
+from vidspec.engine.layout_times import second_copy_bytes
+from vidspec.engine.layouts import choose_packing, plain_linears, unquantisable_reason
 from vidspec.engine.quantised import Precision, quantised_bytes
 from vidspec.errors import DeviceError
 from vidspec.models.memory_estimate import ModelSizes
@@ -92,15 +93,25 @@ def estimate_weights(
     weights = plain * where.dtype.itemsize + codes
     if where.vision is not None:
         weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
+    packed = _second_copies(model, language, where, weights) if where.device.type == "cpu" else 0
     if where.weights in ("int8", "int4"):
         codes, freed, working_copy = _rounding_bytes(name, model, language, where, where.weights)
-        return where, WeightBytes(weights - freed + codes, codes, while_loading=weights + working_copy)
-    packed = 0
-    if where.device.type == "cpu" and unsupported_reason(language, model.lm_head) is None:
-        copies = packed_copy_bytes(language, model.lm_head)
-        # The rule of loading: twice the copies must be free.
-        packed = copies if choose_packing(copies + weights // 2, where.packed, where.dtype) else 0
+        return where, WeightBytes(weights - freed + codes, codes, packed, while_loading=weights + working_copy)
     return where, WeightBytes(weights, codes, packed)
+
+
+def _second_copies(model: StockModel, language: StockModel, where: Placement, weights: int) -> int:
+    """Return the bytes of packed second copies of weights on a CPU, by the rule of loading."""
+    others = [layer for _, _, layer in plain_linears(model, (language, model.lm_head))]
+    parts = [([((layer.out_features, layer.in_features), False) for layer in others], where.vision or where.dtype)]
+    if where.weights in (None, "auto"):
+        fused = where.decoder != "stock" and unsupported_reason(language, model.lm_head) is None
+        parts.append((weight_shapes(language, model.lm_head, fused=fused), where.dtype))
+    return sum(
+        second_copy_bytes(shapes, dtype)
+        for shapes, dtype in parts
+        if choose_packing(shapes, dtype, where.packed, besides=weights) == "copies"
+    )
 
 
 def _rounding_bytes(

@@ -18,6 +18,7 @@ from torch import nn
 
 from vidspec.engine.decoder import AttendFunction, Decoder
 from vidspec.engine.head_states import StateInputs
+from vidspec.engine.layouts import lay_out_all, matrix_linears
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
@@ -71,6 +72,8 @@ class MtpDecoder(HeadDecoder):
         self.scaling, self.axes = target.scaling, target.axes
         self.device, self.hidden = layer.fc.weight.device, int(layer.config.hidden_size)
         self.width = int(cast(StockModel, layer.layers[0]).self_attn.head_dim)
+        lay_out_all(layer, "auto")
+        self.matrices = matrix_linears([layer])
         inner = int(getattr(layer.config, "intermediate_size", 0) or 0)
         self.logit_width, self.pass_width = int(layer.config.vocab_size), 3 * inner + 10 * self.hidden
 

@@ -31,7 +31,7 @@ class Placement:
         device_map: splits the model by accelerate instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or a device per module, including ``cpu`` and ``disk``.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: pack large weights, see :func:`~vidspec.engine.matrix.choose_packing`.
+        packed: pack weights, see :func:`~vidspec.engine.layouts.choose_packing`.
         weights: quantise the language model's weights, see :func:`~vidspec.engine.layouts.choose_layout`.
         adapter: hub id or folder of a LoRA that is merged into the model.
         vision: dtype of vision and audio towers; None for ``dtype``.

@@ -7,7 +7,6 @@ import importlib
 import marshal
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -15,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+from vidspec.user_cache import cache_file, write_cached
 
 __all__ = ["import_transformers"]
 
@@ -26,8 +27,8 @@ COMMON = ("transformers.modeling_utils", "transformers.generation.utils")
 #: The compiler's decorators, which change nothing unless a function is compiled.
 DECORATORS = frozenset({"allow_in_graph", "assume_constant_result", "disable", "disallow_in_graph"})
 
-#: Lists of classes in the cache, one for each installation of transformers, and bytes of their digests.
-KEPT, SIZE = 8, 16
+#: Bytes of the digests of the lists of classes in the cache, one list for each installation of transformers.
+SIZE = 16
 
 
 def import_transformers() -> None:
@@ -108,32 +109,20 @@ def _classes(path: Path, search: Callable[[Path], object]) -> object:
     folder = path.parent if path.is_file() else path
     if folder.name != "models":  # the search calls itself for each folder in it
         return search(path)
-    import platformdirs
-
     with os.scandir(folder) as entries:
         times = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
     key = _digest(repr((sys.version, str(folder), times)).encode())
-    file = Path(platformdirs.user_cache_dir("vidspec"), "classes", key.hex())
+    file = cache_file("classes", key.hex())
     with suppress(OSError, EOFError, ValueError, TypeError):
         content = file.read_bytes()
         if content[:SIZE] == _digest(content[SIZE:]):
             known: object = marshal.loads(content[SIZE:])
             return known
     found: Any = search(path)
-    with suppress(OSError, ValueError):
-        _keep(file, marshal.dumps(found))
+    with suppress(ValueError):
+        content = marshal.dumps(found)
+        write_cached(file, _digest(content) + content)
     return found
-
-
-def _keep(file: Path, content: bytes) -> None:
-    """Write a file of the cache, and remove its oldest ones; many processes may do so at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for old in sorted(file.parent.iterdir(), key=lambda one: one.stat().st_mtime)[: 1 - KEPT]:
-        old.unlink()
-    number, part = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(number, "wb") as written:
-        written.write(_digest(content) + content)
-    os.replace(part, file)
 
 
 def _digest(content: bytes) -> bytes:

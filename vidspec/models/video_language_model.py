@@ -15,7 +15,8 @@ from vidspec.engine.decoder import with_own_slab
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import memory_for
 from vidspec.engine.fused import FusedDecoder, unsupported_reason
-from vidspec.engine.layouts import WeightFormat
+from vidspec.engine.layouts import WeightFormat, lay_out_all, matrix_linears
+from vidspec.engine.matrix import Matrix
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import GenerationError, ModelError
@@ -269,6 +270,11 @@ class VideoLanguageModel:
         assert self._decoder is not None
         return self._decoder
 
+    @property
+    def matrices(self) -> list[Matrix]:
+        """Matrices of the decoder, and of the towers' layers that are not as stock ones store them."""
+        return [*dict.fromkeys([*self.decoder.matrices, *matrix_linears([self.model])])]
+
     def prepare(
         self,
         kind: Literal["auto", "fused", "stock"] = "auto",
@@ -276,7 +282,7 @@ class VideoLanguageModel:
         packed: bool | Literal["auto"] = "auto",
         wanted: WeightFormat = None,
     ) -> None:
-        """Choose the decoder, see :func:`~vidspec.engine.decoders.decoder_of`.
+        """Choose the decoder, see :func:`~vidspec.engine.decoders.decoder_of`, and the layout of all weights.
 
         Raises:
             ValueError: it cannot be fused, or its weights cannot be quantised.
@@ -292,6 +298,7 @@ class VideoLanguageModel:
                     weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed, wanted=wanted)
         self._quantised.clear()
+        lay_out_all(self.model, packed, [self.language, self.model.lm_head])
         if isinstance(self._decoder, StockDecoder):
             self.model.lm_head = self._decoder.head  # quantised or not
         if self._decoder.name == "fused" and self.device.type == "cuda":

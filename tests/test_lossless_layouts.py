@@ -1,0 +1,56 @@
+"""In float32 every lossless method gives plain decoding's token ids, whatever the layout of weights and the batch."""
+
+import pytest
+
+from tests.model_pairs import Pair
+from tests.ready_clips import read_requests, serve_captions
+from tests.test_lossless import BUILT_IN, CLIPS, LOSSLESS
+from tests.tiers import full_but
+from vidspec.engine.layout_times import VARIABLE
+from vidspec.models import loading
+
+LAYOUTS = ("plain", "transposed", "packed")
+BATCHES = (1, 4, 16)
+USUAL = [("embedded-qwen", layout, profile) for layout in LAYOUTS for profile in ("vanilla-sd", "sd-adaptive-tree")]
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Built-in pairs by name and layout of all weights."""
+    loaded = {}
+
+    def pair(name, layout):
+        if (name, layout) not in loaded:
+            folders = (loading.embedded_folder(name, role) for role in ("target", "draft"))
+            loaded[name, layout] = Pair(*folders, tokens=16)
+        return loaded[name, layout]
+
+    yield pair
+    for one in loaded.values():
+        one.close()
+
+
+def captions(captioner, batch):
+    """Captions of as many clips at once, each with the clip's name."""
+    names = (sorted(CLIPS) * batch)[:batch]
+    if batch == 1:
+        return [(names[0], captioner.caption(CLIPS[names[0]]))]
+    requests = read_requests(captioner, {number: CLIPS[name] for number, name in enumerate(names)})
+    return [(names[number], caption) for number, caption in serve_captions(captioner, requests, batch).items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "profile"),
+    full_but(USUAL, [(name, layout, profile) for name in BUILT_IN for layout in LAYOUTS for profile in LOSSLESS]),
+)
+@pytest.mark.parametrize("batch", full_but(BATCHES[:2], BATCHES))
+def test_every_layout_gives_plain_decodings_tokens(pairs, monkeypatch, name, layout, profile, batch):
+    monkeypatch.setenv(VARIABLE, layout)
+    pair = pairs(name, layout)
+    assert {matrix.layout for block in pair.target.decoder.blocks for matrix in block.matrices} == {layout}
+    found = captions(pair.captioner(profile), batch)
+    assert len(found) == batch
+    for clip, record in found:
+        assert record.token_ids == pair.plain(CLIPS[clip]), (name, layout, profile, batch, clip)
+    assert sum(record.counters["accepted"] for _, record in found) > 0  # it drafted

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, cast
 
 from vidspec.escaping import json_text, one_line
 from vidspec.events.wrapping import terminal_columns, wrap_text
@@ -87,7 +87,8 @@ class _EventLines(io.TextIOBase):
 @contextmanager
 def events_on_stderr() -> Iterator[None]:
     """Print nothing but JSON objects on standard error within the block, libraries' messages and errors included."""
-    before, sys.stderr = sys.stderr, _EventLines(sys.stderr)
+    before = sys.stderr
+    sys.stderr = cast("TextIO", _EventLines(before))
     try:
         yield
     finally:

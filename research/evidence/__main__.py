@@ -30,8 +30,8 @@ from research.commands import run
 from research.evidence import pages
 from research.evidence.parts import PARTS, QUICK, Part, words
 from research.world.samples import HELD_OUT_SEED, draw
-from vidspec.bench.machine import processor
 from vidspec.cli.printed import print_note
+from vidspec.engine.device import processor
 from vidspec.errors import UsageError, VidspecError
 
 __all__ = ["kept", "main", "measure"]

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import cast
 
 import torch
 
@@ -43,8 +42,8 @@ def products(inputs: int, outputs: int) -> dict[str, Callable[[torch.Tensor], to
         for name in names
         if name != "packed" or can_pack(weight.dtype)
     }
-    for name in ("plain", "packed") if can_pack(half) else ("plain",):
-        matrix = float_matrix(weight.to(half), None, cast(FloatLayout, name))
+    for name in (names[0], names[2]) if can_pack(half) else names[:1]:
+        matrix = float_matrix(weight.to(half), None, name)
         found[f"bfloat16, {name}"] = lambda rows, matrix=matrix: matrix(rows.bfloat16())  # type: ignore[misc]
     return found
 

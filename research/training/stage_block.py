@@ -125,7 +125,7 @@ class TrainedBlocks(torch.nn.Module):
             block, _, part = name.removeprefix("layers.").partition(".")
             source = f"layers.{first + int(block)}.{part}" if name.startswith("layers.") else name
             if source in known and known[source].shape == made[name].shape:
-                made[name] = known[source].detach().clone().float()
+                made[name] = known[source].detach().float().clone(memory_format=torch.contiguous_format)
         made["hidden_norm.weight"] = made["layers.0.input_layernorm.weight"].clone()
         made["fc.weight"] *= 0.1
         at = hidden * TAPPED.index(first - 1)
@@ -187,7 +187,7 @@ class TrainedBlocks(torch.nn.Module):
         for name, tensor in weights.items():
             if tensor.dim() == 2:
                 scale = (tensor.abs().amax(1, keepdim=True) / 127).clamp(min=1e-7).half()
-                stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8)
+                stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8).contiguous()
                 stored[f"{name}_scale"] = scale
             else:
                 stored[name] = tensor.half().contiguous()

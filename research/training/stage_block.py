@@ -9,6 +9,7 @@ command continues from.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -23,8 +24,12 @@ from torch.nn import functional as F
 
 from research.training.architecture import architecture
 from research.training.record_texts import Recorded, read_texts, record_texts, save_texts
+from research.training.stage_head import clips
 from research.training.stage_language import Learner
-from vidspec.models import loading
+from research.world.samples import HELD_OUT_SEED
+from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.models import dflash, loading
 from vidspec.models.dflash import BlockDecoder, block_config
 from vidspec.models.placement import resolve_placement
 
@@ -125,7 +130,7 @@ class TrainedBlocks(torch.nn.Module):
             block, _, part = name.removeprefix("layers.").partition(".")
             source = f"layers.{first + int(block)}.{part}" if name.startswith("layers.") else name
             if source in known and known[source].shape == made[name].shape:
-                made[name] = known[source].detach().clone().float()
+                made[name] = known[source].detach().float().clone(memory_format=torch.contiguous_format)
         made["hidden_norm.weight"] = made["layers.0.input_layernorm.weight"].clone()
         made["fc.weight"] *= 0.1
         at = hidden * TAPPED.index(first - 1)
@@ -187,7 +192,7 @@ class TrainedBlocks(torch.nn.Module):
         for name, tensor in weights.items():
             if tensor.dim() == 2:
                 scale = (tensor.abs().amax(1, keepdim=True) / 127).clamp(min=1e-7).half()
-                stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8)
+                stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8).contiguous()
                 stored[f"{name}_scale"] = scale
             else:
                 stored[name] = tensor.half().contiguous()
@@ -326,6 +331,29 @@ def record(pair: str, target: Any, folder: Path, clips: int) -> None:
             save_texts(file, texts)
 
 
+def accepted_by_position(pair: str, target: Any, head: Path, profile: str, count: int) -> dict[str, Any]:
+    """Caption drawn clips that no training used, from pixels; return the acceptance of the whole block.
+
+    Returns:
+        ``tau``, tokens of a round with the target's own; ``positions``, the share of rounds that accept the 1st, 2nd,
+        ... position of those that accept all before it; ``reached``, the share of all rounds that accept it.
+    """
+    loaded = dflash.load_block_head(str(head), target, resolve_placement("cpu", "float32"))
+    settings = {"models.pair": pair, "video.frames": 32, "draft.gamma": BLOCK - 1}
+    captioner = Captioner(profiles.load(profile, settings, env={}), target, None, head=loaded)
+    lengths = list[int]()
+    for number, (clip, _) in enumerate(clips(count, 32, HELD_OUT_SEED + 7)):
+        lengths += captioner.caption(f"{number}", clip=clip).counters["accepted_lengths"]
+    reached = [sum(length >= at for length in lengths) for at in range(BLOCK)]
+    return {
+        "profile": profile,
+        "clips": count,
+        "tau": round(1 + sum(lengths) / len(lengths), 2),
+        "positions": [round(now / max(1, before), 2) for before, now in itertools.pairwise(reached)],
+        "reached": [round(now / len(lengths), 2) for now in reached[1:]],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", choices=tuple(SEEDS), default="embedded-qwen")
@@ -335,11 +363,16 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--record", action="store_true", help="only record captions")
     parser.add_argument("--train", action="store_true", help="only train, on captions recorded so far and meanwhile")
+    parser.add_argument("--evaluate", type=int, metavar="CLIPS", help="only measure the head in DIR on unseen clips")
+    parser.add_argument("--profile", default="sparrow", help="of the measurement")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     target = loading.load_model(str(loading.embedded_folder(args.pair, "target")), resolve_placement("cpu", "float32"))
+    if args.evaluate:
+        print(json.dumps(accepted_by_position(args.pair, target, args.out, args.profile, args.evaluate)))
+        return
     if not args.train:
         record(args.pair, target, args.out / "texts", args.clips)
     if args.record:

@@ -23,10 +23,10 @@ class BuiltInPair:
         self.clips = {}
         self.plain = {}
 
-    def captioner(self, profile, **settings):
+    def captioner(self, profile, head=None, **settings):
         same = {"models.pair": self.name, "video.frames": FRAMES, "generate.max_new_tokens": TOKENS}
         profile = profiles.load(profile, {**same, **settings}, env={})
-        return Captioner(profile, self.target, self.draft if profile.drafts_with_a_model else None)
+        return Captioner(profile, self.target, self.draft if profile.drafts_with_a_model else None, head=head)
 
     def texts(self, captioner, batch):
         for path in map(str, shipped()[:CLIPS]):

@@ -12,6 +12,7 @@ from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from tests.checkpoints import dflash as heads
 from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, QwenKind, adapter
 from tests.decoding.toys import ToyEngine, on_tables, random_table, rounds_of, shifted
+from tests.drafting.built_in_pairs import BuiltInPair
 from tests.drafting.test_heads import GAMMA, PLACE, HeadPair, clip, right_for_a_while
 from tests.engine import standin
 from tests.tiers import full_but
@@ -29,7 +30,7 @@ from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Prefilled
-from vidspec.models import dflash
+from vidspec.models import dflash, loading
 from vidspec.models.head import HeadRows
 
 #: Kinds of heads: keys of their config, and for each block whether its rows see no later ones.
@@ -157,6 +158,19 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     assert pair.captioner(**drawn).profile.token_for_token
     expected = pair.texts(pair.captioner("ar", **{**drawn, "draft.gamma": 5}), 1)
     assert expected != plain and pair.texts(pair.captioner(**drawn), 4) == expected
+
+
+@pytest.mark.parametrize("profile", full_but(["sparrow"], ["sparrow", "dflash", "dflash-specvlm"]))
+def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
+    """With the head that comes with it, which is right now and then."""
+    pair = BuiltInPair("embedded-qwen")
+    head = dflash.load_block_head(str(loading.embedded_folder(pair.name, "block_head")), pair.target, PLACE)
+    plain = pair.texts(pair.captioner("ar"), 1)[0]
+    for batch in (1, 4, 16):
+        captioner = pair.captioner(profile, head=head)
+        texts, captions = pair.texts(captioner, batch)
+        assert texts == plain
+    assert sum(caption.counters["accepted"] for caption in captions) > 0
 
 
 @pytest.mark.parametrize("kind", ["both ways", "causal"])

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vidspec.engine.decoder import sliding_windows
 from vidspec.errors import ModelError
-from vidspec.models import checkpoint_config, eagle3
+from vidspec.models import checkpoint_config, dflash, eagle3
 from vidspec.models.placement import resolve_placement
 
 CONFIGS = json.loads(Path(__file__).with_name("published_heads.json").read_text(encoding="utf-8"))
@@ -39,6 +40,50 @@ def test_published_configs_are_read(name):
     assert head.blocks == (2, 18, 33) and head.vocabulary == 32_000
     assert head.decoder.axes == 3  # numbered as the target numbers them
     assert (head.decoder.heads, head.decoder.width) == (32, 128) and head.decoder.windows is None
+
+
+#: Of the published DFlash heads of Qwen3.6-27B and Qwen3.6-35B-A3B.
+BLOCK_HEADS = {
+    "dense": {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": 16,
+        "num_target_layers": 64,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 5,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"],
+        "sliding_window": 2048,
+        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 61]},
+    },
+    "experts": {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_target_layers": 40,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+        "sliding_window": 4096,
+        "dflash_config": {
+            "block_size": 16,
+            "mask_token_id": 248077,
+            "target_layer_ids": [1, 6, 11, 16, 22, 27, 32, 37],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", BLOCK_HEADS)
+def test_published_block_heads_are_read(name):
+    """Keys of the head at either place; sliding-window blocks see no later rows."""
+    same = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 248_320}
+    given = BLOCK_HEADS[name] | same | {"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": True}
+    config, settings = dflash.block_config(name, given | {"rope_theta": 10_000_000, "attention_bias": False})
+    last = given["num_hidden_layers"] - 1
+    assert (settings.size, settings.both_ways, settings.soft_cap) == (16, frozenset({last}), None)
+    assert settings.taps == tuple(given["dflash_config"]["target_layer_ids"])
+    assert sliding_windows(config) == (*[given["sliding_window"]] * last, None)
 
 
 def test_assistants_of_gemma_4_are_refused_by_name(tmp_path):

@@ -122,7 +122,13 @@ def _names(profile: Profile) -> tuple[str, str]:
     folder = loading.embedded_folder(wanted.pair, "target")
     if not (folder / "config.json").is_file():
         raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-    return str(folder), str(loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.draft.kind, "draft")))
+    drafting = loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.draft.kind, "draft"))
+    if profile.names_a_head and not drafting.is_dir():
+        raise ModelError(
+            f"the built-in pair {wanted.pair} has no head for draft.kind {profile.draft.kind}",
+            hint="--set models.pair=embedded-qwen, or --target MODEL --draft HEAD",
+        )
+    return str(folder), str(drafting)
 
 
 def start_draft_process(profile: Profile, model: VideoLanguageModel) -> DraftProcessSlot:

@@ -132,6 +132,7 @@ class FakeCaptioner(Captioner):
             dtype=torch.float32,
             device=torch.device("cpu"),
             decoder=SimpleNamespace(name="fused", why="a test"),
+            matrices=(),
         )
     )
     slot = None

@@ -105,7 +105,7 @@ def test_notes_go_to_the_log(clips, caplog):
         list(vidspec.run(clips, output="out.jsonl"))
         list(vidspec.run(clips, output="out.jsonl"))
     assert caplog.messages[0] == NOTICE
-    assert caplog.messages[-1] == ("3 of 3 clips were done before, 1 of them failed (--retry-failed tries them again)")
+    assert caplog.messages[-1] == ("3 of 3 clips done before, 1 of them failed (--retry-failed tries them again)")
 
 
 def test_the_command_line_has_the_fields_of_a_run_as_options():

@@ -17,6 +17,7 @@ from vidspec.dataset.job import Job, MemberSource
 from vidspec.dataset.stores import is_bug, open_url
 from vidspec.errors import VideoError, VidspecError
 from vidspec.files import decode_text
+from vidspec.events.tally import counted
 from vidspec.video.image import IMAGES
 
 __all__ = ["list_tar"]
@@ -137,7 +138,7 @@ def _read_members(
             hint = "of a compressed tar, gunzip makes one"
             raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
         clips = sum(len([*sample.clips(key)]) for key, sample in samples.items())
-        message = f"{name}: is cut short or damaged behind {clips} clips"
+        message = f"{name}: is cut short or damaged behind {counted(clips, 'clip')}"
         raise VideoError(message, kind="truncated") from error
 
 

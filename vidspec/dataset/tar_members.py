@@ -16,8 +16,8 @@ from vidspec.dataset.inputs import EXTENSIONS
 from vidspec.dataset.job import Job, MemberSource
 from vidspec.dataset.stores import is_bug, open_url
 from vidspec.errors import VideoError, VidspecError
-from vidspec.files import decode_text
 from vidspec.events.tally import counted
+from vidspec.files import decode_text
 from vidspec.video.image import IMAGES
 
 __all__ = ["list_tar"]

@@ -178,7 +178,8 @@ class TrainedBlocks(torch.nn.Module):
             shares = torch.cat([early, late.flatten(3, 4)], dim=-1).softmax(-1)
             mixed = shares[..., :most] @ values
             mixed = mixed + (shares[..., most:].unflatten(3, (count, rows)) @ new_values).flatten(3, 4)
-            return mixed.permute(0, 3, 1, 2, 4).reshape(clips * count * rows, -1)
+            attended: torch.Tensor = mixed.permute(0, 3, 1, 2, 4).reshape(clips * count * rows, -1)
+            return attended
 
         for index in range(decoder.depth):
             out = decoder.block(index, out, rotation, attention)
@@ -403,7 +404,7 @@ def _save_if_better(training: BlockTraining, out: Path, best: float, seconds: fl
     if found["tau"] > best:
         training.head.save(out, training.average)
         training.save_state(out / "state.pt")
-    return max(best, found["tau"])
+    return max(best, float(found["tau"]))
 
 
 if __name__ == "__main__":

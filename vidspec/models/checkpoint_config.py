@@ -92,10 +92,10 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
                 f"{name}: is an adapter (LoRA), not a model",
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
-        kind = claimed_config(source).get("model_type")
-        needs_code = "trust_remote_code" in str(error) and kind not in KIN
-        if isinstance(kind, str) and not needs_code and kind not in families and kind not in TYPES:
-            raise unsupported_error(name, kind) from error
+        claimed = claimed_config(source).get("model_type")
+        needs_code = "trust_remote_code" in str(error) and claimed not in KIN
+        if isinstance(claimed, str) and not needs_code and claimed not in families and claimed not in TYPES:
+            raise unsupported_error(name, claimed) from error
         raise load_error(name, error) from error
     check_kernels(name, source)
     if (settings := quantization_config(config)) is not None:

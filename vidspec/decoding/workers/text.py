@@ -54,9 +54,11 @@ class DraftText:
 
         A draft whose vocabulary has no token that the grammar allows proposes another, which will be rejected.
         """
-        for token in self.tokens[self._recorded :] if self.history is not None else ():
+        history = self.history
+        for token in self.tokens[self._recorded :] if history is not None else ():
+            assert history is not None
             try:
-                self.history.add([token])
+                history.add([token])
             except GenerationError:
                 break
             self._recorded += 1

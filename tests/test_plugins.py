@@ -1,6 +1,5 @@
 """Methods in files that a profile names."""
 
-import importlib
 import json
 import pickle
 import shutil
@@ -270,30 +269,3 @@ def test_a_plugin_of_an_earlier_version_works(folder):
     with pytest.warns(DeprecationWarning, match="Mine should derive from vidspec.pruning.base.Pruner"):
         profile = profiles.load("own/mine.yaml", env={})
     assert profile.prune.method == "mine" and issubclass(pruners.get("mine"), Pruner)
-
-
-@pytest.mark.parametrize(
-    ("module", "old", "new"),
-    [
-        ("vidspec.registry", "Problem", "OptionConflict"),
-        ("vidspec.registry", "configured", "build_part"),
-        ("vidspec.registry", "drafters", "vidspec.drafting.base.drafters"),
-        ("vidspec.models.base", "VideoLanguageModel", "vidspec.models.video_language_model.VideoLanguageModel"),
-        ("vidspec.pruning.base", "budget", "kept_count"),
-        ("vidspec.pruning.target.base", "Choice", "KeptTokens"),
-        ("vidspec.acceptance.base", "Grounded", "GroundedRule"),
-        ("vidspec.models.base", "Seen", "VisionOutput"),
-        ("vidspec.models.video_language_model", "Message", "ChatMessage"),
-        ("vidspec.engine.requests", "Lane", "ModelLane"),
-        ("vidspec.engine.rows", "Passed", "PassResult"),
-        ("vidspec.draft_length.pace", "Pace", "WindowController"),
-    ],
-)
-def test_an_old_name_gives_the_new_object_and_warns(module, old, new):
-    loaded = importlib.import_module(module)
-    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated, use {new}$") as caught:
-        found = getattr(loaded, old)
-    home, _, name = new.rpartition(".")
-    assert found is getattr(importlib.import_module(home or module), name) and caught[0].filename == __file__
-    with pytest.raises(AttributeError, match="has no attribute 'nothing_of_that_name'"):
-        loaded.nothing_of_that_name  # noqa: B018

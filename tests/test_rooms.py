@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "vidspec"
 RESEARCH = PACKAGE.with_name("research")
 #: The rooms from the ground up; one may import what stands before its own line, and itself.
 ORDER = (
-    ("bounds", "channel", "deprecation", "errors", "escaping", "garbage", "memory", "signals", "_version"),
+    ("bounds", "channel", "errors", "escaping", "garbage", "memory", "signals", "_version"),
     ("process",),
     ("files", "user_cache"),
     ("events",),

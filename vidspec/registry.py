@@ -22,12 +22,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
 
-from vidspec.deprecation import old_names
 from vidspec.errors import ProfileError
 
 __all__ = ["OptionConflict", "PartOptions", "Registry", "build_part", "key", "nearest", "options_of"]
@@ -257,29 +256,3 @@ def build_part(part: Callable[..., T], section: BaseModel | Mapping[str, object]
     options = chosen.get("options")
     given = {**chosen, **known, **(options if isinstance(options, Mapping) else {})}
     return part(**{name: given[name] for name in inspect.signature(part).parameters if given.get(name) is not None})
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(
-        __name__,
-        {
-            "Problem": "OptionConflict",
-            "Options": "PartOptions",
-            "configured": "build_part",
-            "pruners": "vidspec.pruning.base.pruners",
-            "PrunerFacts": "vidspec.pruning.base.Pruner",
-            "lossy": "vidspec.pruning.target.base.lossy",
-            "TargetPrunerFacts": "vidspec.pruning.target.base.TargetPruner",
-            "drafters": "vidspec.drafting.base.drafters",
-            "DrafterFacts": "vidspec.drafting.base.DrafterKind",
-            "rules": "vidspec.acceptance.base.rules",
-            "RuleFacts": "vidspec.acceptance.base.AcceptanceRule",
-            "schedules": "vidspec.schedule.schedules",
-            "ScheduleFacts": "vidspec.schedule.Schedule",
-            "families": "vidspec.models.base.families",
-            "FamilyFacts": "vidspec.models.video_language_model.VideoLanguageModel",
-            "Family": "vidspec.models.video_language_model.VideoLanguageModel",
-            "names": "vidspec.config.plugins.names",
-            "load_plugin": "vidspec.config.plugins.load_plugin",
-        },
-    )

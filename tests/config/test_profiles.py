@@ -433,11 +433,6 @@ def test_profiles_of_the_checkout_are_the_packaged_ones():
     assert sorted(path.stem for path in files.packaged_folder().glob("*.yaml")) == FILES and len(FILES) <= 40
 
 
-def test_a_key_that_is_gone_says_why():
-    with pytest.raises(ProfileError, match=r"models\.attention: was removed: all passes run"):
-        profiles.load("ar", {"models.attention": "flash_attention_2"}, env={})
-
-
 HOT = {"generate.temperature": 0.7}
 
 

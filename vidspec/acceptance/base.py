@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.protect import protected_ids
-from vidspec.deprecation import old_names
 from vidspec.drafting.base import NO_DRAFT, Draft
 from vidspec.events.events import LooseToken, Origin, RejectedToken
 from vidspec.registry import OptionConflict, Registry, build_part
@@ -164,7 +163,3 @@ def for_clip(rule: AcceptanceRule, visual_states: torch.Tensor | None) -> Accept
     if visual_states is None:
         raise ValueError("this rule needs the visual states of the prompt")
     return rule.for_clip(visual_states)
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(__name__, {"Acceptance": "AcceptanceRule", "Grounded": "GroundedRule"})

@@ -44,18 +44,6 @@ ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
 
-#: Replacements of removed commands and options, by click's error message for them.
-GONE = {
-    "vidspec: No such command 'pairs'": "vidspec models",
-    "vidspec: No such command 'checkpoint'": "vidspec models NAME",
-    "vidspec: No such command 'plan'": "vidspec caption",
-    "vidspec: No such command 'simulate'": "python -m research.simulate",
-    "vidspec doctor: No such option: --model": "vidspec models NAME",
-    "vidspec bench: No such command 'throughput'": "python -m research.throughput",
-    "vidspec bench run: No such option: --peer": "python -m research.peers",
-    "vidspec bench run: No such option: --no-peers": "vidspec bench without it",
-}
-
 app = typer.Typer(
     name="vidspec",
     help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
@@ -167,6 +155,5 @@ def _usage(error: Exception) -> int:
     if unknown and (meant := _meant_command(unknown[1], getattr(context.command, "commands", ()) if context else ())):
         print_error(f"{unknown[1]} is not a command; did you mean {meant}?")
         return 2
-    page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
-    print_error(f"{' '.join(message.split())} (see `{page}`)")
+    print_error(f"{' '.join(message.split())} (see `{path} --help`)")
     return 2

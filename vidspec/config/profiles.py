@@ -315,19 +315,8 @@ KEYS = frozenset(
 )
 
 
-#: Keys of earlier versions, and the reason for their removal.
-_GONE = {
-    "models.attention": (
-        "was removed: all passes run vidspec's own attention, on torch's flash kernels if available; the kernels of "
-        "transformers do not support windows of several sequences. Leave it out"
-    )
-}
-
-
 def unknown(key: str) -> str:
     """Return the message for an unknown key."""
-    if key in _GONE:
-        return _GONE[key]
     if key in _SECTIONS:
         return f"is a section of keys, such as {key}.{next(iter(_SECTIONS[key].model_fields))}"
     section, _, last = key.rpartition(".")

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from vidspec.deprecation import old_names
 from vidspec.draft_length.allot import allot_windows, round_seconds, tokens_per_second
 from vidspec.draft_length.blocks import BlockController
 from vidspec.draft_length.costs import RoundCosts
@@ -247,7 +245,3 @@ class WindowController:
         """Return the rounds of ``seconds`` in which ``loss`` is the share that trials may cost."""
         share = TRIAL_SHARE / 2 if self.trees.tried else TRIAL_SHARE
         return math.ceil(loss / (share * seconds))
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(__name__, {"Pace": "WindowController", "Window": "DraftWindow"})

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
-from vidspec.deprecation import old_names
 from vidspec.engine.rows import ChainRule, HeadState, PassResult, Rows
 
 if TYPE_CHECKING:
@@ -350,7 +349,3 @@ def run_to_completion(steps: Steps[T]) -> T:
         begun = time.perf_counter()
         request.run()
         request.seconds, answer = time.perf_counter() - begun, request.answer
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(__name__, {"Lane": "ModelLane"})

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from vidspec.deprecation import old_names
-
 if TYPE_CHECKING:
     import torch
 
@@ -235,9 +233,3 @@ class PrefillResult(NamedTuple):
     span: KVSpan
     logits: torch.Tensor
     visual_states: torch.Tensor | None = None
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(
-        __name__, {"Shown": "PromptVisualTokens", "Passed": "PassResult", "Prefill": "PrefillResult"}
-    )

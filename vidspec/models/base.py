@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from vidspec.deprecation import old_names
 from vidspec.engine.stock_types import StockConfig, StockModel, StockTokenizer
 from vidspec.registry import Registry
 
@@ -260,14 +259,3 @@ class EmbeddedPrompt:
 families: Registry[VideoLanguageModel] = Registry(
     None, "families", "vidspec.models.families", "model family", "models.family"
 )
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(
-        __name__,
-        {
-            "Seen": "VisionOutput",
-            "Prefix": "EmbeddedPrompt",
-            "VideoLanguageModel": "vidspec.models.video_language_model.VideoLanguageModel",
-        },
-    )

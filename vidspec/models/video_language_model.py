@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import torch
 
-from vidspec.deprecation import old_names
 from vidspec.engine.decoder import with_own_slab
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import memory_for
@@ -449,7 +448,3 @@ class VideoLanguageModel:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings (..., hidden) of token ids."""
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(__name__, {"Message": "ChatMessage"})

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vidspec.deprecation import old_names
 from vidspec.registry import OptionConflict, Registry
 
 if TYPE_CHECKING:
@@ -301,16 +300,3 @@ def token_grid(visual: VisualTokens) -> torch.Tensor:
     grid = placed.new_full((visual.frames, int(row.max()) + 1, int(column.max()) + 1), -1)
     grid[frame, row, column] = placed
     return grid
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(
-        __name__,
-        {
-            "Split": "BudgetSplit",
-            "taps_for": "make_taps",
-            "signals_of": "make_signals",
-            "ranked": "attention_ranks",
-            "budget": "kept_count",
-        },
-    )

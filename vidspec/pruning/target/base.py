@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from vidspec.bounds import LAYERS
-from vidspec.deprecation import old_names
 from vidspec.errors import ModelError
 from vidspec.pruning.base import best
 from vidspec.registry import OptionConflict, Registry, key
@@ -257,7 +256,3 @@ def without_overlap(stages: Sequence[tuple[int, float]], depth: int) -> dict[int
     for blocks, share in stages:
         found[max(1, blocks)] = share
     return {blocks: share for blocks, share in found.items() if blocks < depth}
-
-
-if not TYPE_CHECKING:  # see old_names
-    __getattr__ = old_names(__name__, {"Reading": "BlockSignals", "Choice": "KeptTokens", "Layer": "WholeBlocks"})

@@ -56,7 +56,7 @@ def command(
     from research.peers.outside import peer_interpreters
     from research.peers.profile_worker import ProfileContenderWorker
     from vidspec.config import labels
-    from vidspec.dataset.inputs import InputSources, collect_inputs
+    from vidspec.runs.inputs import InputSources, collect_inputs
 
     entries = collect_inputs(InputSources(paths=tuple(map(str, clips)))).entries
     paths = [str(Path(entry.path).resolve()) for entry in entries]

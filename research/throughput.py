@@ -123,7 +123,7 @@ def _clips(named: tuple[str, ...]) -> list[str]:
     Raises:
         UsageError: one cannot be found, or there are none.
     """
-    from vidspec.dataset.inputs import InputSources, collect_inputs, drop_missing
+    from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing
 
     found = collect_inputs(InputSources(paths=named))
     drop_missing(found, named)

@@ -22,7 +22,7 @@ from tests import checkpoints, tiers
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
-    from vidspec.dataset.reader import ClipReader
+    from vidspec.runs.reader import ClipReader
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,7 +88,7 @@ def small_captioner() -> Iterator[Captioner]:
 
 @pytest.fixture
 def reader() -> Iterator[ClipReader]:
-    from vidspec.dataset.reader import ClipReader
+    from vidspec.runs.reader import ClipReader
 
     reader = ClipReader()
     yield reader

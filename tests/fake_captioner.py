@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch
 
 from vidspec.captioner import Captioner
-from vidspec.dataset.reader import ClipReader
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
+from vidspec.runs.reader import ClipReader
 from vidspec.video.base import Clip
 
 TEXT = "A red circle\nmoves left."

@@ -13,7 +13,6 @@ import torch
 from tests.checkpoints import checkpoint, readable
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.schema import record_schema
 from vidspec.decoding import plain_step, serving
 from vidspec.decoding.auto import ROWS
 from vidspec.embedded.samples import shipped
@@ -23,6 +22,7 @@ from vidspec.errors import ArgumentError, GenerationError, ModelError, VideoErro
 from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
+from vidspec.runs.schema import record_schema
 
 CLIP = str(shipped()[1])
 FRAMES = 6

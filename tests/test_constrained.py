@@ -16,9 +16,9 @@ from tests.tiers import full_but
 from vidspec.config import profiles
 from vidspec.config.json_schema import ANY_OBJECT, json_grammar, schema_properties
 from vidspec.config.run_spec import RunSpec
-from vidspec.dataset.run_settings import profile_keys
 from vidspec.decoding.report import parse_json
 from vidspec.errors import GenerationError, ProfileError
+from vidspec.runs.run_settings import profile_keys
 
 llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
 

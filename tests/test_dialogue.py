@@ -11,16 +11,16 @@ from tests.checkpoints import checkpoint
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.feed import Feed
-from vidspec.dataset.job import Job, JobConfig, JobQuestions
-from vidspec.dataset.run import caption_jobs
-from vidspec.dataset.schema import record_schema
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ArgumentError, GenerationError, ProfileError, UsageError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import DialogueTurn
+from vidspec.runs.feed import Feed
+from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.run import caption_jobs
+from vidspec.runs.schema import record_schema
 
 CLIP = str(shipped()[1])
 QUESTIONS = ("Describe the video.", "Where does the circle go?", "And then?")

@@ -178,7 +178,7 @@ def test_links_lead_somewhere(page):
 
 def test_documents_that_the_code_refers_to_exist():
     files = [path for room in ("vidspec", "research", "tests") for path in (ROOT / room).rglob("*.py")]
-    for path in [*files, ROOT / "vidspec/dataset/record_schema.json"]:
+    for path in [*files, ROOT / "vidspec/runs/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
             assert (ROOT / name).exists(), f"{path}: {name}"

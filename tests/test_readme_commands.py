@@ -20,12 +20,12 @@ import pytest
 import srt
 import webvtt
 
-from tests.dataset.shards import CLIP, tar_of
 from tests.fake_captioner import FakeCaptioner
+from tests.runs.shards import CLIP, tar_of
 from tests.test_readme import PAGES, ROOT, console_lines
 from vidspec import cli
-from vidspec.dataset.pool import CaptionerFactory
 from vidspec.embedded.samples import shipped
+from vidspec.runs.pool import CaptionerFactory
 
 pytestmark = pytest.mark.full
 
@@ -33,7 +33,7 @@ PROGRAM = """#!{python}
 import sys
 from types import ModuleType
 from tests.fake_captioner import FakeCaptioner
-from vidspec.dataset.pool import CaptionerFactory
+from vidspec.runs.pool import CaptionerFactory
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)
@@ -50,7 +50,7 @@ ELSEWHERE = {
     r"make docs": "packages of its own: tests/test_site.py",
     r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",
     r".* --target ": "models of the hub",
-    r"vidspec caption '?(s3|hf)://": "a store: tests/dataset/test_object_store.py",
+    r"vidspec caption '?(s3|hf)://": "a store: tests/runs/test_object_store.py",
     r"ray start": "daemons that every user of a machine shares: test_a_ray_cluster, tests/test_readme_commands.py",
     r"vidspec models (?!use )[\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",

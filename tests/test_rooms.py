@@ -27,7 +27,7 @@ ORDER = (
     ("decoding",),
     ("captioner",),
     ("display",),
-    ("dataset", "bench"),
+    ("runs", "bench"),
     ("runner", "aio"),
     ("serve",),
     ("cli",),

@@ -13,12 +13,12 @@ from tests.model_pairs import PLACE
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.records import lean_record
 from vidspec.display.state import PanelState
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished
 from vidspec.models import loading
+from vidspec.runs.records import lean_record
 from vidspec.serve.answers import ChatAnswer
 
 CLIP = str(shipped()[0])

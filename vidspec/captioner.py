@@ -498,7 +498,7 @@ class Captioner:
         """Read the frames that :meth:`stream` would pass to the models, scaled down to bound their memory.
 
         They are decoded in this process: a decoder that crashes on a damaged file ends it. Whole folders, and the
-        command line, read in a process of their own (``vidspec.dataset.reader``).
+        command line, read in a process of their own (``vidspec.runs.reader``).
 
         Raises:
             VideoError: the file gives no frames.

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Literal
 
 from vidspec.config.run_spec import RunSpec, split_keywords
-from vidspec.dataset.planning import RunPlan, plan
-from vidspec.dataset.running import Run
 from vidspec.errors import UsageError, VidspecError
 from vidspec.events.record import Caption
+from vidspec.runs.planning import RunPlan, plan
+from vidspec.runs.running import Run
 
 __all__ = ["run"]
 

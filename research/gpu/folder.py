@@ -19,7 +19,6 @@ from research.ready_clips import ReadyClips
 from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.tables import table
 from vidspec.captioner import Captioner
-from vidspec.dataset.ties import EPSILON, logit_gap, tie_limit
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import decode_rate
@@ -27,6 +26,7 @@ from vidspec.events.events import Finished
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
 from vidspec.models.request import CaptionRequest
+from vidspec.runs.ties import EPSILON, logit_gap, tie_limit
 from vidspec.video import Clip
 
 __all__ = ["AtOnce", "Disagreement", "Folder", "Profiled", "disagreement", "markdown", "measure"]
@@ -58,7 +58,7 @@ class Profiled:
 
     Attributes:
         identical: clips with plain decoding's tokens.
-        ties: others that part from it at a near-tie, see ``vidspec.dataset.ties``; in float32 on a CPU none.
+        ties: others that part from it at a near-tie, see ``vidspec.runs.ties``; in float32 on a CPU none.
         clips: all of them.
         tokens_per_s: of decoding; the median of the clips, as are the next two.
         first, end_to_end: seconds from the clip's frames to its first token, and to its last.

@@ -13,7 +13,7 @@ from vidspec.models.loading import embedded_folder
 __all__ = ["earlier_command"]
 
 #: Module that captions a folder, in this version and earlier ones.
-_MODULES = ("research/peers/profile_worker.py", "vidspec/dataset/timed.py", "vidspec/batch/timed.py")
+_MODULES = ("research/peers/profile_worker.py", "vidspec/runs/timed.py", "vidspec/batch/timed.py")
 
 
 def earlier_command(checkout: Path, label: str, wanted: Throughput) -> tuple[list[str], dict[str, str]]:

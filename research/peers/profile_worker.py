@@ -21,19 +21,19 @@ from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.dataset.feed import reader_count
-from vidspec.dataset.formats.base import make_format
-from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.local import caption_locally
-from vidspec.dataset.reader import ClipReader
-from vidspec.dataset.records import SettingsDigest
-from vidspec.dataset.remaining import Executor, caption_remaining, plan_clips
-from vidspec.dataset.single_file import SingleFileOutput
 from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
+from vidspec.runs.feed import reader_count
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.local import caption_locally
+from vidspec.runs.reader import ClipReader
+from vidspec.runs.records import SettingsDigest
+from vidspec.runs.remaining import Executor, caption_remaining, plan_clips
+from vidspec.runs.single_file import SingleFileOutput
 
 __all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 

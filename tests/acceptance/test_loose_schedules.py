@@ -16,7 +16,6 @@ from vidspec.acceptance.rules.lvspec import LVSpec
 from vidspec.acceptance.rules.random_loose import RandomLoose
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.schema import record_schema
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import PromptRead, Proposed
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
@@ -29,6 +28,7 @@ from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
+from vidspec.runs.schema import record_schema
 
 CLIP = shipped()[0]
 TOKENS = 48

@@ -39,9 +39,9 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
     monkeypatch.setattr("vidspec.events.trace.to_chrome", lambda trace: trace)
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", FakeReader)
+    monkeypatch.setattr("vidspec.runs.local.ClipReader", FakeReader)
     monkeypatch.setattr("vidspec.models.hub.check_reachable", lambda name: True)
-    monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", lambda found, named: None)
+    monkeypatch.setattr("vidspec.runs.inputs.drop_missing", lambda found, named: None)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "load_error", None)
     folder = tmp_path / "work"

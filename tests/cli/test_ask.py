@@ -14,9 +14,9 @@ from tests.fake_captioner import TEXT, FakeCaptioner, events, record
 from tests.tiers import full_but
 from vidspec.cli.session import DialogueSession
 from vidspec.config.profiles import load
-from vidspec.dataset.reader import ClipReader
 from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Round
+from vidspec.runs.reader import ClipReader
 from vidspec.signals import Terminated
 
 SAID = " ".join(TEXT.split())
@@ -266,7 +266,7 @@ def test_a_page_does_not_show_a_question_that_was_given_up(session, tmp_path):
 
 @pytest.mark.parametrize("content", full_but([None], [None, b"", b"not a video"]), ids=str)
 def test_a_clip_that_cannot_be_read_is_told_before_anything_is_loaded(piped, monkeypatch, content):
-    monkeypatch.setattr("vidspec.dataset.local.ClipReader", ClipReader)
+    monkeypatch.setattr("vidspec.runs.local.ClipReader", ClipReader)
     if content is not None:
         with open("clip.mp4", "wb") as file:
             file.write(content)

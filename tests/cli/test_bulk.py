@@ -19,7 +19,7 @@ from tests.cli.terminals import Terminal
 from tests.fake_captioner import TEXT, FakeCaptioner
 from vidspec.cli import main
 from vidspec.config.prompts import STYLES
-from vidspec.dataset.schema import record_schema
+from vidspec.runs.schema import record_schema
 
 FLAT = " ".join(TEXT.split())
 #: For tests of what happens between two clips.
@@ -427,7 +427,7 @@ def test_a_place_that_cannot_be_opened_lets_go_of_the_others(vidspec, clips):
 
 def test_completion_of_formats():
     from vidspec.cli import options
-    from vidspec.dataset.formats.base import format_names
+    from vidspec.runs.formats.base import format_names
 
     assert options.complete_format("jsonl,s") == ["jsonl,srt"] and options.complete_format("jso") == ["json", "jsonl"]
     assert options.complete_format("") == list(format_names())

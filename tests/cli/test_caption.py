@@ -17,12 +17,12 @@ from vidspec import video
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import REAL
 from vidspec.config.prompts import STYLES
-from vidspec.dataset import inputs
-from vidspec.dataset.schema import record_schema
 from vidspec.embedded.notes import NOTICE as WARNING
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.events.events import Finished, Restarted
 from vidspec.events.record import failed_caption
+from vidspec.runs import inputs
+from vidspec.runs.schema import record_schema
 
 NOTICE = f"note: {WARNING}, such as:"
 
@@ -139,7 +139,7 @@ def test_quiet_prints_failures_only(vidspec, monkeypatch):
 def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, device):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("vidspec.dataset.inputs.collect_inputs", lambda sources: pytest.fail("clips were looked for"))
+    monkeypatch.setattr("vidspec.runs.inputs.collect_inputs", lambda sources: pytest.fail("clips were looked for"))
     ran = vidspec("caption", "good.mp4", *device)
     assert (ran.code, ran.out) == (3, "") and not FakeCaptioner.made
     assert ran.err.startswith("error: device cuda") and "this machine has 0 CUDA devices" in ran.err
@@ -586,7 +586,7 @@ import sys; sys.path.insert(0, {root!r})
 from types import ModuleType
 from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
-from vidspec.dataset import inputs, local
+from vidspec.runs import inputs, local
 local.ClipReader, inputs.drop_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact", "text")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
@@ -672,12 +672,12 @@ def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
 
 def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypatch):
     """A clip, or a package that an option needs; nothing is recorded of either."""
-    monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", LEAVE_OUT)
+    monkeypatch.setattr("vidspec.runs.inputs.drop_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
     assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
     assert "download it first" in vidspec("caption", "https://x.org/a.mp4").err
-    monkeypatch.setattr("vidspec.dataset.run_settings.find_spec", lambda name: None)
+    monkeypatch.setattr("vidspec.runs.run_settings.find_spec", lambda name: None)
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
@@ -689,14 +689,14 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
 
 @pytest.mark.parametrize("found", ["13.1.0", "14.2.0"])
 def test_versions_of_pyav_that_hang_are_refused(vidspec, monkeypatch, found):
-    monkeypatch.setattr("vidspec.dataset.run_settings.version", lambda name: found)
+    monkeypatch.setattr("vidspec.runs.run_settings.version", lambda name: found)
     ran = vidspec("caption", "good.mp4")
     assert ran.code == 2 and not FakeCaptioner.made
     assert ran.err.splitlines() == [f"error: PyAV {found} is too old (pip install 'av>=15')"]
 
 
 def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):
-    monkeypatch.setattr("vidspec.dataset.inputs.drop_missing", LEAVE_OUT)
+    monkeypatch.setattr("vidspec.runs.inputs.drop_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     Path("list.txt").write_text("no.mp4\ngood.mp4\n")
     ran = vidspec("caption", "--from-file", "list.txt", "--format", "jsonl")

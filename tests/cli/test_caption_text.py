@@ -14,9 +14,9 @@ import pytest
 from tests import fake_captioner
 from tests.fake_captioner import TEXT, FakeCaptioner, record
 from vidspec.cli import main
-from vidspec.dataset.schema import record_schema
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished, Round
+from vidspec.runs.schema import record_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ("--template", "ohwx, {caption}")
@@ -232,9 +232,9 @@ def many(path):
 fake_captioner.events = many
 module = ModuleType("vidspec.captioner"); module.Captioner = fake_captioner.FakeCaptioner
 sys.modules["vidspec.captioner"] = module
-import vidspec.dataset.inputs, vidspec.dataset.local
-vidspec.dataset.local.ClipReader = fake_captioner.FakeReader
-vidspec.dataset.inputs.drop_missing = lambda found, named: None
+import vidspec.runs.inputs, vidspec.runs.local
+vidspec.runs.local.ClipReader = fake_captioner.FakeReader
+vidspec.runs.inputs.drop_missing = lambda found, named: None
 from vidspec.cli import main
 sys.exit(main(["caption", "good.mp4"]))
 """

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.effects import files_here
 from tests.fake_captioner import FakeCaptioner
-from vidspec.dataset.journal import Journal
 from vidspec.embedded.samples import shipped
+from vidspec.runs.journal import Journal
 
 MINE = "a caption that somebody wrote\n"
 V2 = ("--template", "v2 {caption}")

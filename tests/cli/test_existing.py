@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataset.shards import rows, tar_of
 from tests.fake_captioner import FakeCaptioner
-from vidspec.dataset.rendering import fill_fields, render_caption
+from tests.runs.shards import rows, tar_of
 from vidspec.escaping import mark_value
+from vidspec.runs.rendering import fill_fields, render_caption
 
 TAGS = "ohwx, red circle\n"
 USE = ("caption", "k", "--format", "txt", "--existing", "use")

@@ -18,8 +18,8 @@ import vidspec
 from tests.cli.effects import streamed_paths
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.tiers import full_but
-from vidspec.dataset.formats.base import make_format
-from vidspec.dataset.single_file import SingleFileOutput
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.single_file import SingleFileOutput
 from vidspec.signals import SIGNALS, Terminated, raise_on_signals
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
@@ -228,8 +228,8 @@ def test_a_full_disk_under_the_log_is_a_warning(vidspec):
 
 
 def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
-    from vidspec.dataset.log_file import LogFile
     from vidspec.events.tally import Tally
+    from vidspec.runs.log_file import LogFile
 
     said = []
     file, room = (tmp_path / "log").open("ab", buffering=0), [10**6, 20, 0, 10**6]
@@ -262,9 +262,9 @@ import os, sys, time
 number, pause = int(sys.argv[2]), float(sys.argv[3])
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
-import vidspec.dataset.local
+import vidspec.runs.local
 from tests.fake_captioner import FakeCaptioner, FakeReader
-vidspec.dataset.local.ClipReader = FakeReader
+vidspec.runs.local.ClipReader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Stopped(FakeCaptioner):

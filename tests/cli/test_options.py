@@ -16,8 +16,8 @@ from vidspec.cli.options import flatten_options
 from vidspec.config.run_spec import RunSpec
 from vidspec.config.schema import Profile
 from vidspec.config.sections import Flag, Section
-from vidspec.dataset.run_settings import logged_options
 from vidspec.registry import key
+from vidspec.runs.run_settings import logged_options
 
 
 @dataclass(frozen=True)

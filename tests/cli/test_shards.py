@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.effects import streamed_paths
-from tests.dataset.hostile import HOSTILE
-from tests.dataset.shards import rows, tar_of, write_shards
 from tests.fake_captioner import TEXT, FakeCaptioner
-from vidspec.dataset import parts, stores
-from vidspec.dataset.formats.base import make_format
-from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal
+from tests.runs.hostile import HOSTILE
+from tests.runs.shards import rows, tar_of, write_shards
+from vidspec.runs import parts, stores
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.job import Job
+from vidspec.runs.journal import Journal
 
 pytest.importorskip("pyarrow")
 
@@ -394,7 +394,7 @@ def test_an_edited_part_is_kept(vidspec, more):
 
 def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     """Killed between its part and the end of its journal."""
-    from vidspec.dataset.outputs import hidden_journal
+    from vidspec.runs.outputs import hidden_journal
 
     write_shards(Path("shards"), 1, 2)
     args = ("caption", "shards/00000.tar", "--output-dir", "out")

@@ -11,13 +11,13 @@ from vidspec.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREAD
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.user_config import read_config, resolve
-from vidspec.dataset.journal import parse_record
-from vidspec.dataset.manifests import parse_manifest
-from vidspec.dataset.segments import parse_segment
 from vidspec.embedded.samples import shipped
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError, UsageError
 from vidspec.registry import Registry
+from vidspec.runs.journal import parse_record
+from vidspec.runs.manifests import parse_manifest
+from vidspec.runs.segments import parse_segment
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"

@@ -11,7 +11,6 @@ from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.schema import record_schema
 from vidspec.decoding import prefill as prefills
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
@@ -20,6 +19,7 @@ from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import HubCaptioner
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
+from vidspec.runs.schema import record_schema
 
 PLACE = resolve_placement("cpu", "float32")
 CLIP = str(shipped()[1])

@@ -4,8 +4,8 @@ import typing
 
 import pytest
 
-from vidspec.dataset.schema import record_schema
 from vidspec.events import record
+from vidspec.runs.schema import record_schema
 
 PARTS = {name: kind for name, kind in typing.get_type_hints(record.Caption, vars(record) | {"Trace": object}).items()}
 

@@ -81,7 +81,7 @@ def options():
 
 
 def schema():
-    from vidspec.dataset.schema import record_schema
+    from vidspec.runs.schema import record_schema
 
     return record_schema()
 

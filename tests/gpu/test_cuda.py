@@ -7,8 +7,8 @@ import pytest
 from research.gpu.frames import decoded
 from tests.gpu.places import DEVICE, DTYPES, SMOKE, cuda_only, needs_replay
 from vidspec.bench.loaded import LoadedModels, ModelSource, lossless_profiles
-from vidspec.dataset.ties import EPSILON, logit_gap, tie_limit
 from vidspec.models.request import CaptionRequest
+from vidspec.runs.ties import EPSILON, logit_gap, tie_limit
 
 pytestmark = pytest.mark.gpu
 #: In a smoke run one profile in turns, one with a tree and one in parallel, and short texts: do the tests run?

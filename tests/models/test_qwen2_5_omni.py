@@ -17,12 +17,12 @@ from tests.ready_clips import dubbed, read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.dataset.reader import ClipReader
 from vidspec.embedded.samples import shipped
 from vidspec.models import loading
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.placement import resolve_placement
 from vidspec.models.vision import token_bytes
+from vidspec.runs.reader import ClipReader
 from vidspec.video import Clip
 
 SEEDS = range(20)

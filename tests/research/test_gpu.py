@@ -22,8 +22,8 @@ from research.gpu.results import Results, read, read_last
 from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
 from vidspec.captioner import Captioner
-from vidspec.dataset.ties import EPSILON, tie_limit
 from vidspec.embedded.samples import shipped
+from vidspec.runs.ties import EPSILON, tie_limit
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)

@@ -11,9 +11,9 @@ import pytest
 from tests.serve.servers import asked, data_url, serving
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
-from vidspec.dataset.reader import ClipReader
 from vidspec.embedded.samples import shipped
 from vidspec.models.request import DialogueTurn
+from vidspec.runs.reader import ClipReader
 from vidspec.serve import recent
 
 CLIPS = shipped()

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from vidspec import video
-from vidspec.dataset.segments import cut_clip
 from vidspec.errors import VideoError
+from vidspec.runs.segments import cut_clip
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
 #: Those that keep every pixel, and their options.

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from vidspec import memory, video
-from vidspec.dataset.read_worker import MOST_MEMORY
-from vidspec.dataset.segments import cut_clip
 from vidspec.errors import GenerationError, UsageError, VideoError
+from vidspec.runs.read_worker import MOST_MEMORY
+from vidspec.runs.segments import cut_clip
 from vidspec.video import decode_av, reading
 
 MS = Fraction(1, 1000)

@@ -72,10 +72,10 @@ def _open_session(
     from vidspec.cli.printed import print_note
     from vidspec.cli.session import DialogueSession, dialogue_page
     from vidspec.config.user_config import read_config
-    from vidspec.dataset.local import readers_for
-    from vidspec.dataset.planning import require_devices
-    from vidspec.dataset.run_settings import clip_range, job_config, profile_keys
     from vidspec.decoding.default_profile import resolve_profile
+    from vidspec.runs.local import readers_for
+    from vidspec.runs.planning import require_devices
+    from vidspec.runs.run_settings import clip_range, job_config, profile_keys
 
     if spec.report is not None:
         from vidspec.display.pages.page import check_page

@@ -23,7 +23,7 @@ def caption(spec: RunSpec, options: TerminalOptions) -> int:
     from vidspec.cli.printed import printed_log
     from vidspec.cli.terminal import TerminalReporter, run_on_terminal
     from vidspec.cli.typed_settings import with_settings
-    from vidspec.dataset.planning import plan
+    from vidspec.runs.planning import plan
 
     options.check()
     reporter = TerminalReporter(options)

@@ -12,12 +12,12 @@ from vidspec.escaping import one_line
 from vidspec.events.tally import counted, format_duration
 
 if TYPE_CHECKING:
-    from vidspec.dataset.destinations import Destination
-    from vidspec.dataset.dry_run import PlannedClip
-    from vidspec.dataset.job import Job
-    from vidspec.dataset.outputs import Output
-    from vidspec.dataset.planning import RunPlan
-    from vidspec.dataset.records import SettingsDigest
+    from vidspec.runs.destinations import Destination
+    from vidspec.runs.dry_run import PlannedClip
+    from vidspec.runs.job import Job
+    from vidspec.runs.outputs import Output
+    from vidspec.runs.planning import RunPlan
+    from vidspec.runs.records import SettingsDigest
 
 __all__ = ["print_plan"]
 
@@ -28,10 +28,10 @@ def print_plan(plan: RunPlan) -> int:
 
 
 def _print_clips(plan: RunPlan) -> int:
-    from vidspec.dataset.dry_run import earlier_costs, estimate_run, planned_clip
-    from vidspec.dataset.outputs import CombinedOutput
-    from vidspec.dataset.remaining import plan_clips
-    from vidspec.dataset.writers import StdoutLines
+    from vidspec.runs.dry_run import earlier_costs, estimate_run, planned_clip
+    from vidspec.runs.outputs import CombinedOutput
+    from vidspec.runs.remaining import plan_clips
+    from vidspec.runs.writers import StdoutLines
 
     spec, entries, settings = plan.spec, plan.entries, plan.settings
     journals = [output for place in plan.destinations if (output := place.open_journal(spec, plan.label)) is not None]
@@ -81,9 +81,9 @@ def _print_clips(plan: RunPlan) -> int:
 
 def _print_shards(plan: RunPlan) -> int:
     """Print the plan of a run with a file for each shard, without opening the shards."""
-    from vidspec.dataset.stores import is_url
-    from vidspec.dataset.writers import StdoutLines
     from vidspec.files import backup_of
+    from vidspec.runs.stores import is_url
+    from vidspec.runs.writers import StdoutLines
 
     spec, shards, settings = plan.spec, plan.entries, plan.settings
     output = plan.destinations[0].open_parts(spec, shards, look=True)

@@ -8,11 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from vidspec.cli.printed import print_event, print_note
 from vidspec.cli.report import print_failure, print_traceback, progress, summary, timing_summary
-from vidspec.dataset.formats.base import MARK
-from vidspec.dataset.job import JobConfig
-from vidspec.dataset.log_file import clip_facts
-from vidspec.dataset.rendering import rendered_beginning, whole_words
-from vidspec.dataset.writers import StdoutLines
 from vidspec.display.state import ClipStates, PanelState
 from vidspec.errors import UsageError
 from vidspec.escaping import escape_text
@@ -21,6 +16,11 @@ from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.models.detokenizer import cut_at_stop
+from vidspec.runs.formats.base import MARK
+from vidspec.runs.job import JobConfig
+from vidspec.runs.log_file import clip_facts
+from vidspec.runs.rendering import rendered_beginning, whole_words
+from vidspec.runs.writers import StdoutLines
 
 __all__ = ["ClipEvents", "OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText"]
 
@@ -153,7 +153,7 @@ class ProgressNotes(RunObserver):
 
 def parse_interval(text: str) -> tuple[int | None, float | None]:
     """Parse an interval into clips or seconds; the other is None."""
-    from vidspec.dataset.manifests import parse_seconds
+    from vidspec.runs.manifests import parse_seconds
 
     if re.fullmatch(r"[1-9]\d*", text.strip()):
         return int(text), None

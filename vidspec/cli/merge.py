@@ -34,9 +34,9 @@ def merge(
     debug: DebugOption = False,
 ) -> None:
     """Merge the records of several runs or shards, sorted by path: each clip once, captions preferred to failures."""
-    from vidspec.dataset.formats.base import make_format
-    from vidspec.dataset.merge import merge_records, render_records
-    from vidspec.dataset.writers import StdoutLines
+    from vidspec.runs.formats.base import make_format
+    from vidspec.runs.merge import merge_records, render_records
+    from vidspec.runs.writers import StdoutLines
 
     output_format = make_format(form, several=True)
     if not output_format.is_text:
@@ -66,7 +66,7 @@ def _write(path: Path, content: Iterable[bytes]) -> None:
         UsageError: a run is.
         OutputError: it cannot be written.
     """
-    from vidspec.dataset.journal import lock_file, unwritable_error
+    from vidspec.runs.journal import lock_file, unwritable_error
 
     with lock_file(Path(os.path.realpath(path)), path):
         try:

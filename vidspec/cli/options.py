@@ -14,8 +14,8 @@ from typer.core import TyperCommand
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters, model_option
 from vidspec.config.run_spec import RunSpec
-from vidspec.dataset.formats.base import format_names
 from vidspec.errors import UsageError
+from vidspec.runs.formats.base import format_names
 
 if TYPE_CHECKING:
     from vidspec.bench.loaded import ModelSource

@@ -14,7 +14,7 @@ from vidspec.events.tally import Tally, counted, format_duration
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
-    from vidspec.dataset.inputs import InputListing
+    from vidspec.runs.inputs import InputListing
 
 __all__ = [
     "loaded_summary",

@@ -13,7 +13,7 @@ from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from vidspec.dataset.merge import MergedRecords
+    from vidspec.runs.merge import MergedRecords
 
 __all__ = ["report"]
 
@@ -74,7 +74,7 @@ def _records(sources: Sequence[Path]) -> MergedRecords:
     Raises:
         UsageError: a named file is not one of records.
     """
-    from vidspec.dataset.merge import is_part, merge_records, read_document
+    from vidspec.runs.merge import is_part, merge_records, read_document
 
     files: list[Path] = []
     lines: list[Path] = []

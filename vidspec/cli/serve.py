@@ -111,10 +111,10 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
     from vidspec.config.user_config import read_config
-    from vidspec.dataset.feed import reader_count
-    from vidspec.dataset.planning import require_devices
-    from vidspec.dataset.run_settings import job_config, profile_keys
     from vidspec.decoding.default_profile import resolve_profile
+    from vidspec.runs.feed import reader_count
+    from vidspec.runs.planning import require_devices
+    from vidspec.runs.run_settings import job_config, profile_keys
 
     resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
@@ -189,8 +189,8 @@ def _read_key(file: Path | None) -> str | None:
 
 def _media_host(text: str) -> str:
     """Return a host, or an origin, in lower case."""
-    from vidspec.dataset.access import check_allowed_url, is_url
     from vidspec.errors import UsageError
+    from vidspec.runs.access import check_allowed_url, is_url
 
     if is_url(text):
         return check_allowed_url(text)

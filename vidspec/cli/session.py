@@ -13,7 +13,6 @@ from vidspec.cli.options import AnswerFormat
 from vidspec.cli.printed import print_error, print_note
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import stage_status
-from vidspec.dataset.formats.base import MARK, format_of_suffix, make_format, marked_caption, one_line_caption
 from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.escaping import escape_text, json_text
 from vidspec.events.events import Event, Finished, Opened, Round
@@ -22,6 +21,7 @@ from vidspec.events.tally import counted
 from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import check_output, write_whole
 from vidspec.registry import nearest
+from vidspec.runs.formats.base import MARK, format_of_suffix, make_format, marked_caption, one_line_caption
 from vidspec.signals import Terminated, defer_signals
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from vidspec.cli.listeners import ClipEvents, OutcomeLines, ProgressNotes, Resta
 from vidspec.cli.options import TerminalOptions
 from vidspec.cli.printed import print_event, print_note
 from vidspec.cli.report import loaded_summary, totals
-from vidspec.dataset.planning import RunPlan
-from vidspec.dataset.reporter import RunReporter
-from vidspec.dataset.running import Run
 from vidspec.errors import LostOutputError, OutputError
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally, counted
+from vidspec.runs.planning import RunPlan
+from vidspec.runs.reporter import RunReporter
+from vidspec.runs.running import Run
 from vidspec.signals import ending_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class TerminalReporter(RunReporter):
 
     def _panel(self, stack: ExitStack, run: Run, tally: Tally) -> RunObserver:
         """Return the observer that shows clips in flight: a panel, or lines without a terminal."""
-        from vidspec.dataset.writers import StreamOutput
+        from vidspec.runs.writers import StreamOutput
 
         options, plan = self.options, run.plan
         if options.quiet:
@@ -171,7 +171,7 @@ def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunOb
 
     None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
     """
-    from vidspec.dataset.writers import StdoutLines, StreamOutput
+    from vidspec.runs.writers import StdoutLines, StreamOutput
 
     plan, output = run.plan, run.output
     parts = plan.how.segment is not None or plan.how.questions_of(plan.entries[0]) is not None

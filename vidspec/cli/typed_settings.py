@@ -16,7 +16,7 @@ def with_settings(spec: RunSpec, settings: Sequence[str] | None) -> RunSpec:
     Raises:
         UsageError: not KEY=VALUE, or a key is set twice.
     """
-    from vidspec.dataset.run_settings import profile_keys
+    from vidspec.runs.run_settings import profile_keys
 
     if not settings:
         return spec

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-#: JSON-ready values with :data:`RECORD_KEYS`; records in a journal have a ``job`` too (``vidspec.dataset.records``).
+#: JSON-ready values with :data:`RECORD_KEYS`; records in a journal have a ``job`` too (``vidspec.runs.records``).
 RecordDict: TypeAlias = dict[str, Any]
 
 

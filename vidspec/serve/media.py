@@ -17,9 +17,9 @@ from tempfile import mkstemp
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from vidspec.dataset.access import GuardedClient, is_url
-from vidspec.dataset.reader import ClipReader
 from vidspec.errors import VidspecError
+from vidspec.runs.access import GuardedClient, is_url
+from vidspec.runs.reader import ClipReader
 from vidspec.serve.config import ApiError
 from vidspec.serve.recent import RecentVideos
 

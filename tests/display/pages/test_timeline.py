@@ -37,7 +37,7 @@ def test_ticks_are_round_times():
 
 
 def test_a_trace_file_is_read_back():
-    from vidspec.dataset.trace_file import merge_traces
+    from vidspec.runs.trace_file import merge_traces
 
     parts = [("a.mp4", to_chrome(SPANS)), ("b.mp4", to_chrome(SPANS[:1])), ("a.mp4", to_chrome(SPANS[:2]))]
     found = from_chrome(json.loads(json.dumps(merge_traces(parts))))

@@ -9,7 +9,6 @@ from vidspec.captioner import Captioner
 from vidspec.cli.report import summary
 from vidspec.config import profiles
 from vidspec.config.profiles import load
-from vidspec.dataset.schema import record_schema
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Prefilled
@@ -17,6 +16,7 @@ from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.pruning.target.base import lossy
 from vidspec.pruning.target.engine import PrunedTargetEngine
+from vidspec.runs.schema import record_schema
 
 METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
 #: The small target has too few blocks for a tenth.

@@ -20,9 +20,9 @@ from research.peers.steady import SteadyRate
 from research.peers.throughput import Throughput, markdown, measure, start_contenders
 from vidspec.bench.memory import resident
 from vidspec.config import profiles
-from vidspec.dataset.job import JobResult
 from vidspec.errors import GenerationError, UsageError, VidspecError
 from vidspec.events.record import Caption
+from vidspec.runs.job import JobResult
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
 

@@ -1,7 +1,0 @@
-"""Jobs of a run."""
-
-from vidspec.dataset.job import Job
-
-
-def jobs_of(*names):
-    return [Job(name, number=number) for number, name in enumerate(names, start=1)]

@@ -1,0 +1,154 @@
+"""SIGKILL at random moments, then the same command again: the outcome is that of a run nobody disturbed."""
+
+import json
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from vidspec.runs.file_marks import is_mark
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIPS, FAILING = 300, 30
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """300 files of which 30 fail; what they hold does not matter to the captioner without models."""
+    folder = tmp_path_factory.mktemp("clips")
+    for number in range(CLIPS):
+        name = "missing" if number % (CLIPS // FAILING) == 3 else "good"
+        clip = folder / f"{number:03d}" / f"{name}.mp4"
+        clip.parent.mkdir()
+        clip.write_bytes(bytes(number))
+    return folder
+
+
+def killed(kills, where, clips, *args):
+    """The number of kills and the final exit code of runs in the folder ``where``, and all files they left."""
+    where.mkdir(exist_ok=True)
+    command = [sys.executable, str(ROOT / "tests/runs/kill_and_resume.py"), "7", str(kills), "0.25"]
+    command += ["caption", str(clips), *args]
+    ran = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=300, env=environment(where))
+    assert ran.returncode == 0, ran.stderr
+    times, code = map(int, ran.stdout.split())
+    left = {str(path.relative_to(where)): path.read_bytes() for path in where.rglob("*") if path.is_file()}
+    return times, code, {name: without_marks(data) for name, data in left.items() if not name.endswith(".part")}
+
+
+def without_marks(data):
+    """Return a file without the marks of a journal, which tell what files held whenever they were written."""
+    return b"".join(line for line in data.splitlines(keepends=True) if not is_mark(line))
+
+
+def environment(where):
+    import os
+
+    return {**os.environ, "XDG_CONFIG_HOME": str(where), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(("--format", "jsonl", "-o", "out.jsonl", "--batch", "1"), id="one by one", marks=pytest.mark.full),
+        pytest.param(("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"), id="jsonl"),
+        pytest.param(("--format", "csv", "-o", "out.csv", "--batch", "4"), id="csv", marks=pytest.mark.full),
+        pytest.param(("--format", "vtt", "--output-dir", "out", "--batch", "4"), id="vtt", marks=pytest.mark.full),
+    ],
+)
+def test_killed_twenty_times(clips, tmp_path, args):
+    times, code, files = killed(20, tmp_path / "killed", clips, *args)
+    undisturbed, whole_code, whole = killed(0, tmp_path / "whole", clips, *args)
+    assert (times, undisturbed) == (20, 0)
+    assert code == whole_code == 1
+    assert files == whole
+    if "jsonl" in args:
+        records = [json.loads(line) for line in files["out.jsonl"].splitlines()]
+        assert [record["path"] for record in records] == sorted(map(str, clips.rglob("*.mp4")))
+        assert sum(record["error"] is None for record in records) == CLIPS - FAILING
+
+
+@pytest.mark.full
+def test_existing_texts_outlive_kills(clips, tmp_path):
+    """Each is kept once as ``NAME~`` and goes into its caption, whenever its run ended."""
+    for folder in ("killed", "whole"):
+        for number in range(0, CLIPS, 2):
+            text = tmp_path / folder / f"out/{number:03d}/good.txt"
+            text.parent.mkdir(parents=True)
+            text.write_text(f"tags {number}\n")
+    use = ("--format", "txt", "--output-dir", "out", "--existing", "use", "--template", "{existing}: {caption}")
+    times, code, files = killed(20, tmp_path / "killed", clips, *use)
+    assert times == 20 and code == 1
+    undisturbed, code, whole = killed(0, tmp_path / "whole", clips, *use)
+    assert files == whole and undisturbed == 0 and code == 1
+    texts = {name: text.decode() for name, text in files.items() if ".txt" in name}
+    kept = {name: text for name, text in texts.items() if name.endswith("~")}
+    assert kept == {f"out/{number:03d}/good.txt~": f"tags {number}\n" for number in range(0, CLIPS, 2)}
+    assert texts["out/004/good.txt"].startswith("tags 4: A red") and texts["out/005/good.txt"].startswith(": A red")
+
+
+@pytest.mark.full
+def test_existing_texts_and_replicas(tmp_path):
+    """Captioners die, and the whole run once it has replaced a file; the next one finds every text."""
+    from tests.runs.shards import CLIP
+    from tests.test_readme_commands import PROGRAM
+
+    (tmp_path / "program.py").write_text(PROGRAM.format(python=sys.executable))
+    names = ["a/good", "b/dies-once", "c/good", "d/dies", "e/good", "f/good"]
+    for name in names:
+        clip = tmp_path / "k" / f"{name}.mp4"
+        clip.parent.mkdir(parents=True)
+        clip.write_bytes(CLIP)
+        clip.with_suffix(".txt").write_text(f"tags {name}\n")
+    use = ("--format", "txt", "--existing", "use", "--template", "{existing}: {caption}", "--single-line")
+    command = [sys.executable, "program.py", "caption", "k", *use, "--replicas", "2", "--device", "cpu", "--batch", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path)) as run:
+        until = time.monotonic() + 100
+        while not list(tmp_path.rglob("*.txt~")) and time.monotonic() < until:
+            time.sleep(0.005)
+        run.kill()
+    ran = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 1 and "k/d/dies.mp4" in ran.stderr, ran.stderr
+    for name in names:
+        text, kept = tmp_path / f"k/{name}.txt", tmp_path / f"k/{name}.txt~"
+        if name == "d/dies":
+            assert text.read_text() == f"tags {name}\n" and not kept.exists(), "a clip that fails keeps its file"
+        else:
+            assert (
+                text.read_text() == f"tags {name}: A red circle moves left.\n" and kept.read_text() == f"tags {name}\n"
+            )
+    assert len(list(tmp_path.rglob("*.txt~*"))) == len(names) - 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("suffix", ["parquet", "tar"])
+def test_parts_of_shards_killed_twenty_times(tmp_path, monkeypatch, suffix):
+    """Not a clip is lost, none is there twice, and the parts are the same bytes."""
+    pytest.importorskip("pyarrow")
+    from tests.runs.shards import rows, write_shards
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    failing = set(range(3, CLIPS, CLIPS // FAILING))
+    shards = write_shards(tmp_path / "shards", 10, CLIPS // 10, failing=failing)
+    args = (*map(str, sorted(shards.iterdir())), "--output-dir", "out", "--batch", "4")
+    args += ("--format", {"parquet": "parquet", "tar": "webdataset"}[suffix])
+    times, code, files = killed(20, tmp_path / "killed", *args)
+    undisturbed, whole_code, whole = killed(0, tmp_path / "whole", *args)
+    assert (times, undisturbed) == (20, 0)
+    assert code == whole_code == 1
+    assert files == whole and sorted(files) == [f"out/{shard:05d}.{suffix}" for shard in range(10)]
+    if suffix == "tar":
+        keys = []
+        for path in sorted((tmp_path / "killed/out").iterdir()):
+            with tarfile.open(path) as tar:
+                keys += tar.getnames()
+        assert keys[::2] == [f"{number:05d}/good.txt" for number in range(CLIPS) if number not in failing]
+        return
+    found = [row for path in sorted((tmp_path / "killed/out").glob("*.parquet")) for row in rows(path)]
+    numbers = [int(row["path"].split("/")[-2]) for row in found]
+    assert numbers == list(range(CLIPS)), "each clip once, in its place"
+    assert {number for number, row in zip(numbers, found, strict=True) if row["error"]} == failing

@@ -1,0 +1,184 @@
+"""Several prompts about a clip in a run: a record for each, in their order, whatever becomes of the others."""
+
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question, stream_events
+from vidspec.cli import main
+from vidspec.embedded.samples import shipped
+from vidspec.errors import GenerationError, UsageError
+from vidspec.events.events import Finished, InputsReleased
+from vidspec.runs.feed import Feed
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.inputs import InputSources, collect_inputs
+from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.manifests import parse_manifest
+from vidspec.runs.outputs import hidden_journal
+from vidspec.runs.pool import TaskQueue
+from vidspec.runs.records import SettingsDigest, lean_record
+from vidspec.runs.run import caption_jobs
+
+PROMPTS = ("What is there?", "What moves?", "Where to?")
+ASKED = JobQuestions(PROMPTS, in_turns=False)
+
+
+class Asked(FakeCaptioner):
+    """Notes which prompts are in flight when one begins, and fails where it is told to."""
+
+    fails = ()
+
+    def __init__(self):
+        super().__init__(SimpleNamespace(name="vanilla-sd"))
+        self.begun, self.ended, self.beside = [], [], []
+
+    def stream(self, path, *, prompt, **more):
+        self.beside.append((prompt, [one for one in self.begun if one not in self.ended]))
+        self.begun.append(prompt)
+        for event in stream_events(path):
+            if (prompt, type(event)) in self.fails:
+                self.ended.append(prompt)
+                raise GenerationError("no")
+            if isinstance(event, Finished):
+                self.ended.append(prompt)
+            yield event
+
+
+def outcomes(captioner, tasks, how):
+    feed = Feed(tasks, how, [FakeReader()])
+    with closing(feed):
+        yield from caption_jobs(captioner, feed, how)
+    assert feed.nbytes == 0
+
+
+def kinds(found):
+    return [(one.job.segment, one.job.is_last, one.caption.error and one.caption.error["kind"]) for one in found]
+
+
+def test_the_others_begin_when_the_first_has_read():
+    captioner = Asked()
+    found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
+    assert kinds(found) == [(0, False, None), (1, False, None), (2, True, None)]
+    assert captioner.beside == [(PROMPTS[0], []), (PROMPTS[1], [PROMPTS[0]]), (PROMPTS[2], list(PROMPTS[:2]))]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_several_clips(batch):
+    captioner = Asked()
+    tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
+    found = list(outcomes(captioner, tasks, JobConfig(questions=ASKED, batch=batch)))
+    for path in ("a.mp4", "b.mp4"):
+        of_one = [one for one in found if one.job.path == path]
+        assert kinds(of_one) == [(0, False, None), (1, False, None), (2, True, None)]
+    assert sorted(captioner.begun) == sorted(2 * PROMPTS) and captioner.most == batch
+
+
+@pytest.mark.parametrize("when", [InputsReleased, Finished])
+def test_a_prompt_that_fails_loses_no_other(when):
+    captioner = Asked()
+    captioner.fails = {(PROMPTS[0], when)}
+    found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
+    assert [one.caption.error is None for one in found] == [False, True, True]
+    assert captioner.begun == list(PROMPTS)
+    if when is InputsReleased:  # the next one reads, and the last waits for it
+        assert captioner.beside[1:] == [(PROMPTS[1], []), (PROMPTS[2], [PROMPTS[1]])]
+
+
+def test_one_that_ended_a_process_is_asked_alone():
+    captioner = Asked()
+    found = list(outcomes(captioner, [Job("a.mp4", run_alone=True)], JobConfig(questions=ASKED)))
+    assert len(found) == 3 and [beside for _, beside in captioner.beside] == [[], [], []]
+
+
+def test_what_was_answered_before_is_not_asked_again():
+    captioner = Asked()
+    found = list(outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=ASKED)))
+    assert kinds(found) == [(0, False, None), (2, True, None)] and captioner.begun == [PROMPTS[0], PROMPTS[2]]
+
+
+def test_a_captioner_that_dies_goes_on_with_the_others():
+    queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
+    first = next(outcomes(Asked(), [queue.take("first")], JobConfig(questions=ASKED)))
+    queue.mark_begun("first", first.job)
+    queue.mark_done("first", first)
+    assert queue.fail_worker("first", "signal 9") == []
+    assert queue.take("second").done == {0: TEXT}
+
+
+def test_other_prompts_are_other_settings():
+    def of(entry, questions):
+        return SettingsDigest({"name": "vanilla-sd"}, JobConfig(questions=questions)).of(entry)
+
+    names = [
+        of(Job("a.mp4"), None),
+        of(Job("a.mp4"), ASKED),
+        of(Job("a.mp4"), JobQuestions(PROMPTS, in_turns=True)),
+        of(Job("a.mp4"), JobQuestions(PROMPTS[:2], in_turns=False)),
+    ]
+    assert len(set(names)) == 4 and of(Job("a.mp4", questions=ASKED), None) == names[1]
+
+
+def test_records_of_prompts(recorded):
+    settings = SettingsDigest({"name": "vanilla-sd"}, JobConfig(questions=ASKED))
+    records = [
+        recorded(
+            "a.mp4",
+            settings=settings,
+            segment=number,
+            segments=3,
+            changes={"question": question("prompt", number, prompt)},
+        )
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    assert [lean_record(one)["prompt"] for one in records] == list(PROMPTS)
+    assert all(lean_record(one)["question"].keys() == {"kind", "index", "prompt"} for one in records)
+    assert all(lean_record(lean_record(one)) == lean_record(one) and "saved_s" in one["question"] for one in records)
+    said = " ".join(TEXT.split())
+    assert (
+        make_format("txt").document(records) == 3 * f"{said}\n"
+        and make_format("text", several=True).line(records[1]) == f"a.mp4\t{said}"
+    )
+    assert [make_format("csv", several=True).line(one).rpartition(",")[2] for one in records] == list(PROMPTS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_run_resumed_behind_the_first_prompt_gives_the_same_bytes(tmp_path, monkeypatch, form):
+    """With real models, whose second prompt finds the first one's rows only where both are asked in one run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    command = ["caption", str(shipped()[0]), "--frames", "2", "--max-new-tokens", "4", "--quiet", "--format", form]
+    command += [word for prompt in PROMPTS[:2] for word in ("--prompt", prompt)]
+    for name in ("whole", "resumed"):
+        assert main([*command, "-o", f"{name}.{form}"]) == 0
+    whole, journal = Path(f"whole.{form}").read_bytes(), Path(f"resumed.{form}")
+    if form == "csv":  # as a kill after the first record leaves it
+        journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+        journal = hidden_journal(journal)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    second = [at for at, line in enumerate(lines) if b'"job"' in line][1]
+    journal.write_bytes(b"".join(lines[:second]))
+    assert main([*command, "-o", f"resumed.{form}"]) == 0
+    assert Path(f"resumed.{form}").read_bytes() == whole and whole.count(b"\n") == 2 + (form == "csv")
+
+
+def test_other_prompts_are_other_inputs(tmp_path):
+    rows = ('["x", "y"]', '["x", "z"]', '["x", "y"]')
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text("".join(f'{{"path": "a.mp4", "prompt": {prompt}}}\n' for prompt in rows))
+    found = collect_inputs(InputSources(manifests=(str(manifest),)))
+    assert [one.questions.texts for one in found.entries] == [("x", "y"), ("x", "z")] and len(found.duplicates) == 1
+
+
+def test_prompts_in_a_manifest():
+    entries = parse_manifest('{"path": "a.mp4", "prompt": ["What is there?", "What moves?"]}', "m.jsonl", ".")
+    assert [one.questions for one in entries] == [JobQuestions(PROMPTS[:2], False)]
+    (one,) = parse_manifest('{"path": "a.mp4", "prompt": ["What is there?"]}', "m.jsonl", ".")
+    assert (one.prompt, one.questions) == (PROMPTS[0], None)
+    for prompt in ("[]", "3", '["x", 1]', '[" "]'):
+        with pytest.raises(UsageError, match="line 1: prompt must be text or a list of texts"):
+            list(parse_manifest(f'{{"path": "a.mp4", "prompt": {prompt}}}', "m.jsonl", "."))
+    with pytest.raises(UsageError, match="asked twice"):
+        list(parse_manifest('{"path": "a.mp4", "prompt": ["x", "x"]}', "m.jsonl", "."))

@@ -1,0 +1,195 @@
+import json
+import os
+
+import pytest
+
+from vidspec.errors import UsageError
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.job import Job
+from vidspec.runs.merge import merge_records, render_records
+from vidspec.runs.records import LEAN_KEYS, lean_record
+from vidspec.runs.shards import JobArray, Shard, array_shard, array_task, parse_shard
+
+ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
+
+
+def test_files_are_dealt_in_turn():
+    """Ten shards over three tasks are 4, 3 and 3, in the order of their names; parts of one file stay together."""
+    jobs = [Job(f"/d{number}/clip.mp4", root=f"/d{number}", start=start) for number in range(10) for start in (0, 5)]
+    parts = [Shard(number, 3).select(jobs[::-1], searched=False) for number in (1, 2, 3)]
+    assert [len(part) for part in parts] == [8, 6, 6]
+    assert [job.path for job in parts[0][::-2]] == [f"/d{number}/clip.mp4" for number in (0, 3, 6, 9)]
+    assert Shard(1, 1).select(ENTRIES, searched=False) == ENTRIES
+
+
+def test_a_file_that_appears_in_a_folder_moves_no_other():
+    parts = [Shard(number, 4).select(ENTRIES, searched=True) for number in range(1, 5)]
+    assert sorted(entry.path for part in parts for entry in part) == sorted(entry.path for entry in ENTRIES)
+    assert all(30 <= len(part) <= 70 for part in parts)
+    mine = Shard(2, 3).select(ENTRIES, searched=True)
+    elsewhere = [Job(f"/mnt/x/{number}.mp4", root="/mnt/x") for number in range(0, 200, 3)]
+    names = {os.path.basename(entry.path) for entry in mine}
+    assert {os.path.basename(entry.path) for entry in Shard(2, 3).select(elsewhere, searched=True)} == {
+        os.path.basename(entry.path) for entry in elsewhere if os.path.basename(entry.path) in names
+    }
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3"])
+def test_what_is_no_shard(text):
+    with pytest.raises(UsageError, match="must be I/N"):
+        parse_shard(text)
+
+
+@pytest.mark.parametrize(
+    ("env", "shard"),
+    [
+        ({}, None),
+        ({"ID": "0", "COUNT": "4", "MIN": "0"}, (1, 4)),
+        ({"ID": "4", "COUNT": "4", "MIN": "1"}, (4, 4)),
+        ({"ID": "20", "COUNT": "3", "MIN": "10", "STEP": "5"}, (3, 3)),
+        ({"ID": "0", "COUNT": "1", "MIN": "0"}, None),
+        ({"ID": "2"}, None),
+    ],
+)
+def test_tasks_of_a_job_array(env, shard):
+    task = array_task({f"SLURM_ARRAY_TASK_{key}": value for key, value in env.items()})
+    found = None if task is None else array_shard(*task, None)
+    assert (found and (found.number, found.count)) == shard
+
+
+def test_a_task_that_runs_again_does_its_part_of_the_array_that_began(tmp_path):
+    begun = JobArray(0, 2, 4)  # --array=0-6:2
+    begun.save(tmp_path / "array")
+    assert JobArray.load(tmp_path / "array") == begun and str(begun) == "0-6:2"
+    again = [array_shard(4, JobArray(4, 1, 1), begun), array_shard(6, JobArray(0, 1, 2), begun)]
+    assert [(shard.number, shard.count) for shard in again] == [(3, 4), (4, 4)]
+    with pytest.raises(UsageError, match="0-6:2 began this output, and task 5 is not"):
+        array_shard(5, JobArray(5, 1, 1), begun)
+    (tmp_path / "array").write_text("[1]")
+    assert JobArray.load(tmp_path / "array") is JobArray.load(tmp_path / "none") is None
+
+
+def test_an_irregular_array_is_refused():
+    with pytest.raises(UsageError, match="give --shard"):
+        array_shard(7, JobArray(1, 1, 2), None)
+
+
+def test_files_of_shards():
+    assert str(Shard(2, 8, JobArray(1, 1, 8)).fill_name("x/out.jsonl")) == "x/out.2-of-8.jsonl"
+    assert str(Shard(2, 8).fill_name("x/out.jsonl")) == "x/out.jsonl", "a name that the user gave is kept"
+    assert str(Shard(2, 8).fill_name("x/{shard}.jsonl")) == "x/2-of-8.jsonl"
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recorded):
+    a = write(tmp_path / "a", [recorded("b.mp4"), recorded("c.mp4", error="x"), recorded("a.mp4", error="x")])
+    b = write(tmp_path / "b", [recorded("c.mp4"), recorded("b.mp4", error="x"), recorded("a.mp4", error="y")])
+    found = merge_records([a, b])
+    assert [(one["path"], one["error"] is None) for one in found] == [
+        ("a.mp4", False),
+        ("b.mp4", True),
+        ("c.mp4", True),
+    ]
+    assert "y" in found[0]["error"]["message"]
+    assert (found.duplicates, found.failed) == (3, 1)
+
+
+def test_of_two_captions_the_last_is_taken(tmp_path, recorded):
+    a, b = (write(tmp_path / name, [recorded("a.mp4", changes={"caption": name})]) for name in ("old", "new"))
+    assert [one["caption"] for one in merge_records([a, b])] == ["new"]
+
+
+def test_merge_does_not_depend_on_the_order_of_shards(tmp_path, recorded):
+    a, b = (write(tmp_path / name, [recorded(f"{name}{number}.mp4") for number in range(3)]) for name in "ab")
+    assert [*merge_records([a, b])] == [*merge_records([b, a])]
+
+
+def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
+    path = write(tmp_path / "a", [recorded("a.mp4")])
+    with path.open("a") as file:
+        file.write('{"path": "b.m')
+    found = merge_records([path])
+    assert len(found) == 1 and found.torn == 1
+    other = tmp_path / "b"
+    other.write_text("hello\n")
+    with pytest.raises(UsageError, match="b, line 1: is no record of vidspec"):
+        merge_records([other])
+    with pytest.raises(UsageError, match="cannot be read"):
+        merge_records([tmp_path / "absent"])
+
+
+def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
+    part = {"segments": 2}
+    records = [
+        recorded(segment=1, start=5.0, end=9.0, **part),
+        recorded(error="cannot be cut"),
+        recorded(segment=0, start=0.0, end=5.0, **part),
+    ]
+    found = merge_records([write(tmp_path / "a", [lean_record(record) for record in records])])
+    assert [record["start"] for record in found] == [0.0, 5.0]
+    assert rendered(found, "srt").count("-->") == 2
+
+
+def rendered(records, form):
+    measured = all("timings" in record for record in records)
+    return b"".join(render_records(records, make_format(form, several=True), measured=measured)).decode()
+
+
+def test_rendered(tmp_path, recorded):
+    full = merge_records([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])])
+    assert [tuple(json.loads(line)) for line in rendered(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
+    assert rendered(full, "csv").startswith("path,") and rendered(full, "text").startswith("a.mp4\t")
+    assert json.loads(rendered(full, "json").splitlines()[0])["timings"]
+    with pytest.raises(UsageError, match="hold no measurements"):
+        rendered([lean_record(one) for one in full], "json")
+    with pytest.raises(UsageError, match="a file each"):
+        rendered(full, "srt")
+
+
+def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
+    one = lean_record(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
+    old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
+    (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
+    (line,) = rendered(merge_records([tmp_path / "old.jsonl"]), "jsonl").splitlines()
+    assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None
+
+
+def test_records_are_read_when_they_are_needed(tmp_path, recorded):
+    """Merging keeps the place of each record; a file that changes meanwhile is an error."""
+    path = write(tmp_path / "a", [recorded(f"{number}.mp4") for number in range(30)])
+    found = merge_records([path])
+    assert len(found) == 30 and found[3]["path"] == sorted(f"{number}.mp4" for number in range(30))[3]
+    assert [one["path"] for one in found[:2]] == ["0.mp4", "1.mp4"]
+    path.write_text("x" * path.stat().st_size)
+    with pytest.raises(UsageError, match="was changed while it was read"):
+        list(found)
+
+
+def test_parts_are_merged(tmp_path, recorded):
+    pytest.importorskip("pyarrow")
+    records = [recorded("a.mp4"), recorded("b.mp4")]
+    for name in ("parquet", "webdataset"):
+        form = make_format(name)
+        file = tmp_path / f"s{form.suffix}"
+        file.write_bytes(form.content(records))
+        assert [one["caption"] for one in merge_records([file])] == [one["caption"] for one in records]
+    (tmp_path / "other.tar").write_bytes(b"x")
+    with pytest.raises(UsageError, match="holds no records of vidspec"):
+        merge_records([tmp_path / "other.tar"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"path": 5}, {"path": None}, {"start": "x"}, {"end": [1]}, {"segment": [[]]}, {"models": 3}, {"error": 7}],
+)
+def test_odd_records_are_one_line(tmp_path, recorded, change):
+    record = recorded("a.mp4")
+    job = {key: value for key, value in change.items() if key in ("start", "end", "segment")}
+    record = {**record, **{key: value for key, value in change.items() if key not in job}}
+    path = write(tmp_path / "a", [{**record, "job": {**record["job"], **job}}])
+    with pytest.raises(UsageError):
+        b"".join(render_records(merge_records([path]), make_format("csv")))

@@ -1,0 +1,134 @@
+"""Dialogues in a run: a record for each turn, in their order; resumed where they were."""
+
+from contextlib import closing
+
+import pytest
+
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question
+from vidspec.errors import UsageError
+from vidspec.models.request import DialogueTurn
+from vidspec.runs.feed import Feed
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.manifests import parse_manifest
+from vidspec.runs.pool import TaskQueue
+from vidspec.runs.records import SettingsDigest, lean_record
+from vidspec.runs.run import caption_jobs
+
+TURNS = ("What is there?", "What moves?", "Where to?")
+TALK = JobQuestions(TURNS, in_turns=True)
+
+
+def outcomes(captioner, tasks, how):
+    with closing(Feed(tasks, how, [FakeReader()])) as feed:
+        return list(caption_jobs(captioner, feed, how))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_turn_knows_those_before(captioner, batch):
+    tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
+    found = outcomes(captioner, tasks, JobConfig(questions=TALK, batch=batch))
+    for path in ("a.mp4", "b.mp4"):
+        of_one = [one.job for one in found if one.job.path == path]
+        assert [(work.segment, work.segments, work.is_last) for work in of_one] == [
+            (0, 3, False),
+            (1, 3, False),
+            (2, 3, True),
+        ]
+    said = [DialogueTurn(turn, TEXT) for turn in TURNS]
+    asked = sorted(((one["prompt"], one.get("earlier", ())) for one in captioner.asked), key=lambda one: len(one[1]))
+    assert asked == [(TURNS[turn], tuple(said[:turn])) for turn in range(3) for _ in range(2)]
+
+
+def test_a_turn_that_fails_ends_the_talk(captioner):
+    found = outcomes(captioner, [Job("missing.mp4"), Job("a.mp4", number=2)], JobConfig(questions=TALK, batch=1))
+    kinds = [(one.job.path, one.job.segment, one.caption.error and one.caption.error["kind"]) for one in found]
+    assert sorted(kinds, key=lambda one: one[0], reverse=True) == [  # of one clip as they came
+        *(("missing.mp4", turn, "turn" if turn else "missing") for turn in range(3)),
+        *(("a.mp4", turn, None) for turn in range(3)),
+    ]
+
+
+def test_what_was_answered_before_is_not_asked_again(captioner):
+    (*_, last) = found = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: "B."})], JobConfig(questions=TALK))
+    assert len(found) == 1 and last.job.segment == 2
+    (asked,) = captioner.asked
+    assert asked["earlier"] == (DialogueTurn(TURNS[0], "A."), DialogueTurn(TURNS[1], "B."))
+    failed = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: None})], JobConfig(questions=TALK))
+    assert [one.caption.error["kind"] for one in failed] == ["turn"] and len(captioner.asked) == 1
+
+
+def test_turns_behind_one_that_is_asked_again_are_asked_again(captioner):
+    found = outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=TALK))
+    assert [(one.job.segment, one.job.is_last) for one in found] == [(0, False), (1, False), (2, True)]
+
+
+def test_verify_asks_plain_decoding_the_same(captioner, monkeypatch):
+    told = []
+    plain = FakeCaptioner.baseline
+    monkeypatch.setattr(FakeCaptioner, "baseline", lambda self, path, **more: told.append(more) or plain(self, path))
+    outcomes(captioner, [Job("a.mp4")], JobConfig(questions=JobQuestions(TURNS[:2], True), verify=True))
+    assert [one.get("earlier", ()) for one in told] == [(), (DialogueTurn(TURNS[0], TEXT),)]
+
+
+def test_a_captioner_that_dies_goes_on_with_the_turn(captioner):
+    how = JobConfig(questions=TALK, batch=1)
+    queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
+    task = queue.take("first")
+    first = outcomes(captioner, [task], how)[0]
+    queue.mark_begun("first", first.job)
+    queue.mark_done("first", first)
+    assert queue.fail_worker("first", "signal 9") == []
+    assert queue.take("second").done == {0: TEXT}
+
+
+def test_other_turns_are_other_settings():
+    def of(entry, how):
+        return SettingsDigest({"name": "vanilla-sd"}, how).of(entry)
+
+    plain, talk = JobConfig(prompt="Describe."), JobConfig(prompt="Describe.", questions=TALK)
+    names = [
+        of(Job("a.mp4"), plain),
+        of(Job("a.mp4"), talk),
+        of(Job("a.mp4"), JobConfig(prompt="Describe.", questions=JobQuestions(TURNS[:2], True))),
+        of(Job("a.mp4", questions=JobQuestions(TURNS[:1], True)), talk),
+    ]
+    assert len(set(names)) == 4
+    assert of(Job("a.mp4", prompt="Describe."), talk) == names[0]  # its own prompt goes before the run's turns
+    assert of(Job("a.mp4", questions=TALK), plain) == names[1]
+
+
+def test_records_of_turns(recorded):
+    settings = SettingsDigest({"name": "vanilla-sd"}, JobConfig(prompt="Describe.", questions=TALK))
+    turns = [
+        recorded(
+            "a.mp4",
+            settings=settings,
+            segment=turn,
+            segments=3,
+            changes={"question": question("turn", turn, TURNS[turn])},
+        )
+        for turn in range(3)
+    ]
+    assert (
+        [one["job"]["prompt"] for one in turns]
+        == list(TURNS)
+        == [lean_record(one)["question"]["prompt"] for one in turns]
+    )
+    assert len({one["job"]["settings"] for one in turns}) == 1
+    said = " ".join(TEXT.split())
+    assert (
+        make_format("text").line(turns[1]) == said
+        and make_format("text", several=True).line(turns[1]) == f"a.mp4\t{said}"
+    )
+    assert make_format("txt").document(turns) == 3 * f"{said}\n"
+
+
+def test_turns_in_a_manifest():
+    entries = parse_manifest('{"path": "a.mp4", "turns": ["What is there?", "What moves?"]}', "m.jsonl", ".")
+    assert [one.questions for one in entries] == [JobQuestions(TURNS[:2], True)]
+    for turns, why in (("[]", "list of texts"), ('"x"', "list of texts"), ('["x", 1]', "list"), ('[" "]', "list")):
+        with pytest.raises(UsageError, match=f"line 1: turns must be a {why}"):
+            list(parse_manifest(f'{{"path": "a.mp4", "turns": {turns}}}', "m.jsonl", "."))
+    with pytest.raises(UsageError, match="exclude each other"):
+        list(parse_manifest('{"path": "a.mp4", "prompt": "x", "turns": ["y"]}', "m.jsonl", "."))

@@ -1,0 +1,259 @@
+"""One file per clip and format, rendered from journals. Files edited or written by others are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from vidspec.bounds import LONGEST_PROMPT
+from vidspec.config.run_spec import ExistingFiles
+from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
+from vidspec.runs.formats.base import OutputFormat
+from vidspec.runs.job import Job
+from vidspec.runs.journal import Journal, unwritable_error
+from vidspec.runs.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
+from vidspec.runs.records import clip_id
+from vidspec.runs.sidecars import JournalFinder, SidecarNames
+
+__all__ = ["SidecarOutput"]
+
+
+class SidecarOutput(FileOutput):
+    """One file per clip and format, written when all parts of the clip are captioned.
+
+    Args:
+        names: names of each clip's files, which share a folder.
+        jobs: the clips.
+        label: label of the shard.
+        fresh: start over: edited and foreign files are replaced too, with a backup as ``NAME~``.
+        existing: treatment of foreign files: ``skip`` keeps them, ``replace`` and ``use`` write the caption and keep
+            a backup; ``use`` also hands their text to prompts and templates.
+        look: read only.
+
+    Raises:
+        UsageError: no journal can be written.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[SidecarNames],
+        jobs: Sequence[Job],
+        *,
+        fresh: bool = False,
+        existing: ExistingFiles = "skip",
+        label: str = "",
+        look: bool = False,
+    ) -> None:
+        super().__init__(fresh=fresh, look=look)
+        self.names, self._existing = tuple(names), existing
+        self._find_journal = JournalFinder(names[0], label)
+        self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
+        self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
+        self._backups: list[Path] = []
+        self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
+        self._folders = 0  # with a journal
+        if not look:
+            self._open_journals(jobs)
+
+    def journal_path(self, job: Job) -> Path:
+        return self._find_journal(job)
+
+    def _open_journals(self, jobs: Sequence[Job]) -> None:
+        journals = {self.journal_path(job): job for job in jobs}
+        self._folders = len(journals)
+        for journal, job in sorted(journals.items()):
+            with contextlib.suppress(OutputError), self.losing_journal(job):  # it fails its own clips only
+                make_folder(journal.parent)
+                self.journal(job)
+        if len(self._lost) == self._folders > 0:
+            first = next(iter(self._lost.values()))
+            raise UsageError(first.message, hint=first.hint)
+
+    def journal_error(self, error: OutputError) -> OutputError:
+        """Return a journal's error as one of a single clip while other journals work."""
+        if len(self._lost) == self._folders:
+            return error
+        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
+
+    def state(self, job: Job, names: SidecarNames) -> FileState:
+        """Return the state of one of a clip's files."""
+        return self.file_state(names.path(job), self._journals_of(job), self._documents(job, names.form))
+
+    def _journals_of(self, job: Job) -> Iterator[Journal]:
+        """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
+        yield self.journal(job)
+        own = self.journal_path(job)
+        if own not in self._other_journals:
+            paths = sorted(own.parent.glob(".vidspec*.jsonl"))
+            self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
+        yield from self._other_journals[own]
+
+    def _documents(self, job: Job, form: OutputFormat) -> Iterator[bytes]:
+        """Yield the possible contents of a clip's file, one per settings with records."""
+        clip, journal = clip_id(job), self.journal(job)
+        for settings in journal.index.settings_of(clip):
+            text = form.document([one.record() for one in in_order(journal.index.parts(clip, settings))])
+            if text is not None:
+                yield encode_line(text)
+
+    def states(self, job: Job) -> dict[Path, FileState]:
+        """Return the state of each of a clip's files."""
+        return {names.path(job): self.state(job, names) for names in self.names}
+
+    def leaves(self, job: Job) -> bool:
+        states = self.states(job)
+        leaves = all(state != "free" and self._is_kept(state) for state in states.values())
+        if leaves:
+            self._unreplaced |= states
+        return leaves
+
+    def _is_kept(self, state: FileState) -> bool:
+        """Return True if a file in this state is not replaced."""
+        return not self._fresh and (state == "edited" or (state == "foreign" and self._existing == "skip"))
+
+    def _replaces_foreign(self, job: Job, names: SidecarNames) -> bool:
+        return self._existing != "skip" and self.state(job, names) == "foreign"
+
+    def existing_text(self, job: Job) -> str | None:
+        if self._existing != "use":
+            return None
+        for names in self.names:
+            if names.form.suffix == ".txt" and self.state(job, names) in ("edited", "foreign"):
+                return _read_text(names.path(job))
+        indexes = (journal.index for journal in self._journals_of(job))
+        return next((index.existing[clip_id(job)] for index in indexes if clip_id(job) in index.existing), "")
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        several = self.names if captioned else self.outdated(job, settings)
+        states = {names.path(job): self.state(job, names) for names in several}
+        return {
+            path: f"{state}, kept"
+            if self._is_kept(state)
+            else "replaced"
+            if captioned and state == "written"
+            else f"replaced, kept as {backup_of(path)}"
+            for path, state in states.items()
+            if state != "free"
+        }
+
+    def outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
+        """Yield the clip's files that are missing or that show records of other settings."""
+        for names in self.names:
+            path = names.path(job)
+            mark = self.journal(job).latest_mark(path)
+            of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
+            if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, names)):
+                yield names
+
+    def check(self, job: Job) -> None:
+        self.journal(job)
+        for path in (names.path(job) for names in self.names):
+            folder = path.parent
+            while not os.path.exists(folder):  # made together with its first file
+                folder = folder.parent
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise OutputError(
+                    f"{path}: cannot be written: {folder} takes no files",
+                    hint="give the same command again when it does",
+                    kind=ONE_CLIP,
+                )
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        if record["caption"] is not None or record["job"].get("segment") is not None:
+            # The earlier file is removed before the record is added: a file must never show other than its record.
+            for names in self.names:
+                self._clear(job, names)
+        with self.losing_journal(job):
+            self.journal(job).append(record)
+        self._write(job, record["job"]["settings"], self.names)
+
+    def restore(self, job: Job, settings: str) -> None:
+        outdated = tuple(self.outdated(job, settings))
+        for names in outdated:
+            newer = self.state(job, names) == "written"  # with captions of another command, given since
+            self._restored += [names.path(job)] * newer
+            self._clear(job, names, back_up=newer)
+        self._write(job, settings, outdated)
+
+    def _clear(self, job: Job, names: SidecarNames, *, back_up: bool = False) -> None:
+        """Remove a file as a run wrote it, or ``back_up`` it too.
+
+        Any other file stays, or is renamed if the run replaces it.
+        """
+        state, path = self.state(job, names), names.path(job)
+        try:
+            if state == "written" and back_up:
+                self._back_up(path)
+            elif state == "written":
+                path.unlink(missing_ok=True)
+            elif self._is_kept(state):
+                self._unreplaced[path] = state
+            elif state == "edited" or (state == "foreign" and self._existing == "skip"):
+                self._back_up(path)
+        except OSError as error:
+            raise unwritable_error(path, error, ONE_CLIP) from None
+
+    def _back_up(self, path: Path) -> None:
+        if moved := back_up(path):
+            self._backups.append(moved)
+
+    def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
+        """Write missing files once all parts of the clip are recorded."""
+        wanted = [names for names in several if names.path(job) not in self._unreplaced]
+        entries = in_order(self.parts(job, settings)) if wanted else []
+        if not entries or len(entries) < (entries[0].segments or 1):
+            return
+        records = [one.record() for one in entries]
+        for names in wanted:
+            content, path = names.form.document(records), names.path(job)
+            if content is None:
+                continue
+            data = encode_line(content)
+            if self._replaces_foreign(job, names):  # not before its record, which keeps its text
+                try:
+                    self._back_up(path)
+                except OSError as error:
+                    raise unwritable_error(path, error, ONE_CLIP) from None
+            with self.losing_journal(job):
+                self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
+            try:
+                make_folder(path.parent)
+                write_whole(path, data)
+            except OutputError as error:  # the record is in the journal
+                hint = "give the same command again when it can be: nothing is captioned twice"
+                raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+
+    def render_all(self, *, complete: bool) -> list[str]:
+        notes = []
+        for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
+            if left := [path for path, file_state in self._unreplaced.items() if file_state == state]:
+                singular = about.replace("files", "file").replace("were", "was")
+                notes.append(f"{len(left)} {singular if len(left) == 1 else about} kept: {_shorten(left)}")
+        if notes:
+            notes[-1] += "; --overwrite replaces them, keeping FILE~"
+        if self._restored:
+            count = f"{len(self._restored)} files" if len(self._restored) > 1 else "1 file"
+            notes.append(
+                f"{count} of another command, given since, replaced by captions of this one: {_shorten(self._restored)}"
+            )
+        if self._backups:
+            notes.append(f"files that were there before are kept as {_shorten(self._backups)}")
+        return notes
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a caption file, without blanks around it."""
+    try:
+        return read_text(path, LONGEST_PROMPT, str(path)).strip()
+    except UsageError as error:
+        hint = error.hint or "convert it, or --existing replace"
+        raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+
+
+def _shorten(paths: Sequence[Path]) -> str:
+    return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"

@@ -1,0 +1,296 @@
+"""Destinations of ``vidspec caption``: planned from its options, and opened before a model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from vidspec.errors import UsageError
+from vidspec.files import NamedPath, check_distinct, check_output
+
+if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
+    from vidspec.runs.formats.base import OutputFormat, PartFormat
+    from vidspec.runs.inputs import InputListing
+    from vidspec.runs.job import Job
+    from vidspec.runs.outputs import FileOutput, Output
+    from vidspec.runs.parts import PartOutput
+    from vidspec.runs.shards import Shard
+    from vidspec.runs.sidecars import SidecarNames
+
+__all__ = [
+    "Destination",
+    "check_files_distinct",
+    "open_output",
+    "plan_destinations",
+    "writes_clip_file",
+    "writes_parts",
+]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Destination of the records of one or more formats.
+
+    Standard output if there is no path, a file, a file per clip (``names``), or a file per shard in the folder
+    ``parts``.
+    """
+
+    forms: tuple[OutputFormat, ...]
+    path: Path | None = None
+    names: tuple[SidecarNames, ...] = ()
+    parts: str | None = None
+
+    def open_journal(self, spec: RunSpec, label: str) -> FileOutput | None:
+        """Open the journaled output read-only; None if the destination has no journal.
+
+        Raises:
+            UsageError: as in a run.
+        """
+        from vidspec.runs.clip_files import SidecarOutput
+        from vidspec.runs.single_file import SingleFileOutput
+
+        fresh, path = spec.overwrite, self.path
+        if self.names:
+            existing = spec.existing or "skip"
+            return SidecarOutput(self.names, (), label=label, fresh=fresh, existing=existing, look=True)
+        if path is None or (path.exists() and not path.is_file()):
+            return None
+        return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
+
+    def open_parts(self, spec: RunSpec, shards: Sequence[Job], *, look: bool = False) -> PartOutput:
+        """Open the output of a file for each shard; read-only if ``look``.
+
+        Raises:
+            UsageError: a file is there that is none of these, or two shards would share one.
+        """
+        from vidspec.runs.parts import PartOutput
+
+        form, fresh = cast("PartFormat", self.forms[0]), spec.overwrite
+        return PartOutput(self.parts or "", shards, form, fresh=fresh, retry=spec.retry_failed, look=look)
+
+
+def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
+    """Return True if each shard gets an output file of its own; all inputs must be shards.
+
+    Raises:
+        UsageError: there are other formats too.
+    """
+    from vidspec.runs.formats.base import PartFormat
+    from vidspec.runs.inputs import is_shard
+
+    of_shards = [form for form in forms if isinstance(form, PartFormat)]
+    if not of_shards or spec.output_dir is None or not all(is_shard(entry.path) for entry in entries):
+        return False
+    if len(forms) > 1:
+        message = f"--format {of_shards[0].name} of shards excludes other formats"
+        raise UsageError(message, hint="caption again into another format")
+    return True
+
+
+def plan_destinations(
+    spec: RunSpec,
+    forms: Sequence[OutputFormat],
+    found: InputListing,
+    entries: Sequence[Job],
+    profile: Profile,
+    shard: Shard | None,
+    *,
+    prints: bool,
+) -> list[Destination]:
+    """Plan the destinations of a run; writes nothing. Without ``prints`` standard output is one only if it is named.
+
+    Raises:
+        UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
+    """
+    from vidspec.config.json_schema import schema_properties
+    from vidspec.runs.formats.base import SHARD_FORMAT, make_format
+    from vidspec.runs.sidecars import SidecarNames, check_sidecar_names
+    from vidspec.runs.stores import is_url
+
+    data = schema_properties(profile.generate.grammar_schema)
+    if writes_parts(spec, forms, entries):
+        forms = [make_format(form.name, data=data) for form in forms]
+        _check_existing(spec, ())
+        return [Destination(tuple(forms), parts=spec.output_dir)]
+    if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
+        message = f"{spec.output or spec.output_dir}: a URL is an output of shards only"
+        hint = f"caption .tar or .parquet files with --format {SHARD_FORMAT} --output-dir URL"
+        raise UsageError(message, hint=hint)
+    destinations: list[Destination] = []
+    each: list[SidecarNames] = []
+    for form in forms:
+        if writes_clip_file(spec, form):
+            each.append(SidecarNames(form, spec.output_dir, spec.name, profile.name))
+            continue
+        if not prints and spec.output is None and not _leaves_stdout(spec, form):
+            continue
+        path = _path_for_all(spec, form, shard, several=len(forms) > 1)
+        _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
+        if path is not None and spec.output is not None:
+            check_output(path, [entry.path for entry in entries], "--output")
+        form = make_format(form.name, several=found.several, raw_csv=spec.csv_raw, data=data)
+        destinations.append(Destination((form,), path))
+    if each and spec.output_dir is None and any(entry.shard for entry in entries):
+        message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
+        raise UsageError(message, hint="--output-dir DIR")
+    if each:
+        check_sidecar_names(each, entries)
+        destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
+    for option in ("overwrite", "retry_failed", "checksum"):
+        if getattr(spec, option) and not any(place.path or place.names for place in destinations):
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
+    _check_existing(spec, each)
+    if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
+        raise UsageError(f"--output-dir {spec.output_dir}: is not a folder")
+    return destinations
+
+
+def _check_existing(spec: RunSpec, each: Sequence[SidecarNames]) -> None:
+    """Refuse ``--existing`` without a file for each clip, and ``use`` without one that holds text alone."""
+    if spec.existing is not None and not each:
+        raise UsageError(f"--existing {spec.existing} needs a file for each clip", hint="--format txt")
+    if spec.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
+        raise UsageError("--existing use needs files of text", hint="--format txt")
+
+
+def writes_clip_file(spec: RunSpec, form: OutputFormat) -> bool:
+    """Return True if each clip gets a file of its own in this format."""
+    return spec.output is None and form.clip_files != "never" and _leaves_stdout(spec, form)
+
+
+def _leaves_stdout(spec: RunSpec, form: OutputFormat) -> bool:
+    """Return True if a format is written to files although ``--output`` names none."""
+    return spec.output_dir is not None or spec.name is not None or form.clip_files == "always"
+
+
+def _path_for_all(spec: RunSpec, form: OutputFormat, shard: Shard | None, *, several: bool) -> Path | None:
+    """Return the path of one file for all clips; None for standard output. ``several`` formats differ by suffix."""
+    if spec.output == "-" or (spec.output is None and not _leaves_stdout(spec, form)):
+        return None
+    if spec.output is None:
+        label = shard.label if shard else ""
+        return Path(spec.output_dir or ".") / f"captions{label}{form.suffix}"
+    path = shard.fill_name(spec.output) if shard else Path(spec.output)
+    return path.with_suffix(form.suffix) if several else path
+
+
+def _check_place(
+    path: Path | None, form: OutputFormat, forms: Sequence[OutputFormat], taken: Sequence[Path | None], *, several: bool
+) -> None:
+    """Refuse a file for all clips, or standard output, that cannot hold a format or already holds another one."""
+    names = ",".join(one.name for one in forms)
+    if path is None and form.update == "end":
+        raise UsageError(f"--format {form.name} needs a file", hint=f"-o FILE{form.suffix} or --output-dir DIR")
+    if path in taken:
+        if path is None:
+            message = f"--format {names}: standard output takes one format"
+            raise UsageError(message, hint="-o FILE or --output-dir DIR")
+        raise UsageError(f"--format {names}: two would share the file {path}")
+    streams = path is None and form.update == "append"
+    regular = path is None or not path.exists() or path.is_file()
+    if several and form.one_clip and regular and not streams:
+        hint = f"--format {form.name} without --output"
+        raise UsageError(f"--format {form.name}: several clips need a file each", hint=hint)
+
+
+def check_files_distinct(
+    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
+) -> None:
+    """Refuse options that name the same file, before anything is written.
+
+    Raises:
+        UsageError: naming both options.
+    """
+    from vidspec.config.files import named_file
+    from vidspec.runs.single_file import journal_of
+    from vidspec.runs.stores import is_url
+
+    profile = named_file(spec.profile) if spec.profile else None
+    parts = any(place.parts is not None for place in destinations)  # PartOutput compares them with their shards
+    inputs = () if parts else (path for path in spec.paths or () if not is_url(path))
+    read: list[NamedPath] = [("input", path) for path in inputs]
+    read += [("--from-file", path) for path in spec.from_file or ()]
+    read += [("--manifest", path) for path in spec.manifest or ()]
+    read += [
+        ("--prompt-file", spec.prompt_file),
+        ("--profile", profile[0] if profile else None),
+        ("the config", config),
+    ]
+    others: list[NamedPath] = [
+        (f"--{name.replace('_', '-')}", path)
+        for name in ("trace", "log_file", "heatmap", "report")
+        if (path := getattr(spec, name)) is not None
+    ]
+    output = "--output" if spec.output is not None else "--output-dir"
+    written: list[NamedPath] = [(output, place.path) for place in destinations]
+    for place in destinations:
+        if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
+            written.append(("the journal of the output", journal))
+        elif place.parts is not None and not is_url(place.parts):
+            names = {Path(entry.path).stem + place.forms[0].suffix for entry in entries}
+            written += [(output, Path(place.parts, name)) for name in names]  # PartOutput refuses equal names
+    if others:
+        written += [
+            ("the file of a clip", one.path(entry))
+            for place in destinations
+            for one in place.names
+            for entry in entries
+        ]
+    check_distinct([*written, *others], read)
+
+
+def open_output(
+    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
+) -> Output:
+    """Open, lock and repair the destinations before any model is loaded.
+
+    Raises:
+        UsageError: a file cannot be written, or another run is writing it.
+    """
+    from vidspec.runs.clip_files import SidecarOutput
+    from vidspec.runs.outputs import CombinedOutput, Output
+    from vidspec.runs.single_file import SingleFileOutput
+    from vidspec.runs.writers import FileLines, StdoutLines, StreamOutput
+
+    order = entries if spec.ordered else None
+
+    def open_destination(place: Destination) -> Output:
+        path, form = place.path, place.forms[0]
+        if place.parts is not None:
+            return place.open_parts(spec, entries)
+        if place.names:
+            return SidecarOutput(
+                place.names,
+                entries,
+                fresh=spec.overwrite,
+                existing=spec.existing or "skip",
+                label=shard.label if shard else "",
+            )
+        if path is None:
+            return StreamOutput(StdoutLines(prose=form.is_prose), form, order=order)
+        if spec.output is None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
+            check_output(path, [entry.path for entry in entries], "--output-dir")
+        if path.exists() and not path.is_file():
+            return StreamOutput(FileLines(path), form, order=order)
+        return SingleFileOutput(path, form, fresh=spec.overwrite)
+
+    if not destinations:
+        return Output()
+    with ExitStack() as undo:
+        outputs: list[Output] = []
+        for place in destinations:
+            outputs.append(open_destination(place))
+            undo.callback(outputs[-1].close, (), complete=False)
+        undo.pop_all()
+    return outputs[0] if len(outputs) == 1 else CombinedOutput(outputs)

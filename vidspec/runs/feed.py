@@ -1,0 +1,291 @@
+"""Read clips ahead of need, several at once: jobs in, jobs with frames out as they are ready, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from vidspec.events.wake import WakeEvent
+from vidspec.runs.containers import ShardFiles
+from vidspec.runs.job import Job, JobConfig
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
+    from vidspec.runs.reader import ClipReader
+    from vidspec.video.base import Clip
+    from vidspec.video.reading import CheckFrameCount
+
+__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "feed_support", "reader_count"]
+
+#: Preprocesses a clip for the captioner in advance; returns the bytes of memory that the result takes.
+Prepare: TypeAlias = "Callable[[Clip], int]"
+#: Raises if a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
+Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
+#: Bytes of main memory for all clips that the models have not encoded yet.
+MAX_BYTES = 1 << 30
+#: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
+MAX_READERS = 8
+
+
+def feed_support(captioner: Captioner, config: JobConfig) -> tuple[Prepare | None, Refuse, float | None, int | None]:
+    """Return a captioner's hooks and limits for a :class:`Feed`: ``prepare``, ``refuse``, seconds of sound, GPU."""
+    prepare = None if config.baseline else captioner.prepare  # compared times must include it
+    return prepare, captioner.refuse, captioner.max_sound_s, captioner.gpu
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def reader_count(config: JobConfig, clips: int | None = None) -> int:
+    """Return the number of readers for a run over ``clips`` clips, None if unknown.
+
+    If clips are captioned one at a time there is one reader, which keeps their order.
+    """
+    if config.batch == 1 or (clips is not None and clips < 2 and config.segment is None):
+        return 1
+    return max(2, min(MAX_READERS, cores() // 2))
+
+
+class Feed:
+    """Reads the parts left of ``jobs``: clips or their segments, each with its frames or the error of reading it.
+
+    One thread per reader reads while fewer than ``config.ahead`` parts wait to be taken and all parts that are neither
+    encoded (:meth:`mark_encoded`) nor released take less than ``max_bytes``; a clip of any size is read if there is no
+    other. A part being read counts as much as the largest so far. Parts come in the order in which they become ready;
+    with one reader that is the order of the jobs. If a clip's segments are captioned one after the other, several
+    readers read the segment after next when one is released, so other clips are not delayed.
+
+    Args:
+        jobs: the clips; each is drawn when there is room for it, one at a time. Drawing may block.
+        config: settings of the run.
+        readers: read frames and segments; closed with the feed.
+        prepare: the captioner's preprocessing, done ahead; its errors are ignored here because they recur and are
+            reported when the clip is captioned.
+        refuse: the captioner's check of a clip before it is decoded.
+        max_audio_s: maximum seconds of sound read with the frames; None for no sound.
+        gpu: index of the NVIDIA GPU for hardware decoding; None for the first.
+        max_bytes: limit of frames and preprocessed input.
+
+    Attributes:
+        wake: set when a part is ready, or :attr:`over` may have changed.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[Job],
+        config: JobConfig,
+        readers: Sequence[ClipReader],
+        prepare: Prepare | None = None,
+        refuse: Refuse | None = None,
+        max_audio_s: float | None = None,
+        gpu: int | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.config, self.wake = config, WakeEvent()
+        self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
+        self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, ShardFiles(config.fetch)
+        self._changed = threading.Condition()
+        self._drawing = self._drawn = self._closed = False
+        self._busy = 0  # threads that are reading or cutting
+        self._unread: deque[Job] = deque()
+        self._following: dict[int, deque[Job]] = {}  # segments read once others are released, by clip
+        self._ready: deque[Job] = deque()
+        self._bytes: dict[tuple[int, int | None], int] = {}
+        self._largest = 0
+        self._exception: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(reader,), name="feed", daemon=True) for reader in readers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        """True if no more parts will come."""
+        with self._changed:
+            return self._exception is None and self._drained and not self._ready
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts that the models have not encoded."""
+        return sum(self._bytes.values())
+
+    def take(self) -> Job | None:
+        """Return the next part, or None if none is ready. Never blocks.
+
+        Raises:
+            BaseException: a bug's exception from a reading thread.
+        """
+        with self._changed:
+            if self._exception is not None:
+                raise self._exception
+            self._changed.notify_all()
+            return self._ready.popleft() if self._ready else None
+
+    def mark_encoded(self, job: Job) -> None:
+        """Mark a taken part as encoded by the models: its frames and preprocessed input are freed."""
+        with self._changed:
+            self._bytes.pop((job.number, job.segment), None)
+            self._changed.notify_all()
+
+    def release(self, job: Job) -> None:
+        """Release the memory of a taken part that is captioned or has failed."""
+        with self._changed:
+            self._bytes.pop((job.number, job.segment), None)
+            if following := self._following.pop(job.number, None):
+                self._unread.appendleft(following.popleft())
+                if following:
+                    self._following[job.number] = following
+            self._changed.notify_all()
+        self.wake.set()
+
+    def close(self) -> None:
+        """Stop reading and close the readers."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        for reader in self._readers:
+            reader.close()
+        patience = time.monotonic() + 0.5  # a thread may still be preprocessing a clip
+        for thread in self._threads:
+            thread.join(max(0.0, patience - time.monotonic()))
+        self._files.close()
+
+    @property
+    def _drained(self) -> bool:
+        return self._drawn and not (self._busy or self._unread or self._following)
+
+    def _has_room(self) -> bool:
+        if self._busy + len(self._ready) >= max(1, self.config.ahead):
+            return False
+        return not self._bytes or self.nbytes + self._largest <= self._max_bytes
+
+    def _run(self, reader: ClipReader) -> None:
+        try:
+            while (job := self._next_job()) is not None:
+                segments: list[Job] = []
+                ready: Job | None = None
+                size = 0
+                if job.error is not None:
+                    ready = job
+                elif self.config.segment is None or job.segment is not None:
+                    ready, size = self._read(job, reader)
+                else:
+                    try:
+                        segments = self._cut(job, reader, self.config.segment)
+                    except Exception as error:
+                        ready = replace(job, error=error)
+                with self._changed:
+                    self._busy -= 1
+                    self._bytes[job.number, job.segment] = size
+                    if ready is None:
+                        del self._bytes[job.number, job.segment]
+                    elif not self._closed:
+                        self._ready.append(ready)
+                    self._queue_segments(segments)
+                    self._largest = max(self._largest, size)
+                    self._changed.notify_all()
+                self.wake.set()
+        except BaseException as error:  # the next take raises it
+            with self._changed:
+                self._exception = error
+                self._changed.notify_all()
+        self.wake.set()
+
+    def _next_job(self) -> Job | None:
+        """Return a job to read or to cut; None if there are no more."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(self._can_continue)
+                if self._closed or self._exception is not None or self._drained:
+                    return None
+                if self._unread:
+                    job = self._unread.popleft()
+                    self._bytes[job.number, job.segment] = self._largest
+                    self._busy += 1
+                    return job
+                self._drawing = True
+                self._changed.release()
+                try:
+                    drawn = next(self._jobs, None)
+                finally:
+                    self._changed.acquire()
+                    self._drawing = False
+                    self._changed.notify_all()
+                if drawn is None:
+                    self._drawn = True
+                else:
+                    self._unread.append(drawn)
+
+    def _can_continue(self) -> bool:
+        if self._closed or self._exception is not None or self._drained:
+            return True
+        return bool(self._unread or not (self._drawing or self._drawn)) and self._has_room()
+
+    def _queue_segments(self, segments: Sequence[Job]) -> None:
+        """Queue the segments of one clip for reading."""
+        if segments[2:] and self.config.one_by_one(segments[0]) and not self._in_order:
+            self._unread.extend(segments[:2])
+            self._following[segments[0].number] = deque(segments[2:])
+        else:
+            self._unread.extend(segments)
+
+    def _cut(self, job: Job, reader: ClipReader, segment: float | str) -> list[Job]:
+        """Return the segments of a clip that are left."""
+        with self._files.local(job.path, job.source) as file:
+            spans = reader.segments(file, segment, job.start, job.end)
+        return [
+            replace(job, start=start, end=end, segment=number, segments=len(spans), planned=job)
+            for number, (start, end) in enumerate(spans)
+            if number not in job.done
+        ]
+
+    def _read(self, job: Job, reader: ClipReader) -> tuple[Job, int]:
+        """Return a job with its frames or the error of reading them, and its size in bytes."""
+        began = time.monotonic()
+        job = self.config.with_fields(replace(job, planned=job.planned_job, timeout=self.config.timeout))
+        check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
+        try:
+            clip = _read_clip(self._files, reader, job, self._video, check)
+        except Exception as error:
+            return replace(job, error=error, spent=time.monotonic() - began), 0
+        read = replace(job, clip=clip, spent=time.monotonic() - began)
+        if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # these reuse frames
+            reread = partial(_read_again, job, self._video, self.config)
+            read = replace(read, reread=reread)
+        if clip is None:
+            return read, 0
+        size = clip.nbytes
+        if self._prepare is not None:
+            with suppress(Exception):
+                size += self._prepare(clip)
+        return read, size
+
+
+def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Clip:
+    from vidspec.runs.reader import ClipReader
+
+    files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
+    with closing(files), closing(reader):
+        return _read_clip(files, reader, job, video)
+
+
+def _read_clip(
+    files: ShardFiles, reader: ClipReader, job: Job, video: Mapping[str, object], check: CheckFrameCount | None = None
+) -> Clip:
+    """Return the frames of a job; a clip of a shard has its own name, not that of the file it was copied to."""
+    with files.local(job.path, job.source) as file:
+        clip = reader.read(file, job.start, job.end, video, check)
+    return clip if job.source is None or clip is None else replace(clip, facts=replace(clip.facts, path=job.path))

@@ -1,0 +1,315 @@
+"""The contract of output formats, their registry, and what several of them need of a record.
+
+A format renders records and opens no file. A record is a dictionary from ``Caption.to_dict`` with the ``job`` that
+``vidspec.runs.records`` adds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
+
+from vidspec.errors import UsageError
+from vidspec.escaping import one_line
+from vidspec.events.record import RecordDict
+from vidspec.files import FileKind, encode_line
+from vidspec.registry import Registry, build_part
+
+__all__ = [
+    "DEFAULT_FORMAT",
+    "MARK",
+    "SHARD_FORMAT",
+    "ClipFileRule",
+    "ClipFormat",
+    "LineFormat",
+    "OutputFormat",
+    "PartFormat",
+    "PartSummary",
+    "RequiredPackage",
+    "RunFormat",
+    "clock",
+    "data_column",
+    "data_value",
+    "flat_record",
+    "format_names",
+    "format_of_suffix",
+    "has_caption",
+    "make_format",
+    "marked_caption",
+    "one_line_caption",
+    "output_formats",
+    "segment_of",
+    "time_range",
+]
+
+#: Format where none is named; of clips in shards, if each shard gets a file of its own.
+DEFAULT_FORMAT, SHARD_FORMAT = "text", "parquet"
+#: Prefix of a built-in model's caption in formats without comments, unless the user named these models.
+MARK = "[demo] "
+
+
+#: When each clip gets a file of its own.
+ClipFileRule: TypeAlias = Literal["always", "in_folder", "never"]
+
+
+class RequiredPackage(NamedTuple):
+    """An optional package: its name, its module, and the command that installs it."""
+
+    name: str
+    module: str
+    install: str
+
+
+class OutputFormat(ABC):
+    """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`.
+
+    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``raw_csv``, and
+    ``data``, the JSON Schemas of the properties of its answers, by name.
+
+    Attributes:
+        name: the registered name.
+        suffix: suffix of its files.
+        clip_files: when each clip gets a file of its own: ``always`` unless ``--output`` names one file, only
+            ``in_folder``, with ``--output-dir`` or ``--name``, or ``never``.
+        update: how one file for all clips follows a new record: ``append`` a line, ``rewrite`` it, or write it once at
+            the ``end`` of the run.
+        one_clip: True if a file holds one clip and one answer about it.
+        clip_name: template of the name of a clip's file.
+        is_journal: True if its one file for all clips is the run's journal: a JSON object per line.
+        measured: True if its records need measurements.
+        is_prose: True if it is text for people, shown on a terminal while it is written.
+        is_text: False for binary files.
+        replaceable: kind of an existing file that ``vidspec merge`` may replace.
+        header: first line of a file of records.
+        requires: package that it needs.
+    """
+
+    name: str = ""
+    suffix: ClassVar[str]
+    clip_files: ClassVar[ClipFileRule]
+    update: ClassVar[Literal["append", "rewrite", "end"]]
+    one_clip: ClassVar[bool] = False
+    clip_name: ClassVar[str] = "{stem}{suffix}"
+    is_journal: ClassVar[bool] = False
+    measured: ClassVar[bool] = False
+    is_prose: ClassVar[bool] = False
+    is_text: ClassVar[bool] = True
+    replaceable: ClassVar[FileKind] = FileKind("empty file", rb"(?!)")
+    header: str | None = None
+    requires: ClassVar[RequiredPackage | None] = None
+
+    @abstractmethod
+    def content(self, records: Iterable[RecordDict]) -> bytes:
+        """Return the content of a file with all these records."""
+
+    def document(self, records: Sequence[RecordDict]) -> str | None:
+        """Return the content of one clip's file, from its records in segment order; None if none has a caption."""
+        return None
+
+    def stored(self, record: RecordDict) -> RecordDict:
+        """Return a record as the format keeps it, if it is a journal."""
+        return record
+
+    def line(self, record: RecordDict) -> str | None:
+        """Return one record as a line without its newline; None if it has no text, as a failed clip in prose."""
+        return None
+
+    def stream_text(self, records: Sequence[RecordDict], *, last: bool) -> list[str] | None:
+        """Return what a stream shows of a clip's records, without final newlines; None to wait for its ``last``."""
+        if not last:
+            return None
+        document = self.document(records)
+        return [document.removesuffix("\n")] if document else []
+
+
+class LineFormat(OutputFormat):
+    """One line per record. Subclasses define :meth:`line`, and :meth:`document` if a clip's file is not the same."""
+
+    update = "append"
+
+    @abstractmethod
+    def line(self, record: RecordDict) -> str | None: ...
+
+    def content(self, records: Iterable[RecordDict]) -> bytes:
+        return encode_line(self._text(records))
+
+    def document(self, records: Sequence[RecordDict]) -> str | None:
+        return self._text(records) if has_caption(records) else None
+
+    def stream_text(self, records: Sequence[RecordDict], *, last: bool) -> list[str] | None:
+        return [text for text in map(self.line, records) if text is not None]
+
+    def _text(self, records: Iterable[RecordDict]) -> str:
+        return "".join(f"{one}\n" for one in (self.header, *map(self.line, records)) if one is not None)
+
+
+class ClipFormat(OutputFormat):
+    """One document per clip, made of all its captions. Subclasses define :meth:`render`."""
+
+    clip_files = "always"
+    update = "rewrite"
+    one_clip = True
+
+    @abstractmethod
+    def render(self, captioned: Sequence[RecordDict]) -> str:
+        """Return the document of a clip's records that have captions, at least one."""
+
+    def content(self, records: Iterable[RecordDict]) -> bytes:
+        return encode_line(self.document(list(records)) or "")
+
+    def document(self, records: Sequence[RecordDict]) -> str | None:
+        captioned = [record for record in records if record["caption"] is not None]
+        return self.render(captioned) if captioned else None
+
+
+class RunFormat(OutputFormat):
+    """One file for all clips, written as a whole at the end of the run. Subclasses define :meth:`content`."""
+
+    clip_files = "never"
+    update = "end"
+
+
+class PartSummary(NamedTuple):
+    """Summary in the finished file of a shard: number of clips, number of failed clips, and their settings."""
+
+    clips: int
+    failed: int
+    settings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, records: Iterable[RecordDict]) -> PartSummary:
+        """Return the summary of all records of a file."""
+        jobs = [(one["job"], one["error"] is not None) for one in records]
+        clips, failed = {job["clip"] for job, _ in jobs}, {job["clip"] for job, lost in jobs if lost}
+        return cls(len(clips), len(failed), tuple(sorted({job["settings"] for job, _ in jobs})))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> PartSummary:
+        """Return the summary that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        known = json.loads(text)
+        return cls(known["clips"], known["failed"], tuple(known["settings"]))
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+
+class PartFormat(RunFormat):
+    """A file for all clips or, with ``--output-dir``, one for each shard, which its summary and records are read from.
+
+    A file without the records of failed clips is fine: they are captioned again from the shard.
+    """
+
+    @abstractmethod
+    def read_summary(self, file: BinaryIO) -> PartSummary | None:
+        """Return the summary of a file; None if it is not one of ours."""
+
+    @abstractmethod
+    def read_records(self, file: BinaryIO) -> list[RecordDict]:
+        """Return the records of one of our files, with captions as the file shows them now."""
+
+
+output_formats: Registry[OutputFormat] = Registry(
+    OutputFormat, "formats", "vidspec.runs.formats", "format", "--format", separator="-"
+)
+
+
+def format_names() -> tuple[str, ...]:
+    """Return the names of all formats, without importing them."""
+    return output_formats.names()
+
+
+def make_format(
+    name: str,
+    origin: str | None = None,
+    *,
+    several: bool = False,
+    raw_csv: bool = False,
+    data: Mapping[str, object] | None = None,
+) -> OutputFormat:
+    """Return the format called ``name``.
+
+    Args:
+        name: one of :func:`format_names`.
+        origin: option or key with its value, for the message; None for ``--format NAME``.
+        several: True if a file holds several clips.
+        raw_csv: leave cells of a CSV file as they are.
+        data: JSON Schemas of the properties of answers in JSON, by name; a table has a column for each.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    if name not in format_names():
+        origin = origin or f"--format {name}"
+        raise UsageError(f"{origin}: must be one of {', '.join(format_names())}, not {name!r}")
+    form = build_part(output_formats.get(name), {}, several=several, raw_csv=raw_csv, data=data or {})
+    form.name = name
+    return form
+
+
+def format_of_suffix(path: str) -> str | None:
+    """Return the name of the format that is called like the suffix of a file; None if there is none."""
+    name = os.path.splitext(path)[1].lower().removeprefix(".")
+    return name if name in format_names() else None
+
+
+def has_caption(records: Iterable[RecordDict]) -> bool:
+    """Return True if a record has a caption."""
+    return any(record["caption"] is not None for record in records)
+
+
+def flat_record(record: RecordDict) -> RecordDict:
+    """Return the record with the keys of its job at the top level, where a lean record has some of them."""
+    return {**record, **(record.get("job") or {})}
+
+
+def time_range(record: RecordDict) -> tuple[float, float]:
+    """Return start and end of the captioned part, in seconds of the video."""
+    part = flat_record(record)
+    start = float(part.get("start") or 0.0)
+    duration = record.get("video", {}).get("duration_s")
+    end = part.get("end")
+    if end is None or (duration is not None and duration > start):
+        end = min(duration, end) if end is not None else duration
+    return start, float(end if end is not None else start)
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as ``hh:mm:ss.mmm``."""
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}.{rest % 1000:03d}"
+
+
+def data_column(name: str) -> str:
+    """Return the name of a table's column for a property of answers in JSON."""
+    return f"data_{name}"
+
+
+def data_value(record: RecordDict, name: str) -> object:
+    """Return a property of a record's answer; None if it has none."""
+    data = record.get("data")
+    return data.get(name) if isinstance(data, dict) else None
+
+
+def segment_of(record: RecordDict) -> int | None:
+    """Return the number of a record's segment; None for a whole clip."""
+    number: int | None = (record.get("job") or {}).get("segment")
+    return number
+
+
+def marked_caption(record: RecordDict) -> str:
+    """Return the caption, with :data:`MARK` if built-in models wrote it and the user did not name them."""
+    unnamed = record.get("demo") and not (record.get("job") or {}).get("models_named")
+    return f"{MARK if unnamed else ''}{record['caption']}"
+
+
+def one_line_caption(caption: str) -> str:
+    """Return a caption on one line, with single blanks and escaped."""
+    return one_line(" ".join(caption.split()))

@@ -1,0 +1,31 @@
+"""Subtitles as SubRip, written by the library ``srt``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from vidspec.events.record import RecordDict
+from vidspec.runs.cues import escape_cue, subtitle_cues
+from vidspec.runs.formats.base import ClipFormat, marked_caption, output_formats
+
+__all__ = ["SubRipFormat"]
+
+
+@output_formats.register("srt")
+class SubRipFormat(ClipFormat):
+    """SRT has no comments, and players may show all of its text: built-in models are marked in the caption."""
+
+    suffix = ".srt"
+
+    def render(self, captioned: Sequence[RecordDict]) -> str:
+        import srt  # type: ignore[import-untyped]
+
+        times = (
+            (timedelta(milliseconds=start), timedelta(milliseconds=end), escape_cue(text))
+            for record in captioned
+            for start, end, text in subtitle_cues(record, marked_caption(record))
+        )
+        return str(
+            srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False)
+        )

@@ -1,0 +1,215 @@
+"""Data classes of a run: :class:`Job`, one clip or part, and the settings and results of jobs. Reads no clip."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from vidspec.bounds import STALL
+from vidspec.escaping import mark_value
+from vidspec.events.observer import ClipPart
+from vidspec.events.record import Caption
+from vidspec.models.request import CaptionRequest
+from vidspec.runs.allowance import FetchLimits
+from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
+
+__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
+
+#: Prompt of a segment that quotes the previous segment's caption.
+CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
+
+
+class JobQuestions(NamedTuple):
+    """Several questions about one clip: either dialogue turns that follow earlier answers, or independent prompts."""
+
+    texts: tuple[str, ...]
+    in_turns: bool
+
+    def filled(self, fields: Mapping[str, str]) -> JobQuestions:
+        """Return the questions with the names of fields in braces replaced, values marked (:func:`mark_value`)."""
+        marked = {name: mark_value(value) for name, value in fields.items()}
+        return JobQuestions(tuple(fill_fields(text, marked) for text in self.texts), self.in_turns)
+
+
+class MemberSource(NamedTuple):
+    """Location of a clip's bytes in a shard or behind a URL; plain values that can be pickled.
+
+    Attributes:
+        url: the shard, local or not, or the clip itself if ``size`` is None.
+        start: first byte in a tar, row in a Parquet file.
+        size: bytes of the tar member, or of the whole Parquet file.
+        mtime_ns: modification time of a tar member; None if unknown.
+        column: column of a Parquet file; None otherwise.
+    """
+
+    url: str
+    start: int = 0
+    size: int | None = None
+    mtime_ns: int | None = None
+    column: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job(CaptionRequest):
+    """A clip to caption, or one part of it: a segment, or one of several questions.
+
+    ``collect_inputs`` makes it from a path, the plan numbers it, the feed adds frames and cuts it into segments, the
+    run adds the questions. Fields of ``CaptionRequest`` are those of the part; ``path`` is as the user named it,
+    ``prompt`` is None for the run's, and ``spent`` starts with the seconds of reading.
+
+    Attributes:
+        root: folder that ``--output-dir`` mirrors; a clip outside it keeps only its name.
+        questions: questions in place of the run's prompt or questions.
+        id: id in the manifest; jobs of the same part with different ids are separate inputs.
+        columns: other columns of the manifest, copied to the record; prompts and templates may name them.
+        existing: text of the caption file that was there before; None if the run does not use it.
+        source: location of its bytes; None if ``path`` is a file.
+        shard: tar or Parquet file that contains it; None if there is none.
+        number: place in the run, from 1.
+        done: captions of finished parts by number, None for failed ones.
+        run_alone: True if it runs alone on its worker, part by part, after a part of it ended a process.
+        segment, segments: index of the part, from 0, and number of parts; None for the whole clip.
+        error: reason for missing frames.
+        planned: the whole clip as planned, without frames; None for the job itself.
+    """
+
+    root: str = "."
+    questions: JobQuestions | None = None
+    id: str | int | None = None
+    columns: Mapping[str, object] = field(default_factory=dict)
+    existing: str | None = None
+    source: MemberSource | None = None
+    shard: str | None = None
+    number: int = 1
+    done: Mapping[int, str | None] = field(default_factory=dict)
+    run_alone: bool = False
+    segment: int | None = None
+    segments: int | None = None
+    error: Exception | None = None
+    planned: Job | None = None
+
+    @property
+    def planned_job(self) -> Job:
+        """The planned clip that this job is a part of."""
+        return self.planned or self
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Values of the fields that prompts and templates may name in braces."""
+        fields = {name: column_text(value) for name, value in self.columns.items()}
+        return fields if self.existing is None else {**fields, "existing": self.existing}
+
+    @property
+    def part(self) -> ClipPart:
+        """Place of the job in its clip."""
+        return ClipPart(self.start, self.end, self.segment, self.segments)
+
+    @property
+    def relative(self) -> str:
+        """Path relative to ``root``; the bare name if the clip is outside."""
+        relative = os.path.relpath(self.path, self.root)
+        outside = relative == os.pardir or relative.startswith(os.pardir + os.sep) or os.path.isabs(relative)
+        return os.path.basename(self.path) if outside else relative
+
+    @property
+    def previous(self) -> int | None:
+        """Number of the part before it in the same run; None for the first."""
+        before = range((self.segment or 0) - 1, -1, -1)
+        return next((number for number in before if number not in self.done), None)
+
+    @property
+    def is_last(self) -> bool:
+        """True if this is the last part of its clip to caption."""
+        if self.segment is None or self.segments is None:
+            return True
+        return all(number in self.done for number in range(self.segment + 1, self.segments))
+
+    def without_frames(self) -> Job:
+        """Return a copy without frames and caches, for records and other processes."""
+        return replace(self, clip=None, cache=None, error=None, reread=None)
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """Settings of all jobs of a run; plain values that can be pickled.
+
+    Attributes:
+        video: ``frames, fps, max_pixels, decoder, allow_damaged`` as ``vidspec.video.read`` takes them.
+        prompt: prompt of the run; context is added to it, a job's own prompt replaces it.
+        questions: questions about each clip in place of the prompt.
+        segment: None for whole clips, ``scenes``, or the length of a segment in seconds.
+        context: quote the previous segment's caption in a segment's prompt.
+        baseline, verify: also run plain decoding, to report the true speed-up or to fail on a difference.
+        timeout: time limit per clip (or segment) in seconds; None for no limit.
+        stall: seconds without a packet or frame after which reading is stopped.
+        fetch: fetch limits for clips that are no local files.
+        batch: maximum of clips captioned at once; None leaves it to the captioner.
+        ahead: maximum of clips read ahead.
+        total: number of clips in the run.
+        template: text around each written caption, see :mod:`vidspec.runs.rendering`; None for no template.
+        single_line: write each caption on one line.
+        models_named: True if the user named the models; otherwise captions of built-in models are marked.
+    """
+
+    video: Mapping[str, object] = field(default_factory=dict)
+    prompt: str = ""
+    questions: JobQuestions | None = None
+    segment: float | str | None = None
+    context: bool = False
+    baseline: bool = False
+    verify: bool = False
+    timeout: float | None = None
+    stall: float = STALL
+    fetch: FetchLimits = field(default_factory=FetchLimits)
+    batch: int | None = None
+    ahead: int = 8
+    total: int = 1
+    template: str | None = None
+    single_line: bool = False
+    models_named: bool = False
+
+    def questions_of(self, job: Job) -> JobQuestions | None:
+        """Return the questions about a clip; None if it has one prompt."""
+        planned = job.planned_job
+        return planned.questions if planned.questions or planned.prompt else self.questions
+
+    def one_by_one(self, job: Job) -> bool:
+        """Return True if the parts of a clip are captioned one after the other."""
+        return self.context or job.run_alone
+
+    def prompt_of(self, job: Job) -> str:
+        """Return the prompt of a clip or its part with its fields filled, without context."""
+        questions = self.questions_of(job)
+        text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
+        return fill_fields(text, job.fields)
+
+    def with_fields(self, job: Job) -> Job:
+        """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names.
+
+        The values are marked, so that control tokens of the model are plain text in them.
+        """
+        prompt, fields = job.prompt or self.prompt, job.fields
+        marked = {name: mark_value(value) for name, value in fields.items()}
+        return replace(job, prompt=fill_fields(prompt, marked)) if has_field(prompt, fields) else job
+
+    @property
+    def named_fields(self) -> set[str]:
+        """All names in braces in the run's template and prompts."""
+        texts = (self.prompt, *(self.questions.texts if self.questions else ()))
+        return template_fields(self.template).union(*map(names_in_braces, texts))
+
+    def uses_fields(self, job: Job) -> bool:
+        """Return True if the captions of a clip depend on its columns or existing text."""
+        questions = self.questions_of(job)
+        texts = questions.texts if questions else (job.planned_job.prompt or self.prompt,)
+        return bool(template_fields(self.template)) or any(has_field(text, job.fields) for text in texts)
+
+
+class JobResult(NamedTuple):
+    """Result of a job: its caption, the error (a VidspecError, a bug, or None), and the job without frames."""
+
+    caption: Caption
+    error: Exception | None
+    job: Job

@@ -1,0 +1,358 @@
+"""Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
+
+Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
+else (``Journal.marks_of``).
+
+Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
+on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
+Independent of captioning and formats. Not SQLite, whose locks fail on network file systems and whose file other tools
+cannot read as a list of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vidspec.errors import OutputError, UsageError
+from vidspec.escaping import json_text
+from vidspec.events.record import RecordDict
+from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
+from vidspec.runs.file_marks import FileMark, mark_line, parsed_mark
+from vidspec.runs.journal_index import JournalEntry, JournalIndex, is_in_place
+
+__all__ = [
+    "Journal",
+    "JournalEntry",
+    "is_same_file",
+    "lock_file",
+    "missing_file_error",
+    "parse_record",
+    "unwritable_error",
+]
+
+
+class Journal:
+    """Journal of records.
+
+    Args:
+        path: the file; created with the first record, so that a run that fails early leaves nothing.
+        fresh: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
+        visible: the file that users see, which is locked for the run in any format; None for ``path``.
+        look: read only, also while another run writes: no lock, no repair, no new records.
+
+    Attributes:
+        index: the lines that count.
+        foreign: True if the file holds anything other than records.
+        replaced: backup path of an earlier file, or None.
+        repaired: bytes of a torn last line that were cut off on opening.
+        damaged: number of lines that are no records; they are kept in ``NAME.damaged``.
+        gone: error once the file was moved or deleted during the run, after which nothing is written; else None.
+
+    Raises:
+        UsageError: another run is writing the file.
+        OutputError: it cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False, visible: Path | None = None, look: bool = False) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.shown, self.look = path, look
+        self.replaced: Path | None = None
+        self.repaired = 0
+        self.damaged = 0
+        self.gone: OutputError | None = None
+        self.index, self._size = JournalIndex(), 0
+        self._file: int | None = None
+        shown = visible or path
+        self._user_visible = visible == path
+        self._lock = None if look else lock_file(Path(os.path.realpath(shown)), shown)
+        try:
+            self.foreign = not self._load()
+        except OSError as error:
+            self._unlock()
+            raise self._failure(error) from None
+        self._needs_backup = self.foreign or fresh
+        if self._needs_backup:
+            self.index, self._size = JournalIndex(self.index.marks, self.index.existing), 0
+
+    def records(self) -> Iterator[RecordDict]:
+        """Return the current records in file order; raises as :meth:`read` does."""
+        return self.read([*self.index.current()])
+
+    def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
+        """Yield the records of these entries.
+
+        Raises:
+            OutputError: they cannot be read any more.
+        """
+        if not wanted:
+            return
+        try:
+            with self.path.open("rb") as file:
+                for entry in wanted:
+                    file.seek(entry.offset)
+                    yield parse_record(file.read(entry.length)) or {}
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def records_after(self, mark: FileMark) -> Iterator[RecordDict]:
+        """Return the records added after a mark, including superseded ones."""
+        return self.read([entry for entry in self.index.entries if entry.offset > mark.offset and entry.clip])
+
+    def append(self, record: RecordDict) -> None:
+        """Append a record with its ``job``; it is on the disk on return.
+
+        Raises:
+            OutputError: it cannot be written, and the file is unchanged; or (kind ``gone``) the record went to a file
+                that has been moved or deleted.
+        """
+        if self.look:
+            return
+        line = encode_line(json_text(record) + "\n")
+        self._write(line, sync=True)
+        self._index_record(line, record)
+        self._check()
+
+    def mark(self, path: Path, size: int, sha256: str, settings: str | None = None, form: str | None = None) -> None:
+        """Record the content a file is about to have. If a power cut loses the mark, the file counts as foreign.
+
+        Raises:
+            OutputError: as :meth:`append` does.
+        """
+        latest, new = self.latest_mark(path), FileMark(0, 0, self._relative_name(path), size, sha256, settings, form)
+        if latest is not None and latest[2:] == new[2:]:
+            return
+        line = mark_line(new)
+        self._write(line, sync=False)
+        self._index_mark(line, new)
+        self._check()
+
+    def latest_mark(self, path: Path) -> FileMark | None:
+        """Return the last mark of a file, whatever its current content."""
+        return next(reversed(self.index.marks.get(self._relative_name(path), ())), None)
+
+    def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
+        """Return the marks that match the beginning of a file's content; empty if no run wrote it so.
+
+        Both the last mark and the one before count: a run may have been killed between mark and write.
+        """
+        marks = [mark for mark in self.index.marks.get(self._relative_name(path), ()) if mark.size <= len(content)]
+        return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
+
+    def _relative_name(self, path: Path) -> str:
+        return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.path.parent)
+
+    def _write(self, line: bytes, *, sync: bool) -> None:
+        if self.gone is not None:
+            raise self.gone
+        try:
+            file = self._open_file()
+            try:
+                written = os.write(file, line)
+                while written < len(line):  # a full disk writes less, and then raises
+                    written += os.write(file, line[written:])
+                if sync:
+                    os.fsync(file)
+            except OSError:
+                os.ftruncate(file, self._size)
+                raise
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _check(self) -> None:
+        """Check that the written bytes are in the file of this path."""
+        if self._file is None:
+            return
+        status = os.fstat(self._file)
+        if not is_same_file(self.path, status) or status.st_size != self._size:
+            self._release_file()
+            self.gone = missing_file_error(self.shown)
+            raise self.gone
+
+    def compact(self, clips: Sequence[str]) -> None:
+        """Rewrite the file with current records only, those of ``clips`` last and in this order.
+
+        Superseded records and outdated marks are dropped; the other marks come last. Records of other clips or
+        settings keep their order. A file already in order, or gone, is left alone. If a caption is dropped from a file
+        that users see (they may have edited it), the file is kept as ``NAME~``.
+
+        Raises:
+            OutputError: it cannot be written, or has gone since the last record.
+        """
+        if self.gone is not None:
+            return
+        self._check()
+        lines = self.index.in_order(clips)
+        if is_in_place(lines, self._size):
+            return
+        try:
+            with replacing(self.path) as new:
+                with self.path.open("rb") as old:
+                    for item in lines:
+                        old.seek(item.offset)
+                        new.write(old.read(item.length))
+                new.flush()  # raises on a full disk, before anything else is changed
+                shutil.copymode(self.path, new.name)
+                self._release_file()
+                if self._loses_captions():
+                    backup = backup_of(self.path)
+                    shutil.copy2(self.path, backup)
+                    self.replaced = self._backup_as_named(backup)
+            self._load()
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _backup_as_named(self, backup: Path | None) -> Path | None:
+        """Return a backup's path relative to the path the user gave."""
+        return backup if backup is None or self.shown.is_symlink() else self.shown.with_name(backup.name)
+
+    def _loses_captions(self) -> bool:
+        """Return True if compaction drops a caption from a file that users see."""
+        if not self._user_visible:
+            return False
+        return any(record.get("caption") is not None for record in self.read([*self.index.void()]))
+
+    def close(self, *, complete: bool = False) -> None:
+        """Close the file and release the lock. A ``complete`` run without records leaves an empty file."""
+        try:
+            if complete and self.gone is None:
+                self._open_file()
+        except OSError as error:
+            raise self._failure(error) from None
+        finally:
+            self._release_file()
+            self._unlock()
+
+    def _load(self) -> bool:
+        """Read and repair the file; False if it holds anything other than records."""
+        self.index, self._size = JournalIndex(), 0
+        if not self.path.is_file():  # a device has no records and may have no end
+            return True
+        bad: list[bytes] = []
+        with self.path.open("rb") as file:
+            for line in file:
+                ended = line.endswith(b"\n")
+                if ended and (mark := parsed_mark(line)) is not None:
+                    self._index_mark(line, mark)
+                    continue
+                record = parse_record(line)
+                if record is None and not self._size and (ended or not line.startswith(b"{")):
+                    return False
+                if record is None and not ended:  # torn by a crash
+                    self.repaired = len(line)
+                    if not self.look:
+                        os.truncate(self.path, self._size)
+                    break
+                if not ended:  # only the newline is missing
+                    line += b"\n"
+                    if not self.look:
+                        with self.path.open("ab") as end:
+                            end.write(b"\n")
+                if record is not None:
+                    self._index_record(line, record)
+                else:
+                    bad.append(line)
+                    self.index.entries.append(JournalEntry(self, self._size, len(line)))
+                    self._size += len(line)
+        if bad and not self.look:  # disk damage, not a crash: keep the bytes
+            with self.path.with_name(self.path.name + ".damaged").open("ab") as damaged_file:
+                damaged_file.writelines(bad)
+            self.damaged = len(bad)
+        return True
+
+    def _index_record(self, line: bytes, record: RecordDict) -> None:
+        """Index the record in the line at the end of the file."""
+        self.index.add(self, self._size, len(line), record)
+        self._size += len(line)
+
+    def _index_mark(self, line: bytes, mark: FileMark) -> None:
+        """Index the mark in the line at the end of the file."""
+        self.index.add_mark(mark._replace(offset=self._size, length=len(line)))
+        self._size += len(line)
+
+    def _open_file(self) -> int:
+        if self._file is None:
+            if self._needs_backup:
+                self.replaced = self._backup_as_named(back_up(self.path))
+                self._needs_backup = False
+                if self.index.marks:  # needed if this run is interrupted and resumed
+                    marks = [mark for several in self.index.marks.values() for mark in several]
+                    write_whole(self.path, b"".join(map(mark_line, marks)))
+                    self._load()
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return self._file
+
+    def _release_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _failure(self, error: OSError) -> OutputError:
+        if self.look:
+            return OutputError(f"{self.shown}: cannot be read: {error.strerror or error}")
+        return unwritable_error(self.shown, error)
+
+
+def unwritable_error(path: Path, error: OSError, kind: str | None = None) -> OutputError:
+    """Return the error of a file that cannot be written."""
+    return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
+
+
+def is_same_file(path: Path, status: os.stat_result) -> bool:
+    """Return True if ``path`` still names the file with this status."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
+def missing_file_error(path: Path) -> OutputError:
+    """Return the error of a file that was moved, replaced or deleted during the run."""
+    return OutputError(
+        f"{path}: was moved, replaced or deleted while the run was writing it",
+        hint="put it back if it was moved, and give the same command again to go on",
+        kind="gone",
+    )
+
+
+def parse_record(line: bytes) -> RecordDict | None:
+    """Parse the record in ``line``; None if there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    job = value.get("job")
+    identified = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
+    return value if identified else None
+
+
+def lock_file(path: Path, shown: Path) -> FileLock:
+    """Lock a file that a run writes.
+
+    Args:
+        path: the file, without links.
+        shown: its name in messages.
+
+    Raises:
+        UsageError: another run is writing it.
+        OutputError: it cannot be locked.
+    """
+    try:
+        return FileLock(path)
+    except TimeoutError:
+        hint = "wait for it to end, or name another file"
+        if (held := held_file(path)).exists():
+            hint += f"; if no run is, delete {held}"
+        raise UsageError(f"{shown}: another run is writing it", hint=hint) from None
+    except OSError as error:
+        raise OutputError(f"{shown}: cannot be locked: {error.strerror or error}") from None

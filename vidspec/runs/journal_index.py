@@ -1,0 +1,137 @@
+"""Index of a journal in memory: which of its lines count. Opens no file.
+
+A later record of a clip under the same settings replaces an earlier one, and segments those of another division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from vidspec.events.record import RecordDict
+from vidspec.runs.file_marks import FileMark
+from vidspec.runs.records import FileContent
+
+if TYPE_CHECKING:
+    from vidspec.runs.journal import Journal
+
+__all__ = ["JournalEntry", "JournalIndex", "is_in_place"]
+
+
+class JournalEntry(NamedTuple):
+    """Index entry of a record in a journal: its place in the file (bytes) and its identity.
+
+    ``segment`` and ``segments`` are None for a whole clip; ``failed`` is True for an error record.
+    """
+
+    journal: Journal
+    offset: int
+    length: int
+    clip: str = ""
+    settings: str = ""
+    segment: int | None = None
+    segments: int | None = None
+    content: FileContent = FileContent(None, None)
+    failed: bool = True
+
+    def record(self) -> RecordDict:
+        """Read the record.
+
+        Raises:
+            OutputError: it cannot be read any more.
+        """
+        return next(self.journal.read([self]))
+
+
+class JournalIndex:
+    """Records and file marks of a journal, by clip, settings and segment.
+
+    Attributes:
+        entries: all lines but marks in file order, damaged ones included.
+        marks: the last two marks of each file.
+        existing: text of the caption file that was there before the first caption, by clip.
+    """
+
+    def __init__(
+        self, marks: Mapping[str, Sequence[FileMark]] | None = None, existing: Mapping[str, str] | None = None
+    ) -> None:
+        self.existing = dict(existing or {})
+        self.entries: list[JournalEntry] = []
+        self.marks: dict[str, list[FileMark]] = {file: list(known) for file, known in (marks or {}).items()}
+        self._parts: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}
+        self._by_hash: dict[tuple[str, str], JournalEntry] = {}
+
+    def add(self, journal: Journal, offset: int, length: int, record: RecordDict) -> None:
+        """Add the record in a line; it replaces those that it supersedes."""
+        job = record["job"]
+        content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
+        part = job.get("segment"), job.get("segments")
+        failed = record.get("error") is not None
+        entry = JournalEntry(journal, offset, length, job["clip"], job["settings"], *part, content, failed)
+        parts = self._parts.setdefault(entry.clip, {}).setdefault(entry.settings, {})
+        for key in [key for key, old in parts.items() if not _coexist(old, entry)]:
+            del parts[key]
+        parts[entry.segment] = entry
+        if content.sha256 is not None and not failed and entry.segment is None:
+            self._by_hash[content.sha256, entry.settings] = entry
+        if "existing" in job:
+            self.existing[entry.clip] = job["existing"]
+        self.entries.append(entry)
+
+    def add_mark(self, mark: FileMark) -> None:
+        """Add a mark; of those of one file the last two are kept."""
+        self.marks[mark.file] = [*self.marks.get(mark.file, ())[-1:], mark]
+
+    def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
+        """Return the records of a clip under these settings, by segment (None for the whole clip)."""
+        return self._parts.get(clip, {}).get(settings, {})
+
+    def settings_of(self, clip: str) -> Collection[str]:
+        """Return the settings with records of a clip."""
+        return self._parts.get(clip, {}).keys()
+
+    def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
+        """Return a caption of the same content and settings under any file name."""
+        return self._by_hash.get((sha256, settings))
+
+    def other_settings_count(self, settings: Collection[str]) -> int:
+        """Return the number of records made under other settings than these."""
+        named = (item for by_settings in self._parts.values() for item in by_settings.items())
+        return sum(len(parts) for other, parts in named if other not in settings)
+
+    def current(self) -> Iterator[JournalEntry]:
+        """Yield the records that count, in file order."""
+        return (entry for entry in self.entries if self._is_current(entry))
+
+    def void(self) -> Iterator[JournalEntry]:
+        """Yield the records that others supersede."""
+        return (entry for entry in self.entries if entry.clip and not self._is_current(entry))
+
+    def in_order(self, clips: Sequence[str]) -> list[JournalEntry | FileMark]:
+        """Return the lines that count: records of other clips, then those of ``clips`` in this order, then marks."""
+        rank = {clip: place for place, clip in enumerate(clips)}
+
+        def place_of(entry: JournalEntry) -> tuple[int, int]:
+            return (rank[entry.clip], entry.segment or 0) if entry.clip in rank else (-1, -1)
+
+        marks = sorted(mark for marks in self.marks.values() for mark in marks)
+        return [*sorted(self.current(), key=place_of), *marks]
+
+    def _is_current(self, entry: JournalEntry) -> bool:
+        return self.parts(entry.clip, entry.settings).get(entry.segment) is entry
+
+
+def is_in_place(lines: Sequence[JournalEntry | FileMark], size: int) -> bool:
+    """Return True if these lines are all of a file of ``size`` bytes, in this order."""
+    ascending = all(item.offset < following.offset for item, following in pairwise(lines))
+    return ascending and sum(item.length for item in lines) == size
+
+
+def _coexist(old: JournalEntry, new: JournalEntry) -> bool:
+    """Return True if ``new`` does not supersede ``old``: another segment of the same content and division."""
+    return (
+        old.segment is not None
+        and new.segment is not None
+        and (old.segments == new.segments and old.content.same(new.content) and old.segment != new.segment)
+    )

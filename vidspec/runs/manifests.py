@@ -1,0 +1,175 @@
+"""Manifests: JSONL or CSV lists of clips, each with an optional prompt, time range and id. Opens no clip."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from vidspec.errors import UsageError
+from vidspec.runs.job import Job, JobQuestions
+from vidspec.runs.stores import join_url
+
+__all__ = ["SUFFIXES", "parse_manifest", "parse_seconds", "parse_time"]
+
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
+#: Names of the column of paths: also those of Hugging Face's folders, LTX's trainer and musubi-tuner.
+PATH_KEYS = ("path", "video", "file", "filename", "file_name", "media_path", "video_path", "image_path")
+OWN_KEYS = ("prompt", "turns", "start", "end", "id")
+
+
+def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
+    """Yield the clips of a manifest.
+
+    Args:
+        text: its content: JSONL if the first character is ``{``, otherwise CSV (or TSV) with a header.
+        name: name for error messages.
+        folder: base of relative paths.
+
+    Each row has ``path`` (or another of :data:`PATH_KEYS`) and may have ``prompt``, ``start`` and ``end``
+    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list of independent
+    prompts, or replaced by ``turns``, the turns of a dialogue. Other keys become the job's ``columns``.
+
+    Raises:
+        UsageError: naming the line.
+    """
+    rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
+    for line, row in rows:
+        where = f"{name}, line {line}"
+        named = next((key for key in PATH_KEYS if row.get(key)), "path")
+        path = row.get(named)
+        if not isinstance(path, str):
+            raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
+        prompt, questions = _parse_prompt(row, where)
+        texts = questions.texts if questions else ()
+        if not (_is_encodable(path, "surrogateescape") and all(map(_is_encodable, (prompt or "", *texts)))):
+            raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
+        start, end = (parse_time(row.get(key), f"{where}: {key}") for key in ("start", "end"))
+        if end is not None and end <= (start or 0.0):
+            raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
+        identity = row.get("id")
+        if isinstance(identity, bool) or not isinstance(identity, str | int | None):
+            raise UsageError(f"{where}: the id must be text or a whole number")
+        columns = {key: value for key, value in row.items() if key not in (named, *OWN_KEYS) and value is not None}
+        try:
+            json.dumps(columns, allow_nan=False)
+        except ValueError:
+            raise UsageError(f"{where}: not JSON: a number must be finite") from None
+        except RecursionError:
+            raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
+        yield Job(
+            join_url(folder, path),
+            root=folder or ".",
+            start=start,
+            end=end,
+            prompt=prompt or None,
+            questions=questions,
+            id=None if identity == "" else identity,
+            columns=columns,
+        )
+
+
+def parse_seconds(text: str) -> float:
+    """Parse ``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` as seconds.
+
+    Raises:
+        ValueError: the text has none of these forms.
+    """
+    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text.strip())
+    if clock:
+        return int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3])
+    unit = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|sec|m|min|h)?", text.strip())
+    if not unit:
+        raise ValueError(f"{text!r} is not a time")
+    return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
+
+
+def _is_encodable(text: str, errors: str = "strict") -> bool:
+    """Return True if ``text`` is encodable as UTF-8 (file names with ``surrogateescape``) and has no NUL."""
+    try:
+        return b"\0" not in text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        return False
+
+
+def _parse_prompt(row: Mapping[str, object], where: str) -> tuple[str | None, JobQuestions | None]:
+    """Return the prompt of a row, or its several questions."""
+    prompt, turns = row.get("prompt"), row.get("turns")
+    if turns is not None and prompt:
+        raise UsageError(f"{where}: prompt and turns exclude each other")
+    if turns is None and (prompt is None or isinstance(prompt, str)):
+        return prompt or None, None
+    name, texts = ("prompt", prompt) if turns is None else ("turns", turns)
+    if not (isinstance(texts, list) and texts and all(isinstance(one, str) and one.strip() for one in texts)):
+        kind = "text or a list of texts" if turns is None else "a list of texts"
+        raise UsageError(f"{where}: {name} must be {kind}", hint=f'{{"path": "a.mp4", "{name}": ["...", "..."]}}')
+    if turns is None and len(set(texts)) < len(texts):
+        raise UsageError(f"{where}: prompt: the same is asked twice")
+    if turns is None and len(texts) == 1:
+        return texts[0], None
+    return None, JobQuestions(tuple(texts), turns is not None)
+
+
+def parse_time(value: object, where: str) -> float | None:
+    """Parse a time of a manifest or ``--start`` to seconds; None if unset.
+
+    Raises:
+        UsageError: it is not a time; the message begins with ``where``.
+    """
+    if value is None or value == "":
+        return None
+    try:
+        if not isinstance(value, str | int | float):
+            raise ValueError
+        time = parse_seconds(value) if isinstance(value, str) else float(value)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
+    if not (math.isfinite(time) and time >= 0):
+        raise UsageError(f"{where} {value!r}: must be zero or more seconds")
+    return time
+
+
+def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, object_pairs_hook=partial(_object_without_repeats, where=f"{name}, line {number}"))
+        except UsageError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{name}, line {number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UsageError(f"{name}, line {number}: must be an object with a path")
+        yield number, row
+
+
+def _object_without_repeats(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
+    """Build a JSON object, rejecting repeated keys."""
+    row: dict[str, object] = {}
+    for key, value in pairs:
+        if key in row:
+            raise UsageError(f"{where}: {key}: is set twice")
+        row[key] = value
+    return row
+
+
+def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    header = text.split("\n", 1)[0]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
+    names = {str(column): str(column).strip() for column in reader.fieldnames or ()}
+    names |= {column: name.lower() for column, name in names.items() if name.lower() in (*PATH_KEYS, *OWN_KEYS)}
+    given = [names[column] for column in map(str, reader.fieldnames or ())]
+    if twice := next((column for column in given if column and given.count(column) > 1), None):
+        raise UsageError(f"{name}, line 1: {twice}: is set twice")
+    if set(names.values()).isdisjoint(PATH_KEYS):
+        raise UsageError(f"{name}: its first line must name the columns, path among them")
+    try:
+        for row in reader:
+            yield reader.line_num, {names[key]: value for key, value in row.items() if key}
+    except csv.Error as error:
+        raise UsageError(f"{name}, line {reader.line_num}: not CSV: {error}") from None

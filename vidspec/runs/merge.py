@@ -1,0 +1,253 @@
+"""Merge records of several runs: each clip once, captions preferred over failures. Captions nothing.
+
+Files are read twice: for the key and the place of each record, and for the records that count, in their order. So a
+million records take some hundred bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from sys import intern
+from typing import BinaryIO, NamedTuple, cast, overload
+
+from vidspec.errors import UsageError
+from vidspec.events.record import RecordDict, checking_records
+from vidspec.files import encode_line
+from vidspec.runs.file_marks import is_mark
+from vidspec.runs.formats.base import OutputFormat, PartFormat, make_format
+from vidspec.runs.journal import parse_record
+
+__all__ = ["MergedRecords", "is_part", "merge_records", "read_document", "render_records"]
+
+_HINT = "name what --format jsonl, json, parquet or webdataset wrote"
+#: Formats of files that hold the records of a shard or a run as a whole, by suffix.
+_PARTS = {".parquet": "parquet", ".tar": "webdataset"}
+#: Files that are open at a time.
+_MAX_OPEN = 64
+#: Keys of a record of any version.
+_KEYS = ("path", "caption", "token_ids", "error")
+
+
+class _Place(NamedTuple):
+    """Place of a record, in the order of the output.
+
+    ``at`` and ``length`` are bytes of a line of the file ``source``; without a length, ``at`` is the number of a record
+    in a file that is read whole.
+    """
+
+    path: str
+    start: float
+    end: float
+    settings: str
+    source: int
+    at: int
+    length: int
+    failed: bool
+
+
+@dataclass
+class MergedRecords(Sequence[RecordDict]):
+    """Merged records ordered by path and time, read from their files as they are needed; and counts of the rest.
+
+    ``duplicates`` were superseded, ``torn`` lines were cut off by a crash. ``data`` names the properties of answers in
+    JSON, each with a schema that permits any value; ``measured`` is True if all records have measurements.
+    """
+
+    sources: list[Path] = field(default_factory=list)
+    places: list[_Place] = field(default_factory=list)
+    duplicates: int = 0
+    torn: int = 0
+    data: dict[str, object] = field(default_factory=dict)
+    measured: bool = True
+
+    @property
+    def failed(self) -> int:
+        return sum(place.failed for place in self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordDict: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RecordDict]: ...
+    def __getitem__(self, index: int | slice) -> RecordDict | Sequence[RecordDict]:
+        if isinstance(index, slice):
+            return [*self._read(self.places[index])]
+        return next(self._read([self.places[index]]))
+
+    def __iter__(self) -> Iterator[RecordDict]:
+        return self._read(self.places)
+
+    def _read(self, places: Iterable[_Place]) -> Iterator[RecordDict]:
+        whole = lru_cache(maxsize=1)(_read_whole)
+        opened: dict[int, BinaryIO] = {}
+        try:
+            for place in places:
+                path = self.sources[place.source]
+                if not place.length:
+                    yield whole(path)[place.at]
+                    continue
+                if place.source not in opened:
+                    if len(opened) >= _MAX_OPEN:
+                        opened.pop(next(iter(opened))).close()
+                    opened[place.source] = path.open("rb")
+                opened[place.source].seek(place.at)
+                record = parse_record(opened[place.source].read(place.length))
+                if record is None:
+                    raise UsageError(f"{path}: was changed while it was read", hint="merge it when its run has ended")
+                yield record
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+        finally:
+            for file in opened.values():
+                file.close()
+
+
+def merge_records(paths: Iterable[Path]) -> MergedRecords:
+    """Merge the records of all ``paths``; per captioning the last success wins, else the last failure.
+
+    Raises:
+        UsageError: a file cannot be read or holds anything other than records.
+    """
+    merged = MergedRecords()
+    best: dict[tuple[str, str, int | None], _Place] = {}
+    for path in paths:
+        merged.sources.append(path)
+        for at, length, record in _iter_records(path, merged):
+            key, place = _index(path, record, len(merged.sources) - 1, at, length)
+            old = best.get(key)
+            merged.duplicates += old is not None
+            if old is None or not place.failed or old.failed:
+                best[key] = place
+                merged.measured &= "timings" in record
+                merged.data |= dict.fromkeys(answer, True) if isinstance(answer := record.get("data"), dict) else {}
+    cut_clips = {(clip, settings) for clip, settings, segment in best if segment is not None}
+    # A failure to cut a clip is void once it has been cut.
+    void = {(*whole, None) for whole in cut_clips}
+    merged.places = sorted((one for key, one in best.items() if key not in void), key=lambda place: place[:4])
+    return merged
+
+
+def render_records(records: Sequence[RecordDict], form: OutputFormat, *, measured: bool = True) -> Iterator[bytes]:
+    """Yield the content of one file of all records, piece by piece if the format has lines.
+
+    Args:
+        records: the records.
+        form: format of the file.
+        measured: all of them have measurements.
+
+    Raises:
+        UsageError: the format takes one clip only, or needs more than the records have.
+    """
+    with checking_records("merge"):
+        if form.one_clip:
+            if len({record["job"]["clip"] for record in records}) > 1:
+                raise UsageError(f"--format {form.name}: several clips need a file each")
+            yield encode_line(form.document(records) or "")
+        elif form.measured and not measured:
+            raise UsageError(f"--format {form.name}: these records hold no measurements", hint="--format jsonl")
+        elif form.update == "append":
+            for line in chain((form.header,), map(form.line, records)):
+                if line is not None:
+                    yield encode_line(f"{line}\n")
+        else:
+            yield form.content(records)
+
+
+def is_part(path: Path) -> bool:
+    """Return True if a file is one for a shard or a run, as ``--format parquet`` or ``webdataset`` writes it."""
+    if path.suffix not in _PARTS or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _part_format(path).read_summary(file) is not None
+
+
+def read_document(path: Path) -> list[RecordDict] | None:
+    """Return the records of one clip's file, as ``--output-dir --format json`` writes it; None if it is none."""
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    records = content if isinstance(content, list) else [content]
+    return records if records and all(isinstance(one, dict) and {*_KEYS} <= one.keys() for one in records) else None
+
+
+def _read_whole(path: Path) -> list[RecordDict]:
+    """Return the records of a file that is no list of lines.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if path.suffix in _PARTS and is_part(path):
+        with path.open("rb") as file:
+            return _part_format(path).read_records(file)
+    if (records := read_document(path)) is not None:
+        return records
+    raise UsageError(f"{path}: holds no records of vidspec", hint=_HINT)
+
+
+def _part_format(path: Path) -> PartFormat:
+    return cast("PartFormat", make_format(_PARTS[path.suffix]))
+
+
+def _iter_records(path: Path, merged: MergedRecords) -> Iterator[tuple[int, int, RecordDict]]:
+    """Yield the place of each record, as :class:`_Place` has it, and the record."""
+    try:
+        if path.is_char_device():
+            raise UsageError(f"{path}: is no regular file", hint=_HINT)
+        if path.suffix in _PARTS:
+            yield from ((at, 0, record) for at, record in enumerate(_read_whole(path)))
+            return
+        at = 0
+        with path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                record = parse_record(text)
+                if record is not None:
+                    yield at, len(text), record
+                elif is_mark(text):
+                    pass
+                elif not text.endswith(b"\n") and not _is_json(text):
+                    merged.torn += 1
+                elif number == 1 and (records := read_document(path)) is not None:
+                    yield from ((at, 0, record) for at, record in enumerate(records))
+                    return
+                else:
+                    raise UsageError(f"{path}, line {number}: is no record of vidspec", hint=_HINT)
+                at += len(text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _index(
+    source: Path, record: RecordDict, number: int, at: int, length: int
+) -> tuple[tuple[str, str, int | None], _Place]:
+    """Return the key of a captioning and its place.
+
+    Raises:
+        UsageError: the record has another path, time or segment than a record can have.
+    """
+    job = {**record, **(record.get("job") or {})}
+    path, start, end, segment = record.get("path"), job.get("start") or 0.0, job.get("end"), job.get("segment")
+    if not (isinstance(path, str) and isinstance(start, int | float) and isinstance(end, int | float | None)):
+        raise UsageError(f"{source}: a record has no path, or another start or end than seconds", hint=_HINT)
+    if not isinstance(segment, int | None):
+        raise UsageError(f"{source}: the record of {path} has a segment that is no number", hint=_HINT)
+    settings, failed = intern(job.get("settings", "")), record.get("error") is not None
+    place = _Place(path, start, float("inf") if end is None else end, settings, number, at, length, failed)
+    return (job.get("clip", path), settings, segment), place

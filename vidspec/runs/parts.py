@@ -1,0 +1,216 @@
+"""One file per shard, in a folder or below a URL: written when all clips of the shard are done.
+
+Until then the records of a shard are in a journal. A finished part is complete, and its shard is not opened again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up
+from vidspec.runs.formats.base import PartFormat, PartSummary
+from vidspec.runs.job import Job
+from vidspec.runs.journal import Journal, JournalEntry
+from vidspec.runs.outputs import ONE_CLIP, Output, hidden_journal, make_folder
+from vidspec.runs.records import clip_id, lean_record
+from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
+
+__all__ = ["PartOutput"]
+
+
+class PartOutput(Output):
+    """Output of one part per shard; shared by the thread that plans shards and the one that writes records.
+
+    Args:
+        folder: folder of the parts, or its URL.
+        shards: shards of the run.
+        form: format of the parts.
+        look: read only; nothing is made, moved or begun.
+        fresh: start over; earlier parts are kept as ``NAME~``, below a URL replaced.
+        retry: treat parts with failed clips as unfinished.
+
+    Attributes:
+        finished: summaries of the finished parts, by shard.
+
+    Raises:
+        UsageError: two shards would share a part, or one would replace a shard.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        shards: Sequence[Job],
+        form: PartFormat,
+        *,
+        fresh: bool = False,
+        retry: bool = False,
+        look: bool = False,
+    ) -> None:
+        self.folder, self.form, self._lock = folder, form, threading.RLock()
+        self._journals: dict[str, Journal] = {}  # by shard
+        self._clips: dict[str, list[str]] = {}  # by shard, in its order
+        self._clips_left: dict[str, set[str]] = {}  # by shard, clips that are not done
+        self._notes: list[str] = []
+        names = {shard.path: self.name(shard.path) for shard in shards}
+        if len(set(names.values())) < len(names):
+            raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
+        if set(map(_absolute, names)) & set(map(_absolute, names.values())):
+            raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
+        if not (look or is_url(folder)):
+            make_folder(Path(folder))
+        existing = list_names(folder)
+        earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
+        if fresh:
+            for old, name in earlier_names.items() if not look else ():
+                self._journal_path(old).unlink(missing_ok=True)
+                if not is_url(name):
+                    back_up(Path(name))
+            earlier_names = {}
+        self._earlier = {shard: self._read_summary(name) for shard, name in earlier_names.items()}
+        self.finished: dict[str, PartSummary] = {
+            shard: part
+            for shard, part in self._earlier.items()
+            if not self._journal_path(shard).exists() and not (retry and part.failed)
+        }
+
+    def name(self, shard: str) -> str:
+        """Return the path or URL of a shard's part."""
+        return join_url(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}{self.form.suffix}")
+
+    def finished_part(self, shard: Job, settings: str) -> PartSummary | None:
+        """Return the summary of a finished part; None if it is unfinished or not there.
+
+        Raises:
+            UsageError: it was made with other settings.
+        """
+        part = self.finished.get(shard.path)
+        if part is not None and set(part.settings) - {settings}:
+            message = f"{self.name(shard.path)}: was made with other settings"
+            raise UsageError(message, hint="--overwrite, or another --output-dir")
+        return part
+
+    def begin(self, shard: str) -> None:
+        """Open the journal of a shard and copy the captions of an earlier part to it.
+
+        A part whose captions differ from its journal was edited after a run was killed; it is backed up.
+
+        Raises:
+            UsageError: another run has the journal open.
+            OutputError: it cannot be written.
+        """
+        make_folder(self._journal_path(shard).parent)
+        journal = self._journals[shard] = Journal(self._journal_path(shard))
+        name, edited = self.name(shard), False
+        earlier = self._read_records(name) if shard in self._earlier else []
+        captioned = [one for one in earlier if one["error"] is None]
+        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in captioned]
+        stored_parts = {
+            job: dict(journal.index.parts(*job)) for job in jobs
+        }  # of all parts of a clip, before any is added
+        for record, job in zip(captioned, jobs, strict=True):
+            if not stored_parts[job]:
+                journal.append(record)
+            elif (stored := stored_parts[job].get(record["job"].get("segment"))) is not None:
+                edited |= stored.record()["caption"] != record["caption"]
+        if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
+            self._notes.append(f"{name}: was edited, and is now {moved}")
+
+    def set_clips(self, shard: str, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
+        """Set the clips of an opened shard and its unfinished ones; write its part at once if there are none.
+
+        Raises:
+            OutputError: the part cannot be written.
+        """
+        with self._lock:
+            self._clips[shard], self._clips_left[shard] = [*map(clip_id, jobs)], {*map(clip_id, unfinished)}
+            if not self._clips_left[shard]:
+                self._finish(shard, settings)
+
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
+        return self._journals[job.shard or ""].index.parts(clip_id(job), settings)
+
+    def keeps(self, job: Job) -> bool:
+        return job.shard is not None  # a shard that cannot be read is tried again by the next run
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        if job.shard is None:
+            return
+        with self._lock:
+            journal, unfinished = self._journals[job.shard], self._clips_left[job.shard]
+            journal.append(lean_record(record))
+            about, clip = record["job"], clip_id(job)
+            if len(journal.index.parts(clip, about["settings"])) >= about.get("segments", 1):
+                unfinished.discard(clip)
+            if not unfinished:
+                self._finish(job.shard, about["settings"])
+
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+        with self._lock:
+            for journal in self._journals.values():
+                journal.close()
+        return self._notes
+
+    def _finish(self, shard: str, settings: str) -> None:
+        """Write the part of a shard whose clips are all done, and remove its journal."""
+        del self._clips_left[shard]
+        journal, name = self._journals.pop(shard), self.name(shard)
+        try:
+            journal.compact(self._clips.pop(shard))
+            write_url(name, self.form.content(one for one in journal.records() if one["job"]["settings"] == settings))
+            journal.path.unlink(missing_ok=True)
+        except OutputError as error:
+            hint = "give the same command again when it can be: nothing is captioned twice"
+            raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+        finally:
+            journal.close()
+
+    def _read_summary(self, name: str) -> PartSummary:
+        """Return the summary of a finished part.
+
+        Raises:
+            UsageError: the file is none.
+            VideoError: it cannot be read.
+        """
+
+        def read() -> PartSummary:
+            with open_url(name) as file:
+                summary = self.form.read_summary(file)
+            if summary is None:
+                raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
+            return summary
+
+        return retry(name, read)
+
+    def _read_records(self, name: str) -> list[RecordDict]:
+        """Return the records of a finished part.
+
+        Raises:
+            VideoError: it cannot be read.
+        """
+
+        def read() -> list[RecordDict]:
+            with open_url(name) as file:
+                return self.form.read_records(file)
+
+        return retry(name, read)
+
+    def _journal_path(self, shard: str) -> Path:
+        """Return a journal's path: next to its part, or in the user's state folder if the part is below a URL."""
+        name = self.name(shard)
+        if not is_url(name):
+            return hidden_journal(Path(name))
+        import platformdirs
+
+        digest = hashlib.sha256(self.folder.encode()).hexdigest()[:16]
+        return Path(platformdirs.user_state_dir("vidspec"), "parts", digest, f"{posixpath.basename(name)}.jsonl")
+
+
+def _absolute(name: str) -> str:
+    return name if is_url(name) else os.path.abspath(name)

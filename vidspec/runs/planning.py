@@ -1,0 +1,255 @@
+"""The plan of a run: from its spec to the clips, the profile, the settings and the destinations of records.
+
+Searches folders and lists, checks every option, and writes nothing; ``vidspec.runs.running`` carries it out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vidspec.config.run_spec import RunSpec
+from vidspec.errors import UsageError, VideoError
+from vidspec.events.tally import counted
+from vidspec.files import check_output
+from vidspec.runs.destinations import (
+    Destination,
+    check_files_distinct,
+    open_output,
+    plan_destinations,
+    writes_clip_file,
+    writes_parts,
+)
+from vidspec.runs.job_array import save_array, shard_of
+from vidspec.runs.reporter import RunReporter
+from vidspec.runs.run_settings import (
+    check_fields,
+    clip_range,
+    input_sources,
+    job_config,
+    misnamed_output,
+    output_formats,
+    profile_keys,
+)
+
+if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
+    from vidspec.runs.formats.base import OutputFormat
+    from vidspec.runs.inputs import InputListing, InputSources
+    from vidspec.runs.job import Job, JobConfig
+    from vidspec.runs.outputs import Output
+    from vidspec.runs.records import SettingsDigest
+    from vidspec.runs.shards import Shard
+
+__all__ = ["RunPlan", "plan", "require_devices"]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Inputs, settings and destinations of a run, fixed before the first clip is captioned.
+
+    Attributes:
+        spec: the run as described.
+        profile: the method, with all layers merged.
+        found: all inputs, with those that are left out.
+        entries: the clips of this run, or of its shard.
+        how: settings of every clip.
+        settings: their digests.
+        sources: where the clips were searched.
+        destinations: of the records; none if the results are only returned.
+        shard: the part of the run that this is; None for the whole.
+    """
+
+    spec: RunSpec
+    profile: Profile
+    found: InputListing
+    entries: Sequence[Job]
+    how: JobConfig
+    settings: SettingsDigest
+    sources: InputSources
+    destinations: Sequence[Destination]
+    shard: Shard | None = None
+
+    @property
+    def several(self) -> bool:
+        return self.found.several
+
+    @property
+    def label(self) -> str:
+        """Label of the shard in file names."""
+        return self.shard.label if self.shard else ""
+
+    @property
+    def prompts(self) -> set[str]:
+        """All prompts of the run, the system prompt and prompts with ``--context`` included."""
+        from vidspec.runs.job import CONTEXT
+
+        several = [self.how.questions_of(entry) for entry in self.entries]
+        prompts = {
+            text
+            for entry, questions in zip(self.entries, several, strict=True)
+            for text in (questions.texts if questions else (entry.prompt or self.how.prompt,))
+        }
+        if self.how.context:
+            prompts.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
+        system = self.profile.generate.system
+        return prompts if system is None else prompts | {system}
+
+    @property
+    def demo_notes(self) -> list[str]:
+        """Warnings about captions of the built-in models; none for other models."""
+        from vidspec.embedded.notes import demo_notes
+
+        return demo_notes(self.profile.models.pair, self.profile.models.target, self.prompts)
+
+    def open_output(self) -> Output:
+        """Open, lock and repair the destinations; a task of a job array is noted beside them.
+
+        Raises:
+            UsageError: a file cannot be written, or another run is writing it.
+        """
+        save_array(self.spec, self.sources, self.shard)
+        return open_output(self.spec, self.destinations, self.entries, self.shard)
+
+
+def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:
+    """Plan a run; reads lists and folders, opens shards unless each has an output of its own, and writes nothing.
+
+    Args:
+        spec: the run.
+        reporter: receives notes and unreadable inputs.
+        prints: True to print captions on standard output if the spec names no output.
+
+    Raises:
+        UsageError, ProfileError: an option is wrong, or there is no clip.
+    """
+    from vidspec.config.user_config import PAIRED, read_config
+    from vidspec.decoding.default_profile import resolve_profile
+    from vidspec.runs import inputs
+    from vidspec.runs.records import SettingsDigest
+    from vidspec.runs.rendering import check_template
+
+    reporter = reporter or RunReporter()
+    if spec.template is not None:
+        check_template(spec.template, "--template")
+    begin, end = clip_range(spec)
+    defaults = read_config()
+    sources = input_sources(spec)
+    forms = output_formats(spec, defaults)
+    sources = replace(sources, links=any(writes_clip_file(spec, form) for form in forms))
+    if (note := misnamed_output(spec, forms)) is not None:
+        reporter.note(note)
+    named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
+    resolved = resolve_profile(named, profile_keys(spec), defaults)
+    profile = resolved.profile
+    if resolved.sources.get("models.draft") == PAIRED:
+        reporter.note(f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
+    if spec.engine == "local":
+        require_devices(profile)
+    config = job_config(spec, profile, 0)  # checks options before folders are searched
+    fetch_limits = config.fetch
+    shard = shard_of(spec, sources)
+    found = inputs.collect_inputs(sources)
+    total = len(found.entries)
+    if shard is not None:  # before missing clips are left out: all tasks must deal the same names
+        found.entries = shard.select(found.entries, searched=found.searched)
+    inputs.drop_missing(found, sources.paths)
+    for line in found.unreadable:
+        reporter.error(line)
+    found.entries = [
+        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=begin, end=end)
+        for entry in found.entries
+    ]
+    entries: Sequence[Job] = found.entries
+    if not (entries or (shard and total)):
+        raise UsageError("there is no video to caption", hint=found.left_out or "the list is empty")
+    if shard:
+        source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""
+        reporter.info(f"shard {shard.number} of {shard.count}: {len(entries)} of {counted(total, 'clip')}{source}")
+    if any(inputs.is_shard(entry.path) for entry in entries):
+        _check_shards(spec)
+        access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
+        fetch_limits = fetch_limits._replace(access=access)
+        if not writes_parts(spec, forms, entries):
+            opened = _open_shards(entries, found, spec.column, replace(config, fetch=fetch_limits), reporter)
+            found.entries = entries = list(opened)
+    check_fields(spec, entries)
+    _check_files(spec, profile, [entry.path for entry in entries])
+    how = replace(job_config(spec, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
+    _check_questions(how, forms, entries)
+    destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
+    check_files_distinct(spec, destinations, entries, defaults.path)
+    settings = SettingsDigest(profile.model_dump(), how)
+    return RunPlan(spec, profile, found, entries, how, settings, sources, destinations, shard)
+
+
+def require_devices(profile: Profile) -> None:
+    """Check that the devices a profile names are available; imports torch only if it names one besides the CPU.
+
+    Raises:
+        DeviceError: a device is not available.
+    """
+    models, workers = profile.models, profile.workers
+    named = (models.device, models.draft_device, workers.target, workers.draft)
+    if any(device not in (None, "auto", "cpu") for device in named):
+        from vidspec.decoding import auto
+
+        auto.target_placement(profile)
+        auto.draft_placement(profile)
+
+
+def _check_shards(spec: RunSpec) -> None:
+    """Refuse options that need clips in files of their own."""
+    if spec.checksum:
+        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
+        raise UsageError("--checksum needs clips that are files, not shards", hint=hint)
+    if spec.heatmap is not None:
+        raise UsageError("--heatmap needs clips that are files, not shards", hint="unpack some clips of interest")
+
+
+def _open_shards(
+    entries: Sequence[Job], found: InputListing, column: str | None, config: JobConfig, reporter: RunReporter
+) -> Iterator[Job]:
+    """Yield clips, with shards replaced by their members; unreadable shards are reported and left out."""
+    from vidspec.runs.containers import shard_members
+    from vidspec.runs.inputs import is_shard
+
+    for entry in entries:
+        try:
+            shard = is_shard(entry.path)
+            yield from shard_members(entry, column, config.fetch, config.named_fields) if shard else (entry,)
+        except VideoError as error:
+            found.unreadable.append(str(error))
+            reporter.error(str(error))
+
+
+def _check_files(spec: RunSpec, profile: Profile, clips: Sequence[str]) -> None:
+    """Refuse further output files that cannot be written, or that another program wrote."""
+    if spec.trace is not None:
+        from vidspec.runs.trace_file import TRACE
+
+        check_output(spec.trace, clips, "--trace", TRACE)
+    if spec.log_file is not None:
+        from vidspec.runs.log_file import check_log
+
+        check_log(spec.log_file, clips)
+    if spec.heatmap is not None:
+        from vidspec.display.heatmap_files import check_heatmap
+
+        check_heatmap(spec.heatmap, profile, clips)
+    if spec.report is not None:
+        from vidspec.display.pages.page import check_page
+
+        check_page(spec.report, clips)
+
+
+def _check_questions(how: JobConfig, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
+    """Refuse options that exclude several prompts per clip, those of a manifest included."""
+    if not any(how.questions_of(entry) for entry in entries):
+        return
+    if how.segment is not None:
+        raise UsageError("--segment and several questions of a manifest exclude each other")
+    if one := [form.name for form in forms if form.one_clip]:
+        raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")

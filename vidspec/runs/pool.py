@@ -1,0 +1,332 @@
+"""Captioners in other processes: creation, job distribution, and attribution of crashes to clips."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import Counter, deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import count
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+
+from vidspec.errors import GenerationError, ModelError, VidspecError
+from vidspec.events.record import failed_caption
+from vidspec.runs.feed import Feed, feed_support, reader_count
+from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.reader import ClipReader
+from vidspec.runs.run import caption_jobs
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
+
+__all__ = [
+    "ATTEMPTS",
+    "CaptionerFactory",
+    "DeviceGroup",
+    "JobChannel",
+    "TaskQueue",
+    "WorkerExit",
+    "WorkerMessage",
+    "WorkerPool",
+    "run_on_workers",
+    "serve_jobs",
+]
+
+#: Attempts of a clip before it is blamed for the end of its worker.
+ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Devices of one captioner.
+
+    Attributes:
+        visible: its ``CUDA_VISIBLE_DEVICES``; None for all GPUs.
+        threads: override of ``models.threads``; None for the profile's.
+        gpus: number of GPUs that a Ray actor requests.
+    """
+
+    visible: str | None = None
+    threads: int | None = None
+    gpus: float = 0
+
+
+@dataclass(frozen=True)
+class CaptionerFactory:
+    """Creates a captioner in another process; plain values that can be pickled.
+
+    Attributes:
+        profile: the profile as nested plain values.
+        maker: ``module:attribute`` of a class with ``from_profile``.
+    """
+
+    profile: Mapping[str, object]
+    maker: str = "vidspec.captioner:Captioner"
+
+    def make(self, group: DeviceGroup) -> Captioner:
+        """Return a captioner for ``group`` with its models loaded.
+
+        Raises:
+            ModelError, DeviceError: as ``Captioner.from_profile``.
+        """
+        from vidspec.config import profiles
+
+        profile = profiles.parse(self.profile)
+        if group.threads is not None:
+            profile = profiles.override(profile, {"models.threads": group.threads})
+        module, _, name = self.maker.partition(":")
+        captioner: Captioner = getattr(import_module(module), name).from_profile(profile)
+        return captioner
+
+
+class WorkerExit(NamedTuple):
+    """Message: a worker's process has ended, with the exit status."""
+
+    why: str
+
+
+#: From a worker: ready for a job, started a job (or part), a result, a fatal error, or the end of its process.
+WorkerMessage: TypeAlias = "Literal['more'] | Job | JobResult | Exception | WorkerExit"
+
+
+class JobChannel(Protocol):
+    """A worker's end of the transport: a process's channel, or queues of Ray."""
+
+    def receive(self) -> Job | None:
+        """Wait for a job; None at the end."""
+        ...
+
+    def send(self, message: WorkerMessage) -> None:
+        """Send a message; callable from any thread."""
+        ...
+
+
+class WorkerPool(Protocol):
+    """Worker processes that run :func:`serve_jobs`, addressed by number, and their message transport."""
+
+    def start(self, group: DeviceGroup) -> int:
+        """Start a worker and return its number."""
+        ...
+
+    def send(self, worker: int, job: Job) -> None:
+        """Send a job to a worker that requested one; no effect if it has died since."""
+        ...
+
+    def receive(self) -> Iterable[tuple[int, WorkerMessage]]:
+        """Wait for messages. :class:`WorkerExit` comes after all others of its worker."""
+        ...
+
+    def close(self, idle: Collection[int]) -> None:
+        """Stop all workers; those that are ``idle`` may exit by themselves."""
+        ...
+
+
+def run_on_workers(
+    workers: WorkerPool, factory: CaptionerFactory, jobs: Iterable[Job], groups: Sequence[DeviceGroup]
+) -> Iterator[JobResult]:
+    """Caption ``jobs`` with one worker per group; yield results as clips finish, in any order.
+
+    Each worker requests a job when it has room. A dead worker is replaced; :class:`TaskQueue` decides about its clips.
+
+    Raises:
+        VidspecError: a worker cannot load its models.
+    """
+    queue = TaskQueue(jobs, str(factory.profile.get("name")))
+    running: dict[int, DeviceGroup] = {}
+    ready: set[int] = set()
+    idle: dict[int, None] = {}  # in order of request
+    try:
+        for group in groups if queue.count is None else groups[: max(1, queue.count)]:
+            running[workers.start(group)] = group
+        while not queue.over:
+            for worker in list(idle):
+                if (job := queue.take(worker)) is not None:
+                    del idle[worker]
+                    workers.send(worker, job)
+            if queue.over:  # known only after a worker requests more than the last job
+                break
+            for worker, message in workers.receive():
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, WorkerExit):
+                    if worker not in ready:
+                        raise ModelError(f"a captioner's process ended while it loaded its models ({message.why})")
+                    idle.pop(worker, None)
+                    yield from queue.fail_worker(worker, message.why)
+                    group = running.pop(worker)
+                    if not queue.over:
+                        running[workers.start(group)] = group
+                    continue
+                ready.add(worker)
+                if isinstance(message, JobResult):
+                    queue.mark_done(worker, message)
+                    yield message
+                elif isinstance(message, Job):
+                    queue.mark_begun(worker, message)
+                else:
+                    idle[worker] = None
+    finally:
+        workers.close(idle if queue.over else ())
+
+
+def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
+    """Run a worker: load a captioner and caption the received jobs until None comes.
+
+    Args:
+        channel: brings jobs and takes messages.
+        factory: creates the captioner.
+        config: settings of the run.
+        group: devices of the captioner.
+    """
+
+    def jobs() -> Iterator[Job]:
+        while True:
+            channel.send("more")
+            job = channel.receive()
+            if job is None:
+                return
+            yield job
+
+    try:
+        captioner = factory.make(group)
+        readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
+        with closing(Feed(jobs(), config, readers, *feed_support(captioner, config))) as feed:
+            for outcome in caption_jobs(
+                captioner, feed, config, on_begin=lambda job: channel.send(job.without_frames())
+            ):
+                channel.send(_without_trace(outcome))
+    except Exception as error:
+        channel.send(error)
+
+
+def _without_trace(outcome: JobResult) -> JobResult:
+    """Return ``outcome`` without its trace and with foreign exceptions converted, for another process."""
+    error = outcome.error
+    if error is not None and not isinstance(error, VidspecError):
+        traceback.print_exception(error, file=sys.stderr)
+        error = VidspecError(f"{type(error).__name__}: {error}", kind="internal")
+    return JobResult(replace(outcome.caption, trace=None), error, outcome.job)
+
+
+@dataclass
+class _Assigned:
+    """State of a worker: its jobs by number, and the parts that it is captioning."""
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    begun: dict[tuple[int, int | None], Job] = field(default_factory=dict)
+
+
+class TaskQueue:
+    """Assigns jobs to workers that may die, and identifies the clip that crashes them.
+
+    Clips being captioned when their worker dies are retried once. If several are on a worker that dies again, each is
+    tried a last time alone on a worker, after all others are done; one that is alone when its worker dies again has
+    failed. In a clip with segments only the segment fails, and the rest continues after it.
+
+    The clips of a shard go to one worker, which reads it from beginning to end; when no shard is left, the other
+    workers take clips of shards in progress.
+
+    Args:
+        jobs: the clips; each is drawn when a worker has room for it, those of a shard together.
+        profile: name of the profile, for records of failed clips.
+    """
+
+    def __init__(self, jobs: Iterable[Job], profile: str | None) -> None:
+        self.profile = profile
+        self.count = len(jobs) if isinstance(jobs, Sized) else None  #: number of jobs; None if unknown
+        self._undrawn, self._numbers = iter(jobs), count(1)
+        self._drawn = self.count == 0
+        self._next: Job | None = None  # first job after a shard, drawn with it
+        self._waiting: deque[Job] = deque()
+        self._shards: dict[Hashable, deque[Job]] = {}  # rest of each worker's current shard
+        self._solo: deque[Job] = deque()
+        self._assigned: dict[Hashable, _Assigned] = {}
+        self._end_counts: Counter[int] = Counter()
+
+    @property
+    def over(self) -> bool:
+        """True if all jobs are done; jobs not drawn yet are only seen by the next :meth:`take`."""
+        left = self._waiting or self._solo or any(self._shards.values()) or self._next or not self._drawn
+        return not left and not any(one.jobs for one in self._assigned.values())
+
+    def take(self, worker: Hashable) -> Job | None:
+        """Return a job for a worker with room; None if there is none for it now."""
+        assigned = self._assigned.setdefault(worker, _Assigned())
+        if any(job.run_alone for job in assigned.jobs.values()):
+            return None
+        if self._waiting:
+            job = self._waiting.popleft()
+        elif (drawn := self._next_of_shard(worker)) is not None:
+            job = drawn
+        elif self._solo and not assigned.jobs:
+            job = self._solo.popleft()
+        else:
+            return None
+        assigned.jobs[job.number] = job
+        return job
+
+    def _next_of_shard(self, worker: Hashable) -> Job | None:
+        """Return the next clip of the worker's shard, of a new shard, or of another worker's shard, in this order."""
+        mine = self._shards.setdefault(worker, deque())
+        if not mine and (first := self._draw()) is not None:
+            mine.append(first)
+            while first.shard is not None and (job := self._draw()) is not None:
+                if job.shard != first.shard:
+                    self._next = job
+                    break
+                mine.append(job)
+        mine = mine or max(self._shards.values(), key=len)
+        return mine.popleft() if mine else None
+
+    def _draw(self) -> Job | None:
+        job, self._next = self._next, None
+        if job is None and not self._drawn:
+            job = next(self._undrawn, None)
+            self._drawn = job is None or next(self._numbers) == self.count
+        return job
+
+    def mark_begun(self, worker: Hashable, job: Job) -> None:
+        """Mark a job or part as being captioned by a worker."""
+        self._assigned[worker].begun[job.number, job.segment] = job
+
+    def mark_done(self, worker: Hashable, outcome: JobResult) -> None:
+        """Mark a job or part as captioned or failed, with its worker alive."""
+        assigned, job = self._assigned[worker], outcome.job
+        assigned.begun.pop((job.number, job.segment), None)
+        if job.is_last:
+            del assigned.jobs[job.number]
+        else:
+            assigned.jobs[job.number] = _with_part_done(assigned.jobs[job.number], job, outcome.caption.caption)
+
+    def fail_worker(self, worker: Hashable, why: str) -> list[JobResult]:
+        """Remove a dead worker; requeue its jobs and return the results of those that fail with it."""
+        assigned = self._assigned.pop(worker, _Assigned())
+        suspects = list(assigned.begun.values()) or list(assigned.jobs.values())
+        suspected = {job.number for job in suspects}
+        failures = []
+        for number, job in reversed(assigned.jobs.items()):
+            self._end_counts[number] += number in suspected
+            if number not in suspected or self._end_counts[number] < ATTEMPTS:
+                self._requeue(job)
+            elif len(suspects) > 1:
+                self._requeue(replace(job, run_alone=True))
+            else:
+                (part,) = suspects
+                error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
+                failures.append(JobResult(failed_caption(part.path, error, profile=self.profile), error, part))
+                if not part.is_last:
+                    self._end_counts[number] = 0
+                    self._requeue(_with_part_done(job, part, None))
+        return failures
+
+    def _requeue(self, job: Job) -> None:
+        (self._solo if job.run_alone else self._waiting).appendleft(job)
+
+
+def _with_part_done(job: Job, part: Job, caption: str | None) -> Job:
+    """Return a job with one part marked as done."""
+    assert part.segment is not None
+    return replace(job, done={**job.done, part.segment: caption})

@@ -1,0 +1,137 @@
+"""Executor on a Ray cluster: one captioner actor per group of devices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from vidspec.errors import DeviceError, UsageError
+from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.queue import Queue
+
+__all__ = ["connect_ray", "ray_outcomes"]
+
+
+def connect_ray(address: str | None = None) -> ModuleType:
+    """Connect Ray to ``address``, or to a new local cluster that ends with this process, and return the module.
+
+    Raises:
+        UsageError: Ray is not installed.
+        DeviceError: there is no cluster at ``address``.
+    """
+    try:
+        ray = import_module("ray")
+    except ImportError as error:
+        raise UsageError(f"--engine ray needs Ray ({error})", hint="pip install 'vidspec[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, logging_level=logging.WARNING)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            hint = None if address is None else "RAY_AUTH_MODE=token, if the cluster has tokens"
+            raise DeviceError(
+                f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}", hint=hint
+            ) from None
+    return ray
+
+
+def ray_outcomes(
+    factory: CaptionerFactory,
+    jobs: Iterable[Job],
+    config: JobConfig,
+    groups: Sequence[DeviceGroup],
+    *,
+    address: str | None = None,
+) -> Iterator[JobResult]:
+    """Caption ``jobs`` with one actor per group; see :func:`vidspec.runs.pool.run_on_workers`.
+
+    The actors read the clips under the same paths as here.
+    """
+    return run_on_workers(_Actors(connect_ray(address), factory, config), factory, jobs, groups)
+
+
+class _Actors:
+    """Worker pool of actors, each with a job queue, and one message queue for all."""
+
+    def __init__(self, ray: ModuleType, factory: CaptionerFactory, config: JobConfig) -> None:
+        self.ray, self.factory, self.config = ray, factory, config
+        self._messages = self._make_queue()
+        self._pending_message = self._request_message()
+        self._actors: list[ActorHandle[_Actor]] = []
+        self._jobs: list[Queue] = []
+        self._running: dict[ObjectRef[None], int] = {}
+
+    def _make_queue(self) -> Queue:
+        from ray.util.queue import Queue
+
+        return Queue(actor_options={"num_cpus": 0})
+
+    def _request_message(self) -> ObjectRef[tuple[int, WorkerMessage]]:
+        """Return a reference to the next message, to wait for together with ends of actors."""
+        queue = self._messages.actor
+        assert not isinstance(queue, type)
+        next_message: ObjectRef[tuple[int, WorkerMessage]] = queue.get.remote(None)
+        return next_message
+
+    def start(self, group: DeviceGroup) -> int:
+        worker, jobs = len(self._actors), self._make_queue()
+        actor = self.ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote()
+        self._actors.append(actor)
+        self._jobs.append(jobs)
+        channel = _QueueChannel(worker, jobs, self._messages)
+        self._running[actor.work.remote(channel, self.factory, self.config, group)] = worker
+        return worker
+
+    def send(self, worker: int, job: Job) -> None:
+        self._jobs[worker].put(job)
+
+    def receive(self) -> Iterator[tuple[int, WorkerMessage]]:
+        (ended,), _ = self.ray.wait([self._pending_message, *self._running])
+        if ended == self._pending_message:
+            yield self.ray.get(ended)
+            self._pending_message = self._request_message()
+            return
+        worker = self._running.pop(ended)
+        try:
+            self.ray.get(ended)
+        except self.ray.exceptions.RayActorError as error:
+            self._messages.put((worker, WorkerExit(_first_line(error))))  # after its earlier messages
+
+    def close(self, idle: Collection[int]) -> None:
+        for actor in [*self._actors, *(queue.actor for queue in [*self._jobs, self._messages])]:
+            self.ray.kill(actor)
+
+
+class _Actor:
+    """Ray actor with one captioner, which does what a replica does."""
+
+    def work(self, channel: _QueueChannel, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
+        """Caption the jobs of a queue until the run ends."""
+        serve_jobs(channel, factory, config, group)
+
+
+class _QueueChannel(NamedTuple):
+    """An actor's end of the two queues."""
+
+    worker: int
+    jobs: Queue
+    messages: Queue
+
+    def receive(self) -> Job | None:
+        job: Job | None = self.jobs.get()
+        return job
+
+    def send(self, message: WorkerMessage) -> None:
+        self.messages.put((self.worker, message))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,285 @@
+"""A run over many clips: the work left by an earlier run, and executor results as records, counts and events.
+
+Knows no model and no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
+from vidspec.events.observer import RunObserver
+from vidspec.events.record import failed_caption
+from vidspec.events.tally import Tally
+from vidspec.runs.containers import shard_members
+from vidspec.runs.job import Job, JobResult
+from vidspec.runs.journal import JournalEntry
+from vidspec.runs.outputs import ONE_CLIP, Output
+from vidspec.runs.parts import PartOutput
+from vidspec.runs.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
+from vidspec.runs.rendering import check_template
+from vidspec.runs.run import exit_code
+from vidspec.signals import defer_signals
+
+__all__ = ["Executor", "Remaining", "caption_remaining", "plan_clips", "plan_shards", "remaining_parts"]
+
+#: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
+Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
+
+
+@dataclass
+class Remaining:
+    """Work left to do, and counts of an earlier run.
+
+    Attributes:
+        jobs: clips with parts left to caption.
+        undrawn: clips of shards instead, found lazily as they are drawn; None without shards.
+        contents: content of each clip before it is read, by job number; not of clips in shards.
+        captioned, failed: clips that an earlier run finished.
+        kept: clips skipped because their files were edited or written by no run.
+        reused: clips whose caption was copied from the same content under another name.
+        unkept: results of clips that are skipped because their caption could not be written.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    undrawn: Iterator[Job] | None = None
+    contents: dict[int, FileContent] = field(default_factory=dict)
+    captioned: int = 0
+    failed: int = 0
+    kept: int = 0
+    reused: int = 0
+    unkept: list[JobResult] = field(default_factory=list)
+
+    @property
+    def left(self) -> bool:
+        """True if there is a clip to caption."""
+        return bool(self.jobs or self.undrawn)
+
+
+def remaining_parts(
+    parts: Mapping[int | None, JournalEntry], content: FileContent, *, segmented: bool, retry: bool
+) -> set[int] | None:
+    """Return the finished segments of a clip (empty if none), or None if nothing is left to do.
+
+    Args:
+        parts: records of the clip under the same settings, by segment.
+        content: current content of the file; records of other content do not count.
+        segmented: True if the clip is captioned in segments or by several questions.
+        retry: True if error records count as not done.
+    """
+    parts = {key: one for key, one in parts.items() if one.content.same(content) and not (retry and one.failed)}
+    if None in parts:  # the whole clip, or a clip that could not be cut
+        return None
+    if not segmented or not parts:
+        return set()
+    done = {key for key in parts if key is not None}
+    return None if len(done) == next(iter(parts.values())).segments else done
+
+
+def plan_clips(
+    jobs: Sequence[Job],
+    output: Output,
+    settings: SettingsDigest,
+    *,
+    checksum: bool = False,
+    retry: bool = False,
+    at: int = 1,
+) -> Remaining:
+    """Return the work left of a run over ``jobs`` into ``output``.
+
+    Args:
+        jobs: unique clips; they are numbered here.
+        output: holds the records of earlier runs; receives the records of reused captions.
+        settings: captioning settings.
+        checksum: compare content by hash instead of size and time; a renamed clip keeps its caption.
+        retry: caption failed clips again.
+        at: number of the first clip.
+    """
+    remaining = Remaining()
+    for number, job in enumerate(jobs, start=at):
+        job = replace(job, number=number)
+        try:
+            _plan_job(remaining, job, output, settings, checksum=checksum, retry=retry)
+        except OutputError as error:
+            if error.kind != ONE_CLIP:
+                raise
+            remaining.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
+    return remaining
+
+
+def plan_shards(
+    shards: Sequence[Job],
+    output: PartOutput,
+    settings: SettingsDigest,
+    tally: Tally,
+    column: str | None,
+    *,
+    retry: bool,
+) -> Remaining:
+    """Return the work left of a run over shards, opening each shard after all clips of those before are drawn.
+
+    A shard that cannot be read counts as one failed clip. The first clip is drawn immediately.
+
+    Args:
+        shards: the shards, as jobs.
+        output: knows the finished parts.
+        settings: captioning settings.
+        tally: counts clips as they are found.
+        column: column of clips in Parquet files.
+        retry: caption failed clips again.
+
+    Raises:
+        UsageError: parts were made with other settings, or the first shard's column is ambiguous.
+    """
+    for shard in shards:
+        if (part := output.finished_part(shard, settings.of(shard))) is None:
+            continue
+        tally.total += part.clips
+        tally.earlier += part.clips - part.failed
+        tally.earlier_failed += part.failed
+
+    def draw_clips() -> Iterator[Job]:
+        number = 1
+        for shard in (shard for shard in shards if shard.path not in output.finished):
+            try:
+                jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
+                if number == 1 and settings.config.template is not None:
+                    check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
+                output.begin(shard.path)
+                part_plan = plan_clips(jobs, output, settings, retry=retry, at=number)
+                output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
+            except (VideoError, UsageError, OutputError) as error:
+                if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
+                    raise
+                jobs, part_plan = [shard], Remaining([replace(shard, number=number, error=error)])
+            tally.total += len(jobs)
+            tally.earlier += part_plan.captioned
+            tally.earlier_failed += part_plan.failed
+            number += len(jobs)
+            yield from part_plan.jobs
+
+    jobs = draw_clips()
+    first = next(jobs, None)
+    undrawn = None if first is None else chain((first,), jobs)
+    return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
+
+
+def _plan_job(
+    remaining: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
+) -> None:
+    """Add one clip to the plan."""
+    content = content_of(job.path, job.source, checksum=checksum)
+    name = settings.of(job)
+    parts = output.parts(job, name)
+    segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
+    done = remaining_parts(parts, content, segmented=segmented, retry=retry)
+    if done is None:
+        output.restore(job, name)
+        any_failed = any(entry.failed for entry in parts.values())
+        remaining.failed += any_failed
+        remaining.captioned += not any_failed
+        return
+    output.check(job)
+    if output.leaves(job):
+        remaining.kept += 1
+        return
+    reusable = not done and content.sha256 is not None and not settings.config.uses_fields(job)
+    if reusable and _reuse_caption(job, output, name, content):
+        remaining.reused += 1
+        return
+    captions = {one: raw_caption(parts[one].record()) for one in done}
+    existing = output.existing_text(job)
+    if existing or job.existing is None:  # else the text beside it in its shard
+        job = replace(job, existing=existing)
+    remaining.contents[job.number] = content
+    remaining.jobs.append(replace(job, done=captions))
+
+
+def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent) -> bool:
+    """Copy an earlier caption of the same bytes and part to this clip; True if there was one."""
+    entry = output.same_content(job, content.sha256 or "", settings)
+    if entry is None:
+        return False
+    record = entry.record()
+    part = {**{key: record.get(key) for key in INPUT_KEYS}, **record["job"]}  # top-level keys of lean records
+    if (part.get("start"), part.get("end")) != (job.start, job.end):
+        return False
+    known = {key: value for key, value in content._asdict().items() if value is not None}
+    own = {"id": job.id, "columns": dict(job.columns) or None}
+    about = {key: value for key, value in {**part, **known, **own}.items() if value is not None}
+    about["clip"] = clip_id(job)
+    video = {**record["video"], "path": job.path} if "path" in record["video"] else record["video"]
+    record = {key: value for key, value in record.items() if key not in INPUT_KEYS}
+    output.add(job, {**record, "path": job.path, "video": video, "job": about})
+    return True
+
+
+def caption_remaining(
+    remaining: Remaining,
+    executor: Executor,
+    output: Output,
+    settings: SettingsDigest,
+    tally: Tally,
+    observer: RunObserver,
+    codes: set[int],
+    *,
+    max_failures: int | None = None,
+) -> Generator[JobResult, None, None]:
+    """Caption the remaining clips; yield each result after its record was written.
+
+    Args:
+        remaining: the work left.
+        executor: of the jobs.
+        output: writes each record before the observer gets the result. A clip whose record cannot be written counts as
+            failed; the run ends once nothing can be written any more.
+        settings: captioning settings.
+        tally: counts; ``stopped`` is set to the reason of an early end.
+        observer: receives each result, and the end.
+        codes: gets the exit code of each result (see ``vidspec.runs.run.exit_code``); errors are not kept, for
+            their tracebacks hold frames.
+        max_failures: number of failed clips that ends the run.
+    """
+    outcomes = executor(remaining.undrawn or remaining.jobs)
+    try:
+        for outcome in chain(remaining.unkept, outcomes):
+            try:
+                with defer_signals():  # a written record is also counted
+                    outcome = _write_record(outcome, remaining, output, settings)
+                    tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
+                    tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)
+            except OutputError as error:
+                tally.stopped = str(error)
+                codes.add(LostOutputError.exit_code)
+                break
+            codes.add(exit_code([outcome.error]))
+            observer.result(outcome.caption, outcome.error, outcome.job.part, tally)
+            yield outcome
+            if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
+                tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
+                break
+    finally:
+        close = getattr(outcomes, "close", None)
+        if close is not None:
+            close()
+        observer.ended(tally)
+
+
+def _write_record(outcome: JobResult, remaining: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
+    """Write a record to ``output``; return the result, or a failed one if the record could not be written.
+
+    Raises:
+        OutputError: nothing can be written any more.
+    """
+    job = outcome.job
+    if isinstance(outcome.error, OutputError):  # found while planning
+        return outcome
+    try:
+        content = remaining.contents.get(job.number) or content_of(job.path, job.source)  # of a clip in a shard
+        output.add(job.planned_job, record_of(outcome, settings, content))
+    except OutputError as error:
+        if error.kind != ONE_CLIP:
+            raise
+        return JobResult(failed_caption(job.path, error, profile=outcome.caption.profile), error, job)
+    return outcome

@@ -1,0 +1,344 @@
+"""Caption jobs, several at a time, and continue after failures. Independent of models and record files."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vidspec.decoding.prompts import PromptQueue
+from vidspec.errors import GenerationError, VidspecError
+from vidspec.escaping import mark_value
+from vidspec.events.compare import first_difference, speed_against
+from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
+from vidspec.events.observer import RunObserver
+from vidspec.events.record import Caption, failed_caption
+from vidspec.models.prefix_cache import PrefixCache
+from vidspec.models.request import DialogueTurn, Question
+from vidspec.runs.job import CONTEXT, Job, JobConfig, JobResult
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner, CaptionOptions
+    from vidspec.runs.feed import Feed
+
+__all__ = ["caption_jobs", "exit_code"]
+
+
+def caption_jobs(
+    captioner: Captioner,
+    source: Feed,
+    config: JobConfig | None = None,
+    observer: RunObserver | None = None,
+    on_begin: Callable[[Job], None] = lambda job: None,
+) -> Iterator[JobResult]:
+    """Caption the jobs of ``source``; yield one result per job, as soon as it is known.
+
+    Results of one clip's parts come in order. A failure of a clip, even a bug, becomes its result and does not end the
+    run; KeyboardInterrupt does. ``on_begin`` is called with each job that the captioner takes.
+    """
+    config = config or JobConfig()
+    if config.baseline:
+        captioner.warm_up()  # else the first clip's speed-up would include one-time costs
+    jobs = _JobSource(captioner, source, config, observer or RunObserver(), on_begin)
+    while not jobs.done:
+        before = jobs.count
+        events = captioner.serve(jobs, batch=config.batch, wake=source.wake)
+        try:
+            for key, event in events:
+                yield from jobs.unreadable_results()
+                yield from jobs.handle(key, event)
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+        yield from jobs.unreadable_results()
+        yield from jobs.abandoned_results()
+        if jobs.count == before and not jobs.done:
+            raise RuntimeError("the captioner ended before it had taken a clip")
+
+
+def exit_code(errors: Iterable[Exception | None]) -> int:
+    """Return 0 if no clip failed, 3 if a model or device was unavailable, 1 for all other failures."""
+    codes = {error.exit_code if isinstance(error, VidspecError) else 1 for error in errors if error is not None}
+    return 3 if 3 in codes else 1 if codes else 0
+
+
+class _ClipParts:
+    """Parts of one clip in order: yields parts that can start, and results that are due.
+
+    A clip without parts is one part. Segments come from the feed one by one; questions are created here from the whole
+    clip with its frames.
+    """
+
+    def __init__(self, job: Job, config: JobConfig) -> None:
+        self.planned, self._config = job.planned_job, config  # not the job, which would keep its frames
+        questions = None if job.error is not None else config.questions_of(job)
+        self._questions = questions and questions.filled(job.fields)
+        self._prompts: PromptQueue[Job] | None = None
+        self._ready: deque[Job] = deque()
+        self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before
+        self._early_results: dict[int | None, JobResult] = {}  # results not due yet, by the part before
+        self._last_done: int | None = None
+        self._last_caption: str | None = None  # of the last part whose result was returned
+
+    @property
+    def has_questions(self) -> bool:
+        """True if the parts are questions about one clip, sharing its frames."""
+        return self._questions is not None
+
+    @property
+    def over(self) -> bool:
+        """True if all parts received so far have started."""
+        return not (self._ready or self._waiting) and (self._prompts is None or self._prompts.over)
+
+    def add(self, job: Job) -> None:
+        """Add the clip with its frames, or a segment of it, from the feed."""
+        if self._questions is not None and self._questions.in_turns:
+            self._ready.append(self._first_turn(job))
+        elif self._questions is not None:
+            self._prompts = PromptQueue(_unfinished_prompts(job, self._questions.texts), apart=job.run_alone)
+        elif self._config.one_by_one(job) and job.previous != self._last_done:
+            self._waiting[job.previous] = job
+        else:
+            self._ready.append(self._with_context(job))
+
+    def take(self) -> Job | None:
+        """Return the next part that can start; None if there is none now."""
+        if self._ready:
+            return self._ready.popleft()
+        return self._prompts.take() if self._prompts is not None else None
+
+    def mark_read(self, job: Job) -> None:
+        """Note that the models have read a part."""
+        if self._prompts is not None:
+            self._prompts.read(job.segment or 0)
+
+    def finish_part(self, outcome: JobResult, job: Job) -> list[JobResult]:
+        """Record the result of one part; return the results that are due now, in part order."""
+        if self._prompts is not None:
+            self._prompts.ended()
+        if self._questions is not None and self._questions.in_turns and not job.is_last:
+            self._ready.append(self._next_turn(job, outcome.caption.caption))
+        due = []
+        self._early_results[job.previous] = outcome
+        while (one := self._early_results.pop(self._last_done, None)) is not None:
+            self._last_done, self._last_caption = one.job.segment, one.caption.caption
+            due.append(one)
+        if (later := self._waiting.pop(self._last_done, None)) is not None:
+            self._ready.append(self._with_context(later))
+        return due
+
+    def _with_context(self, job: Job) -> Job:
+        """Return a segment whose prompt quotes the previous caption, if configured and available."""
+        number = (job.segment or 0) - 1
+        before = self._last_caption if number == self._last_done else job.done.get(number)
+        if not (self._config.context and before):
+            return job
+        return replace(
+            job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=mark_value(before))
+        )
+
+    def _first_turn(self, job: Job) -> Job:
+        """Return the first unfinished turn; all later turns run again."""
+        assert self._questions is not None
+        texts = self._questions.texts
+        first = next(number for number in range(len(texts)) if number not in job.done)
+        done = {number: job.done[number] for number in range(first)}
+        earlier = tuple(DialogueTurn(texts[number], answer or "") for number, answer in done.items())
+        return self._make_turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
+
+    def _next_turn(self, job: Job, answer: str | None) -> Job:
+        assert job.cache is not None
+        job.cache.end()
+        earlier = (*job.earlier, DialogueTurn(job.prompt or "", answer or ""))
+        return self._make_turn(replace(job, spent=0.0), earlier, failed=answer is None)
+
+    def _make_turn(self, job: Job, earlier: tuple[DialogueTurn, ...], *, failed: bool) -> Job:
+        """Return the turn after ``earlier``, with an error if one of those failed."""
+        number = len(earlier)
+        assert job.cache is not None and self._questions is not None
+        job.cache.begin()
+        return replace(
+            job,
+            prompt=self._questions.texts[number],
+            question=Question("turn", number),
+            earlier=earlier,
+            segment=number,
+            segments=len(self._questions.texts),
+            error=GenerationError(f"{job.path}: the turn before it failed", kind="turn") if failed else None,
+        )
+
+
+def _unfinished_prompts(job: Job, texts: Sequence[str]) -> list[Job]:
+    """Return the unfinished prompts about a clip; the first of them includes the reading time."""
+    left = [number for number in range(len(texts)) if number not in job.done]
+    return [
+        replace(
+            job,
+            prompt=texts[number],
+            question=Question("prompt", number),
+            segment=number,
+            segments=len(texts),
+            spent=job.spent if number == left[0] else 0.0,
+        )
+        for number in left
+    ]
+
+
+class _JobSource:
+    """Source of jobs for the captioner, which also turns its events into results.
+
+    Attributes:
+        count: number of started jobs; also the key of the last one.
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        source: Feed,
+        config: JobConfig,
+        observer: RunObserver,
+        on_begin: Callable[[Job], None],
+    ) -> None:
+        self._captioner, self._source, self._config, self._observer = captioner, source, config, observer
+        self._on_begin = on_begin
+        self.count = 0
+        self._running: dict[int, Job] = {}
+        self._unreadable: list[Job] = []
+        self._clips: dict[int, _ClipParts] = {}
+
+    @property
+    def done(self) -> bool:
+        """True if no more jobs will come."""
+        return self._source.over and all(parts.over for parts in self._clips.values())
+
+    @property
+    def over(self) -> bool:
+        """True if no jobs come, finally or until the run has collected the results of unreadable clips."""
+        return bool(self._unreadable) or self.done
+
+    def take(self) -> Job | None:
+        """Return the next job with frames; None if there is none now."""
+        while (job := self._next()) is not None:
+            self.count += 1
+            job = replace(job, key=self.count)
+            self._observer.begin(self.count, job.path, self._config.total)
+            if job.error is None:
+                self._running[self.count] = job
+                self._on_begin(job)
+                return job
+            self._unreadable.append(job)
+            self._source.wake.set()  # an idle captioner waits and must see that this is over
+        return None
+
+    def _next(self) -> Job | None:
+        for parts in self._clips.values():
+            if (job := parts.take()) is not None:
+                return job
+        while (job := self._source.take()) is not None:
+            if job.number not in self._clips:
+                self._clips[job.number] = _ClipParts(job, self._config)
+            parts = self._clips[job.number]
+            parts.add(job)
+            if (part := parts.take()) is not None:
+                return part
+        return None
+
+    def unreadable_results(self) -> Iterator[JobResult]:
+        """Yield the results of unreadable jobs."""
+        while self._unreadable:
+            job = self._unreadable.pop(0)
+            yield from self._finish_job(job, None, job.error)
+
+    def abandoned_results(self) -> Iterator[JobResult]:
+        """Yield failed results for jobs that the captioner left unfinished."""
+        for job in [self._running.pop(key) for key in list(self._running)]:
+            yield from self._finish_job(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
+
+    def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> Iterator[JobResult]:
+        """Handle one event of the captioner; yield the results that become due."""
+        if isinstance(event, LoopLoad):
+            self._observer.load(event)
+            return
+        assert isinstance(key, int)
+        if isinstance(event, Exception):
+            yield from self._finish_job(self._running.pop(key), None, event)
+            return
+        self._observer.event(key, event)
+        if isinstance(event, Finished):
+            yield from self._finish_job(self._running.pop(key), event.caption, None)
+        elif isinstance(event, InputsReleased):
+            job = self._running[key]
+            self._clips[job.number].mark_read(job)
+            if job.reread is not None:
+                self._running[key] = job.without_frames()
+                self._source.mark_encoded(job)
+
+    def _finish_job(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[JobResult]:
+        outcome = self._make_result(job, caption, error)
+        assert isinstance(job.key, int)
+        self._observer.end(job.key, outcome.caption)
+        parts = self._clips[job.number]
+        if not parts.has_questions:
+            self._source.release(job)
+        for due in parts.finish_part(outcome, job):
+            if due.job.is_last:
+                del self._clips[job.number]
+                if parts.has_questions:
+                    self._source.release(parts.planned)
+            yield due
+
+    def _make_result(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
+        frameless = job.without_frames()  # results are kept, frames are not
+        try:
+            if error is not None:
+                raise error
+            assert caption is not None
+            if job.spent and "decode_video" not in caption.timings:
+                caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
+            return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
+        except Exception as error:
+            record = failed_caption(job.path, _to_vidspec_error(error), profile=self._captioner.profile.name)
+            if caption is not None:  # captioned but not confirmed: keep the measurements
+                record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
+            return JobResult(record, error, frameless)
+
+
+def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
+    """Return a caption after its comparison with plain decoding, if the run has one."""
+    if not (config.baseline or config.verify):
+        return caption
+    request: CaptionOptions = {"start": job.start, "end": job.end, "prompt": job.prompt, "clip": job.clip}
+    if job.earlier:
+        request["earlier"] = job.earlier
+    plain = captioner.baseline(job.path, **request)
+    if config.verify:
+        from vidspec.runs.ties import is_near_tie  # imports torch, needed for --verify only
+
+        at = first_difference(caption.token_ids, plain.token_ids)
+        if at is not None and is_near_tie(captioner, job, caption.token_ids, plain.token_ids):
+            caption = replace(caption, near_tie=at)
+        elif at is not None:
+            raise GenerationError(
+                f"{job.path}: differs from plain decoding at token {at}: "
+                f"{_token_text(caption.token_ids, at)} instead of {_token_text(plain.token_ids, at)}",
+                stage="verify",
+                kind="mismatch",
+            )
+        caption = replace(caption, verified=True)
+    if config.baseline:
+        speed = caption.speed.copy()
+        speed.pop("estimate", None)
+        speed["baseline"] = speed_against(caption, plain)
+        caption = replace(caption, speed=speed)
+    return caption
+
+
+def _token_text(ids: Sequence[int], at: int) -> str:
+    return str(ids[at]) if at < len(ids) else "the end"
+
+
+def _to_vidspec_error(error: Exception) -> VidspecError:
+    if isinstance(error, VidspecError):
+        return error
+    return VidspecError(f"{type(error).__name__}: {error}", kind="internal")

@@ -1,0 +1,234 @@
+"""What a run's spec says, in the library's types: sources, keys of the profile, formats and settings of jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from vidspec.bounds import LONGEST_PROMPT
+from vidspec.config.json_schema import ANY_OBJECT
+from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
+from vidspec.errors import UsageError
+from vidspec.files import read_text
+from vidspec.runs.rendering import check_names, check_template
+
+if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
+    from vidspec.config.user_config import UserConfig
+    from vidspec.runs.allowance import FetchLimits
+    from vidspec.runs.formats.base import OutputFormat
+    from vidspec.runs.inputs import InputSources
+    from vidspec.runs.job import Job, JobConfig
+
+__all__ = [
+    "check_fields",
+    "clip_range",
+    "input_sources",
+    "job_config",
+    "logged_options",
+    "misnamed_output",
+    "output_formats",
+    "profile_keys",
+]
+
+
+def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
+    """Check the fields of ``--template`` against the columns of the clips, unless those are in unopened shards.
+
+    Raises:
+        UsageError: naming a field that no clip has, or one of a prompt that is misspelt.
+    """
+    from vidspec.runs.inputs import is_shard
+
+    names = {"existing"}.union(*(one.columns for one in entries))
+    for option, texts in (("--prompt", spec.prompt), ("--turn", spec.turn)):
+        for text in texts:
+            check_names(text, option, names)
+    if spec.template is not None and not any(is_shard(one.path) for one in entries):
+        fields = dict.fromkeys(("existing",) if spec.existing == "use" else ())
+        check_template(spec.template, "--template", fields | {name: None for one in entries for name in one.fields})
+
+
+def fetch_limits_of(spec: RunSpec) -> FetchLimits:
+    """Return the limits of fetched clips, and the paths and URLs that rows of shards may name.
+
+    Raises:
+        UsageError: names the option.
+    """
+    from vidspec.runs.access import Access, check_allowed_url
+    from vidspec.runs.allowance import FetchLimits
+
+    for folder in spec.allow_paths:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--allow-paths {folder}: there is no such folder")
+    urls = tuple(map(check_allowed_url, spec.allow_urls))
+    access = Access(spec.allow_paths, urls).with_typed(*spec.paths)
+    return FetchLimits(spec.timeout, parse_size(spec.max_fetch, "--max-fetch"), access)
+
+
+def clip_range(spec: RunSpec) -> tuple[float | None, float | None]:
+    """Return ``--start`` and ``--end`` in seconds.
+
+    Raises:
+        UsageError: one is not a time, or the end is not after the start.
+    """
+    from vidspec.runs.manifests import parse_time
+
+    start, end = parse_time(spec.start, "--start"), parse_time(spec.end, "--end")
+    if end is not None and end <= (start or 0.0):
+        raise UsageError(f"--end {spec.end}: must be after --start {spec.start or 0}")
+    return start, end
+
+
+def input_sources(spec: RunSpec) -> InputSources:
+    """Return the sources of clips.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from vidspec.runs.inputs import InputSources
+
+    if not (spec.paths or spec.from_file or spec.manifest):
+        raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
+    extensions = None
+    if spec.extensions is not None:
+        words = spec.extensions.replace(",", " ").split()
+        extensions = frozenset(() if words == ["any"] else (word.lower().lstrip("*.") for word in words))
+    named = (spec.paths, spec.from_file, spec.manifest, spec.include, spec.exclude)
+    return InputSources(*named, extensions, spec.include_images)
+
+
+def profile_keys(spec: RunSpec) -> dict[str, object]:
+    """Return the keys of the profile that a run sets, those of its prompt and ``json`` included.
+
+    Raises:
+        UsageError: the prompt's file cannot be read.
+    """
+    keys = dict(spec.overrides)
+    derived = {"generate.json_schema": ANY_OBJECT} if spec.json_object else {}
+    if (prompt := _prompt(spec)) is not None:
+        derived["generate.prompt"] = prompt
+    for name in derived.keys() & keys.keys():
+        raise UsageError(f"{name}: is set twice")
+    return keys | derived
+
+
+def _prompt(spec: RunSpec) -> str | None:
+    if spec.style is not None:
+        from vidspec.config.prompts import style
+
+        return style(spec.style)
+    if spec.prompt_file is None:
+        return spec.prompt[0] if len(spec.prompt) == 1 else None
+    option = f"--prompt-file {spec.prompt_file}"
+    text = read_text(spec.prompt_file, LONGEST_PROMPT, option).strip()
+    if not text:
+        raise UsageError(f"{option}: is empty")
+    return text
+
+
+def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, ...]:
+    """Return the formats: from the option, the output file's suffix, the config, Parquet for shards, or text.
+
+    Raises:
+        UsageError: a format is unknown, or needs a package that is not installed.
+    """
+    from vidspec.runs.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
+    from vidspec.runs.inputs import is_shard
+
+    names, origin = spec.format, f"--format {spec.format}"
+    if names is None and spec.output is not None:
+        names = format_of_suffix(spec.output)
+    if names is None:
+        shards = spec.output_dir is not None and spec.paths and all(map(is_shard, spec.paths))
+        names, origin = defaults.format or (SHARD_FORMAT if shards else DEFAULT_FORMAT), f"{defaults.path}: format"
+    forms = tuple(make_format(name, origin) for name in dict.fromkeys(name.strip() for name in names.split(",")))
+    for form in forms:
+        if form.requires is not None:
+            package = form.requires
+            _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
+    return forms
+
+
+def misnamed_output(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
+    """Return a note if the output file's suffix is that of another format than the one that is written to it."""
+    from vidspec.runs.formats.base import format_names, make_format
+
+    suffix = os.path.splitext(spec.output or "")[1].lower()
+    if not suffix or len(forms) > 1:  # of several formats each has its own suffix
+        return None
+    others = {make_format(name).suffix for name in format_names()} - {forms[0].suffix}
+    return f"--output {spec.output}: is written as {forms[0].name}, as --format says" if suffix in others else None
+
+
+def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:
+    """Refuse an option whose optional package is missing before any model is loaded."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise UsageError(f"{option} needs {package}, and module {module} is not installed", hint=hint)
+
+
+def _check_av() -> None:
+    """Refuse PyAV before 15: it bundles FFmpeg 7.1.0 or older, whose HEVC decoder deadlocks with several threads."""
+    found = version("av")
+    if int(found.partition(".")[0]) < 15:
+        raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
+
+
+def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
+    """Return the settings of every clip.
+
+    Raises:
+        UsageError: an invalid --segment, a missing package, or --verify with a profile whose correct captions may
+            differ from plain decoding's.
+    """
+    from vidspec.runs.job import JobConfig, JobQuestions
+    from vidspec.runs.segments import parse_segment
+
+    if spec.verify and not profile.token_for_token:
+        raise UsageError(
+            f"--verify compares tokens, and those that {profile.name} samples with temperature "
+            f"{profile.generate.temperature:g} are plain decoding's in distribution only",
+            hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
+        )
+    _check_av()
+    video = profile.video.arguments
+    if spec.segment == "scenes":
+        _require_package("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
+    if video["decoder"] == "decord":
+        _require_package("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+    if video["decoder"] not in ("auto", "av", "decord"):
+        from vidspec.video.decode_hardware import HardwareDecoder
+
+        HardwareDecoder(video["decoder"])  # raises if unavailable
+    if spec.engine == "ray":
+        _require_package("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
+    measured = spec.baseline or (spec.verify and total == 1)  # for a single clip it takes no longer
+    several = spec.turn or (spec.prompt if len(spec.prompt) > 1 else ())
+    return JobConfig(
+        video=video,
+        prompt=profile.generate.prompt,
+        questions=JobQuestions(several, bool(spec.turn)) if several else None,
+        segment=parse_segment(spec.segment),
+        context=spec.context,
+        baseline=measured,
+        verify=spec.verify,
+        timeout=spec.timeout,
+        stall=profile.video.stall,
+        fetch=fetch_limits_of(spec),
+        batch=1 if measured else parse_batch(spec.batch),
+        ahead=spec.ahead,
+        total=total,
+        template=spec.template,
+        single_line=spec.single_line,
+    )
+
+
+def logged_options(spec: RunSpec) -> dict[str, object]:
+    """Return the options that were given as plain values, keys of the profile by their last word, for the log."""
+    own = spec.model_dump(exclude={"overrides"}, exclude_defaults=True)
+    keys = {key.partition(".")[2]: value for key, value in spec.overrides.items()}
+    return {key: value for key, value in (own | keys).items() if value not in (None, False)}

@@ -1,0 +1,229 @@
+"""A run in progress: what is left to do goes to captioners here or elsewhere, and each result into the outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from vidspec.config.run_spec import tolerated_failures
+from vidspec.events.observer import CombinedObserver, RunObserver
+from vidspec.events.tally import Tally, counted
+from vidspec.runs.planning import RunPlan
+from vidspec.runs.remaining import Executor, Remaining, caption_remaining, plan_clips, plan_shards
+from vidspec.runs.reporter import RunReporter
+from vidspec.runs.run import exit_code
+from vidspec.runs.run_settings import logged_options
+
+if TYPE_CHECKING:
+    from vidspec.display.heatmap_files import HeatmapFiles
+    from vidspec.display.pages.report import ReportFile
+    from vidspec.runs.job import Job, JobResult
+
+__all__ = ["Run"]
+
+
+class Run:
+    """Carries out a plan: a context in which the results are iterated once, each after its record was written.
+
+    ``with Run(plan).open() as run`` opens the outputs, before any model is loaded, and closes them.
+
+    Args:
+        plan: the run.
+        reporter: receives notes, and brings observers.
+
+    Attributes:
+        tally: counts so far.
+        output: where records go.
+        ran_here: True if a captioner of this process captioned clips.
+    """
+
+    def __init__(self, plan: RunPlan, reporter: RunReporter | None = None) -> None:
+        self.plan, self.reporter = plan, reporter or RunReporter()
+        self.tally = Tally(total=len(plan.entries))
+        self.ran_here = False
+        self._page: ReportFile | None = None
+        self._pictures: HeatmapFiles | None = None
+        self._stack = ExitStack()
+        self._codes: set[int] = set()
+        self._complete = False
+
+    def open(self) -> Run:
+        """Open the outputs before the context is entered, which holds the standard output of that moment.
+
+        Raises:
+            UsageError: an output cannot be written, or another run is writing it.
+        """
+        self.output = self.plan.open_output()
+        self._stack.callback(self._close_output)
+        return self
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._page is not None and isinstance(error, KeyboardInterrupt | GeneratorExit):
+            self._page.interrupted = True
+        self._stack.close()
+
+    def __iter__(self) -> Iterator[JobResult]:
+        remaining = self._remaining()
+        self._report_earlier(remaining)
+        spec = self.plan.spec
+        if remaining.left or remaining.unkept:
+            executor, observer = self._start(remaining)
+            limit = 1 if spec.fail_fast else spec.max_failures
+            results = caption_remaining(
+                remaining,
+                executor,
+                self.output,
+                self.plan.settings,
+                self.tally,
+                observer,
+                self._codes,
+                max_failures=limit,
+            )
+            self._stack.callback(results.close)  # before the captioner is closed
+            yield from results
+        self._complete = self.tally.stopped is None
+
+    @property
+    def file_errors(self) -> list[tuple[str, Exception]]:
+        """Errors of heatmaps and report pages, with the option; complete after the exit."""
+        heatmap = self._pictures.errors if self._pictures else []
+        report = self._page.errors if self._page else []
+        return [*(("--heatmap", error) for error in heatmap), *(("--report", error) for error in report)]
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code over all clips of the run: 0, 1 if some failed, 3 if a model or device was unavailable."""
+        code = max(self._codes, default=0)
+        if not (code > 1 or not (code or self.failures)):
+            code = 0 if self.tolerates else 1
+        return max(code, exit_code([error for _, error in self.file_errors]))
+
+    @property
+    def failures(self) -> int:
+        """Clips that failed now or before, and inputs that could not be read."""
+        return self.tally.failed + self.tally.earlier_failed + len(self.plan.found.unreadable)
+
+    @property
+    def tolerates(self) -> bool:
+        """True if ``tolerate`` allows these failures."""
+        tolerate, clips = self.plan.spec.tolerate, self.tally.total + len(self.plan.found.unreadable)
+        return tolerate is not None and not self.tally.stopped and self.failures <= tolerated_failures(tolerate, clips)
+
+    def _close_output(self) -> None:
+        for line in self.output.close(self.plan.entries, complete=self._complete):
+            self.reporter.kept(line)
+        self.reporter.closed(self.tally)
+
+    def _remaining(self) -> Remaining:
+        from vidspec.runs.parts import PartOutput
+
+        plan, tally, spec = self.plan, self.tally, self.plan.spec
+        if isinstance(self.output, PartOutput):
+            tally.total = 0
+            return plan_shards(plan.entries, self.output, plan.settings, tally, spec.column, retry=spec.retry_failed)
+        remaining = plan_clips(
+            plan.entries, self.output, plan.settings, checksum=spec.checksum, retry=spec.retry_failed
+        )
+        tally.earlier, tally.earlier_failed = remaining.captioned, remaining.failed
+        tally.reused, tally.kept = remaining.reused, remaining.kept
+        return remaining
+
+    def _report_earlier(self, remaining: Remaining) -> None:
+        others = self.output.others({self.plan.settings.of(entry) for entry in self.plan.entries})
+        if others:
+            made = f"{counted(others, 'earlier record')} made with other settings"
+            self.reporter.info(f"{made}: kept (--overwrite starts over)")
+        if done := remaining.captioned + remaining.failed:
+            count = remaining.failed
+            failed = f", {count} of them failed (--retry-failed tries them again)" if count else ""
+            self.reporter.info(f"{done} of {counted(self.tally.total, 'clip')} done before{failed}")
+
+    def _start(self, remaining: Remaining) -> tuple[Executor, RunObserver]:
+        """Return the executor of the remaining clips, and the observer of the run."""
+        spec, stack = self.plan.spec, self._stack
+        observers: list[RunObserver] = []
+        observer = CombinedObserver(observers)
+        if spec.log_file is not None:
+            from vidspec.runs.log_file import LogFile
+
+            log = LogFile(spec.log_file, self.reporter.kept)
+            stack.callback(log.close)
+            log.start(self.tally, self.plan.profile.name, logged_options(spec))
+            observers.append(log)
+        executor: Executor = lambda jobs: iter(())  # noqa: E731
+        if remaining.left:
+            fetches = self.reporter.begin(self.plan)
+            self.ran_here = not spec.is_remote
+            executor = self._remote() if spec.is_remote else self._local(remaining, observers, fetches=fetches)
+            observers += self.reporter.clip_observers(stack, self, self.tally)
+        if spec.trace is not None:
+            from vidspec.runs.trace_file import TraceCollector
+
+            traces = TraceCollector(spec.trace)
+            stack.callback(traces.write)
+            observers.append(traces)
+        observers += self.reporter.result_observers(self.plan)
+        return executor, observer
+
+    def _local(self, remaining: Remaining, observers: list[RunObserver], *, fetches: bool) -> Executor:
+        """Return the executor of a captioner in this process; adds the observers that draw pages."""
+        from vidspec.runs.local import caption_locally, readers_for
+
+        plan, stack = self.plan, self._stack
+        readers = readers_for(plan.how, None if remaining.undrawn else len(remaining.jobs))
+        for reader in readers:  # reader processes start while models load
+            stack.callback(reader.close)
+            reader.start()
+        began = time.monotonic()
+        with self.reporter.loading(fetches=fetches):
+            from vidspec.captioner import Captioner
+
+            captioner = stack.enter_context(Captioner.from_profile(plan.profile))
+            captioner.return_probs = plan.spec.report is not None
+            captioner.estimates_speedup = self.reporter.estimates_speedup and not (plan.several or plan.how.baseline)
+        self.reporter.loaded(captioner, time.monotonic() - began)
+        observers += self._page_writers()  # before the panel, which is closed when a page is written
+
+        def executor(jobs: Iterable[Job]) -> Iterator[JobResult]:
+            return caption_locally(captioner, jobs, plan.how, CombinedObserver(observers), readers)
+
+        return executor
+
+    def _page_writers(self) -> Iterator[RunObserver]:
+        """Yield the observers that draw heatmaps and report pages."""
+        spec = self.plan.spec
+        if spec.heatmap is not None:
+            from vidspec.display.heatmap_files import HeatmapFiles
+
+            self._pictures = HeatmapFiles(spec.heatmap, self.plan.profile)
+            yield self._pictures
+        if spec.report is not None:
+            from vidspec.display.pages.report import ReportFile
+
+            self._page = ReportFile(spec.report, self.plan.profile)
+            self._stack.callback(self._page.write)
+            yield self._page
+
+    def _remote(self) -> Executor:
+        """Return the executor of several captioners, each in its own process, here or on a Ray cluster."""
+        from vidspec.runs.devices import device_groups
+        from vidspec.runs.pool import CaptionerFactory
+
+        plan, spec = self.plan, self.plan.spec
+        groups = device_groups(spec.replicas, plan.profile, ray=spec.engine == "ray", address=spec.address)
+        factory = CaptionerFactory(plan.profile.model_dump())
+        if spec.engine == "ray":
+            from vidspec.runs.ray_engine import ray_outcomes
+
+            return lambda jobs: ray_outcomes(factory, jobs, plan.how, groups, address=spec.address)
+        from vidspec.runs.replicas import replica_outcomes
+
+        return lambda jobs: replica_outcomes(factory, jobs, plan.how, groups)

@@ -1,0 +1,143 @@
+"""Split a run over machines: ``--shard I/N``, or the tasks of a SLURM job array, also when some of them run again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vidspec.errors import UsageError
+from vidspec.files import write_whole
+from vidspec.runs.job import Job
+
+__all__ = ["JobArray", "Shard", "array_shard", "array_task", "parse_shard"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``number`` (from 1) of ``count`` of a run; ``array`` is the job array that set it, None for the user."""
+
+    number: int
+    count: int
+    array: JobArray | None = None
+
+    @property
+    def label(self) -> str:
+        """Label in file names; empty for a single shard."""
+        return f".{self.number}-of-{self.count}" if self.count > 1 else ""
+
+    def fill_name(self, path: str) -> Path:
+        """Return ``path`` with ``{shard}`` filled in.
+
+        In a job array, whose tasks share one command line, a path without ``{shard}`` gets the label before its suffix.
+        """
+        if "{shard}" in path:
+            return Path(path.replace("{shard}", self.label.lstrip(".") or "1-of-1"))
+        plain = Path(path)
+        return plain.with_name(f"{plain.stem}{self.label}{plain.suffix}") if self.array else plain
+
+    def select(self, jobs: Sequence[Job], *, searched: bool) -> list[Job]:
+        """Return the jobs of this shard. All parts of one file are in the same shard.
+
+        Files are dealt in turn, in the order of their names. If they were ``searched`` for, a file that appears between
+        the starts of two tasks must not move others: a hash of the name below the named folder decides.
+        """
+        if searched:
+            numbers = [_hash(os.path.normpath(job.relative)) % self.count for job in jobs]
+        else:
+            names = [os.path.normpath(job.path) for job in jobs]
+            places = {name: place % self.count for place, name in enumerate(sorted({*names}))}
+            numbers = [places[name] for name in names]
+        return [job for job, number in zip(jobs, numbers, strict=True) if number == self.number - 1]
+
+
+class JobArray(NamedTuple):
+    """A SLURM job array of ``tasks`` tasks, whose ids begin at ``first`` and are ``step`` apart."""
+
+    first: int
+    step: int
+    tasks: int
+
+    def __str__(self) -> str:
+        last = self.first + self.step * (self.tasks - 1)
+        return f"{self.first}-{last}{f':{self.step}' if self.step > 1 else ''}"
+
+    def shard(self, task: int) -> Shard | None:
+        """Return the shard of a task; None if it is not one of the array."""
+        place, rest = divmod(task - self.first, self.step)
+        return None if rest or not 0 <= place < self.tasks else Shard(place + 1, self.tasks, self)
+
+    def save(self, file: Path) -> None:
+        """Keep the array next to the output, for tasks that run again in an array of their own.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        write_whole(file, json.dumps(self) + "\n")
+
+    @classmethod
+    def load(cls, file: Path) -> JobArray | None:
+        """Return the array that :meth:`save` kept; None if there is none."""
+        with suppress(OSError, ValueError, TypeError):
+            first, step, count = map(int, json.loads(file.read_bytes()))
+            return cls(first, max(1, step), count)
+        return None
+
+
+def parse_shard(text: str | None) -> Shard | None:
+    """Return the shard of ``--shard I/N``; None without one.
+
+    Raises:
+        UsageError: it is not I/N with I from 1 to N.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard {text}: must be I/N with I from 1 to N, such as 1/8")
+    return Shard(int(match[1]), int(match[2]))
+
+
+def array_task(env: Mapping[str, str]) -> tuple[int, JobArray] | None:
+    """Return the id of this process's task in a SLURM job array, and the array; None outside one."""
+    try:
+        task, count = int(env["SLURM_ARRAY_TASK_ID"]), int(env["SLURM_ARRAY_TASK_COUNT"])
+        first, step = int(env.get("SLURM_ARRAY_TASK_MIN", 0)), int(env.get("SLURM_ARRAY_TASK_STEP", 1))
+    except (KeyError, ValueError):
+        return None
+    return task, JobArray(first, max(1, step), count)
+
+
+def array_shard(task: int, array: JobArray, begun: JobArray | None) -> Shard | None:
+    """Return the shard of a task; None for an array of one task.
+
+    SLURM tells a task that runs again (``sbatch --array=3``) only of the array it is in now, so the array that began
+    the output decides: the same task does the same part.
+
+    Args:
+        task: id of the task.
+        array: array of the task.
+        begun: array that began the output; None if there is none.
+
+    Raises:
+        UsageError: the task is not one of the array.
+    """
+    shard = (begun or array).shard(task)
+    if shard is None and begun is not None:
+        message = f"the job array {begun} began this output, and task {task} is not one of its tasks"
+        raise UsageError(message, hint="name another output, give --shard I/N, or start over with --overwrite")
+    if shard is None:
+        message = f"SLURM_ARRAY_TASK_ID {task} is not one of {array.tasks} tasks in regular steps"
+        raise UsageError(message, hint="give --shard I/N")
+    return shard if shard.count > 1 else None
+
+
+def _hash(name: str) -> int:
+    digest = hashlib.sha256(name.replace(os.sep, "/").encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big")

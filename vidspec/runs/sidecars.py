@@ -1,0 +1,133 @@
+"""Paths of the file per clip, next to the clip or below another folder and named by a template, and of its journal."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vidspec.errors import UsageError
+from vidspec.runs.file_marks import marked_folders
+from vidspec.runs.formats.base import OutputFormat
+from vidspec.runs.job import Job
+from vidspec.runs.records import clip_id
+
+__all__ = ["FIELDS", "JournalFinder", "SidecarNames", "check_sidecar_names"]
+
+#: Fields of a template.
+FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
+
+
+class SidecarNames:
+    """Naming scheme of the clips' files in one format.
+
+    Args:
+        form: the format, which sets ``{suffix}`` and ``{format}``.
+        folder: folder in which the tree of the clips is mirrored; None to write next to each clip.
+        template: the name, with fields of :data:`FIELDS`: ``stem`` is the clip's name without its suffix, ``key`` its
+            name up to the first dot (WebDataset groups files by it), ``start`` and ``end`` are seconds, ``clip`` is
+            the clip's 16 hex digits. It may contain ``/``.
+        profile: value of ``{profile}``.
+
+    Raises:
+        UsageError: the template has an unknown field, or leads out of the folder.
+    """
+
+    def __init__(self, form: OutputFormat, folder: str | None, template: str | None, profile: str) -> None:
+        self.form, self.folder, self.profile = form, folder, profile
+        self.template = template or form.clip_name
+        try:
+            fields = {name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None}
+        except ValueError as error:
+            raise UsageError(f"--name {self.template}: {error}") from None
+        unknown = sorted(fields - set(FIELDS))
+        if unknown:
+            raise UsageError(
+                f"--name {self.template}: there is no field {{{unknown[0]}}}", hint=f"fields: {', '.join(FIELDS)}"
+            )
+        if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
+            raise UsageError(f"--name {self.template}: leads out of the folder")
+
+    def path(self, job: Job) -> Path:
+        """Return the path of a clip's file."""
+        folder = Path(os.path.dirname(job.path) or ".")
+        if self.folder is not None:
+            folder = Path(self.folder, os.path.dirname(job.relative))
+        name = os.path.basename(job.path)
+        values = {
+            "stem": os.path.splitext(name)[0],
+            "name": name,
+            "key": name.split(".", 1)[0] or name,
+            "suffix": self.form.suffix,
+            "profile": self.profile,
+            "format": self.form.name,
+            "start": f"{job.start or 0:g}",
+            "end": "end" if job.end is None else f"{job.end:g}",
+            "clip": clip_id(job),
+        }
+        return folder / self.template.format_map(values)
+
+
+class JournalFinder:
+    """Finds the journal of a clip's file: one per folder, however the clips are named.
+
+    It is the nearest journal in the file's folder or above that marks files of that folder, else the one in the folder
+    that the user named. With an output folder it is always the one in that folder.
+
+    Args:
+        names: names of the files.
+        label: label of the shard.
+    """
+
+    def __init__(self, names: SidecarNames, label: str = "") -> None:
+        self.names, self._file = names, f".vidspec{label}.jsonl"
+        self._marked: dict[Path, set[str]] = {}  # folders by journal
+        self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
+
+    def __call__(self, job: Job) -> Path:
+        if self.names.folder is not None:
+            return Path(self.names.folder, self._file)
+        here = self.names.path(job).parent
+        key = str(here), job.root
+        if key not in self._journal_paths:
+            real = Path(os.path.realpath(here))
+            named = Path(job.root, self._file)
+            above = (folder / self._file for folder in (real, *real.parents))
+            nearest = next((one for one in above if str(real) in self._folders(one)), named)
+            self._journal_paths[key] = named if os.path.realpath(named) == str(nearest) else nearest
+        return self._journal_paths[key]
+
+    def _folders(self, journal: Path) -> set[str]:
+        if journal not in self._marked:
+            self._marked[journal] = marked_folders(journal)
+        return self._marked[journal]
+
+
+def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> None:
+    """Check before captioning that no two clips or formats share a file, and that no clip would be overwritten.
+
+    Raises:
+        UsageError: naming both.
+    """
+    owners: dict[str, Job] = {}
+    clips = set()
+    for job in jobs:
+        clips.add(os.path.normpath(job.path))
+        paths = [os.path.normpath(one.path(job)) for one in names]
+        if len(set(paths)) < len(paths):
+            forms = ",".join(one.form.name for one in names)
+            raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
+        for path in paths:
+            other = owners.setdefault(path, job)
+            if other is not job:
+                parts = os.path.normpath(other.path) == os.path.normpath(job.path)
+                part_fields = "{start}-{end}" if (other.start, other.end) != (job.start, job.end) else "{clip}"
+                suggestion = f"{{stem}}-{part_fields}{{suffix}}" if parts else "{name}{suffix}"
+                both = f"{other.path} and {job.path}"
+                raise UsageError(
+                    f"{both} would share the file {path}", hint=f"tell them apart by --name '{suggestion}'"
+                )
+    lost = next((path for path in owners if path in clips), None)
+    if lost is not None:
+        raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")

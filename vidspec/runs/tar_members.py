@@ -1,0 +1,176 @@
+"""Clips in a tar, as WebDataset groups them: reads headers only, and the texts beside clips that a prompt names."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import posixpath
+import tarfile
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import BinaryIO, cast
+
+from vidspec.errors import VideoError, VidspecError
+from vidspec.events.tally import counted
+from vidspec.files import decode_text
+from vidspec.runs.allowance import Allowance, FetchLimits
+from vidspec.runs.inputs import EXTENSIONS
+from vidspec.runs.job import Job, MemberSource
+from vidspec.runs.stores import is_bug, open_url
+from vidspec.video.image import IMAGES
+
+__all__ = ["list_tar"]
+
+#: Maximum bytes of the headers of one tar member, and maximum members of a tar.
+MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
+
+
+class _Headers:
+    """File object for reading tar headers: bounded bytes per member, and never past the end of the file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.size = file, file.seek(0, os.SEEK_END)
+        file.seek(0)
+        self._left, self.members = MAX_HEADER, 0
+
+    def begin(self) -> None:
+        """Reset the :data:`MAX_HEADER` limit for the next member."""
+        self._left = MAX_HEADER
+        self.members += 1
+
+    def read(self, size: int) -> bytes:
+        self._left -= size
+        if size < 0 or self._left < 0:
+            raise tarfile.ReadError("a header is too long")
+        return self._file.read(size)
+
+    def seek(self, offset: int) -> int:
+        if not 0 <= offset <= self.size:
+            raise tarfile.ReadError("a member ends behind the file")
+        return self._file.seek(offset)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def content(self, member: tarfile.TarInfo) -> bytes:
+        """Return the content of a member; empty if it is longer than :data:`MAX_HEADER`, which no text is."""
+        if not 0 <= member.size <= MAX_HEADER:
+            return b""
+        self.seek(member.offset_data)
+        return self._file.read(member.size)
+
+
+class _Sample:
+    """Members of a tar with one key, WebDataset's name for what stands before the first dot, by their names."""
+
+    def __init__(self) -> None:
+        self.videos: dict[str, tarfile.TarInfo] = {}
+        self.pictures: dict[str, tarfile.TarInfo] = {}
+
+    def clips(self, key: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
+        """Yield the videos, or the pictures if there is none, each with its id: the key, or one name of several."""
+        clips = self.videos or self.pictures
+        for name, member in clips.items():
+            yield key if len(clips) == 1 else posixpath.splitext(name)[0].lstrip("/"), member
+
+
+def list_tar(shard: Job, limits: FetchLimits, fields: Collection[str], members: list[Job]) -> None:
+    """Add the clips of a tar: the videos of each key, or its pictures if there is no video.
+
+    Raises:
+        VideoError: the file is no tar or is damaged; clips before the damage are added.
+    """
+    samples: dict[str, _Sample] = {}
+    values: dict[str, dict[str, object]] = {}  # of the texts beside clips, by member without suffix
+    allowance = Allowance(shard.path, limits, whole=False)
+    with open_url(shard.path, limits, allowance) as file:
+        headers = _Headers(file)
+        try:
+            _read_members(shard.path, headers, samples, values, fields, allowance)
+        finally:
+            for key, sample in samples.items():
+                for name, member in sample.clips(key):
+                    columns = {**values.get(key, {}), **values.get(name, {})}
+                    existing = str(columns.pop("existing", "")) if "existing" in fields else None
+                    job = replace(shard, id=name, columns=columns, existing=existing)
+                    members.append(_member_job(job, member, headers.size))
+
+
+def _read_members(
+    name: str,
+    headers: _Headers,
+    samples: dict[str, _Sample],
+    values: dict[str, dict[str, object]],
+    fields: Collection[str],
+    allowance: Allowance,
+) -> None:
+    """Read the headers of a tar, and the content of the texts that have named fields."""
+    texts = {"txt" if name == "existing" else "json" for name in fields}
+    at = 0
+    try:
+        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  it owns no file
+        while (member := tar.next()) is not None:
+            member.name = posixpath.normpath(f"/{member.name}")
+            folder, _, name_here = member.name.rpartition("/")
+            stem, _, suffix = name_here.partition(".")  # as WebDataset groups files: dots of folders do not count
+            key, suffix = f"{folder}/{stem}".lstrip("/"), suffix.rpartition(".")[2].lower()
+            if stem and not member.isdir() and (suffix in EXTENSIONS or suffix in IMAGES):
+                sample = samples.setdefault(key, _Sample())
+                (sample.videos if suffix in EXTENSIONS else sample.pictures)[member.name] = member
+            elif stem and suffix in texts and member.isreg():
+                found = _sample_values(headers.content(member), suffix, fields)
+                values.setdefault(posixpath.splitext(member.name)[0].lstrip("/"), {}).update(found)
+            if tar.offset <= at or headers.members > MAX_MEMBERS:
+                raise tarfile.ReadError("members without end")
+            at = tar.offset
+            headers.begin()
+            allowance.renew()
+        headers.seek(tar.offset)
+        if any(headers.read(tarfile.BLOCKSIZE)):
+            raise tarfile.ReadError("no member, and no end")
+    except (VidspecError, OSError):
+        raise
+    except Exception as error:
+        if is_bug(error):
+            raise
+        if not at:
+            hint = "of a compressed tar, gunzip makes one"
+            raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
+        clips = sum(len([*sample.clips(key)]) for key, sample in samples.items())
+        message = f"{name}: is cut short or damaged behind {counted(clips, 'clip')}"
+        raise VideoError(message, kind="truncated") from error
+
+
+def _sample_values(content: bytes, suffix: str, fields: Collection[str]) -> dict[str, object]:
+    """Return the named values of a KEY.json, or the existing text of a KEY.txt; none of a file of another kind."""
+    if suffix == "txt":
+        return {"existing": decode_text(content, "replace").strip()}
+    try:
+        values = json.loads(decode_text(content), parse_constant=lambda _: None)
+        known = values if isinstance(values, dict) else {}
+        json.dumps(columns := {key: known[key] for key in fields if key != "existing" and known.get(key) is not None})
+        return columns
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
+    """Return the job of a member in a tar of ``size`` bytes; with an error if it is invalid."""
+    path = shard.path + member.name.replace("\0", "\\0")
+    error: VideoError | None = None
+    if "\0" in member.name:
+        error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
+    elif not member.isreg():
+        error = VideoError(f"{path}: is a link or no file", kind="unsupported", hint="tar -h --hard-dereference")
+    elif member.issparse():
+        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
+    elif member.size < 0 or member.offset_data + member.size > size:
+        error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
+    if error is not None:
+        return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
+    at = member.mtime * 1e9  # PAX headers may hold any number
+    mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
+    return replace(
+        shard, path=path, source=MemberSource(shard.path, member.offset_data, member.size, mtime_ns), shard=shard.path
+    )

@@ -86,7 +86,7 @@ class ContextRows(NamedTuple):
     positions: torch.Tensor | None = None
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         return sum(map(len, self.states))
 
 

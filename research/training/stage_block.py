@@ -176,10 +176,9 @@ class TrainedBlocks(torch.nn.Module):
             blocks = query.unflatten(3, (count, rows))
             late = (blocks @ new_keys.transpose(-1, -2)).masked_fill(~own, float("-inf"))
             shares = torch.cat([early, late.flatten(3, 4)], dim=-1).softmax(-1)
-            mixed = shares[..., :most] @ values
+            mixed: torch.Tensor = shares[..., :most] @ values
             mixed = mixed + (shares[..., most:].unflatten(3, (count, rows)) @ new_values).flatten(3, 4)
-            attended: torch.Tensor = mixed.permute(0, 3, 1, 2, 4).reshape(clips * count * rows, -1)
-            return attended
+            return mixed.permute(0, 3, 1, 2, 4).reshape(clips * count * rows, -1)
 
         for index in range(decoder.depth):
             out = decoder.block(index, out, rotation, attention)
@@ -401,10 +400,11 @@ def _save_if_better(training: BlockTraining, out: Path, best: float, seconds: fl
     found = training.validate()
     row = {"stage": "block", "step": training.steps, "texts": len(training.texts), **found}
     print(json.dumps({**row, "first": training.learner.mean(200), "s": round(seconds)}), flush=True)
-    if found["tau"] > best:
+    tau = float(found["tau"])
+    if tau > best:
         training.head.save(out, training.average)
         training.save_state(out / "state.pt")
-    return max(best, float(found["tau"]))
+    return max(best, tau)
 
 
 if __name__ == "__main__":

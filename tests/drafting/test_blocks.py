@@ -235,9 +235,9 @@ class ToyBlocks(ToyEngine):
 
     def _passed(self, rows):
         last, *masked = rows.token_ids
-        assert masked == [9] * 3 and rows.context.rows >= 1 - (not rows.span.length)
-        rows.span.tokens += [*["read"] * rows.context.rows, *rows.token_ids]
-        rows.span.places += range(rows.context.rows + 4)
+        assert masked == [9] * 3 and rows.context.row_count >= 1 - (not rows.span.length)
+        rows.span.tokens += [*["read"] * rows.context.row_count, *rows.token_ids]
+        rows.span.places += range(rows.context.row_count + 4)
         logits = torch.stack([self.tables[0]((last, place)) for place in range(4)])
         return PassResult(logits, logits)
 

@@ -82,7 +82,7 @@ class BlockDrafter(Drafter):
     def _run(self) -> Steps[PassResult]:
         """Run the block's pass, which first makes entries of the rows that the target has read since."""
         head, context = self.engine.model, self._take_context()
-        entries, draw, masked = self.span.length + context.rows, None, self._rows - 1
+        entries, draw, masked = self.span.length + context.row_count, None, self._rows - 1
         if self.history is None and not self.sampling.greedy:
             draw = DrawRule(self.sampling, tuple(self._uniforms.ahead(masked)), keeps_probs=True)
         top = int(self._blocks is not None)

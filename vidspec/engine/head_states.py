@@ -38,7 +38,7 @@ class ContextDecoder(Protocol):
 
 def append_context(decoder: ContextDecoder, batch: Sequence[Rows]) -> None:
     """Write the entries of all context rows of a pass, by one projection for all sequences, which grow by them."""
-    parts = [(rows.span, rows.context) for rows in batch if rows.context is not None and rows.context.rows]
+    parts = [(rows.span, rows.context) for rows in batch if rows.context is not None and rows.context.row_count]
     if not parts:
         return
     device = decoder.device
@@ -46,13 +46,13 @@ def append_context(decoder: ContextDecoder, batch: Sequence[Rows]) -> None:
     for span, context in parts:
         if context.positions is None:
             first = span.length + span.offset
-            places = torch.arange(first, first + context.rows).expand(decoder.axes, -1)
+            places = torch.arange(first, first + context.row_count).expand(decoder.axes, -1)
         else:
             places = context.positions
         counted.append(to_device(places, device))
     vectors = decoder.context(_concatenate([part.to(device) for _, context in parts for part in context.states]))
     rotation = decoder.rotation(_concatenate(counted, 1))
-    counts = [context.rows for _, context in parts]
+    counts = [context.row_count for _, context in parts]
     written = [span.entries_to_write(count) for (span, _), count in zip(parts, counts, strict=True)]
     for index in range(decoder.depth):
         entries = decoder.entries(index, vectors, rotation).permute(1, 2, 0, 3).split(counts, 2)

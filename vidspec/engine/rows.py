@@ -84,7 +84,7 @@ class ContextRows(NamedTuple):
     positions: torch.Tensor | None = None
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return sum(map(len, self.states))
 
 

@@ -74,10 +74,10 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     from vidspec.models.text_only import TYPES
 
     source = weight_source(name)
-    if (kind := head_kind(name)) is not None:
+    if (head := head_kind(name)) is not None:
         raise ModelError(
-            f"{name}: is a head of another model ({HEADS[kind]}), not a model",
-            hint=f"--profile {kind} --draft {name}",
+            f"{name}: is a head of another model ({HEADS[head]}), not a model",
+            hint=f"--profile {head} --draft {name}",
             kind="family",
         )
     refuse_assistant(name, source)

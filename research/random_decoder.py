@@ -32,6 +32,11 @@ class Language:
     vocabulary: int
     weight_bytes: int
 
+    @property
+    def known_ids(self) -> int:
+        """Number of ids with an embedding."""
+        return self.vocabulary
+
 
 def language(
     size: Size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -190,10 +191,10 @@ def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
 def test_copies_of_weights_that_are_packed_count_as_weights():
     class Adapter:
         model = torch.nn.Sequential(torch.nn.Linear(512, 256, bias=False), torch.nn.Linear(4, 4, bias=False))
-        decoder = SimpleNamespace(packed_bytes=0)
+        matrices: ClassVar = []
 
     one = Adapter()
     plain = 4 * (512 * 256 + 16)
     assert model_weight_bytes(one) == plain
-    one.decoder.packed_bytes = 1000
+    one.matrices = [SimpleNamespace(nbytes=600), SimpleNamespace(nbytes=400)]
     assert model_weight_bytes(one) == plain + 1000

@@ -134,9 +134,6 @@ def test_compare(vidspec, results):
         (("--profiles", ","), "--profiles names none"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
         (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),
-        (("--peer", "vllm=python"), "(see `python -m research.peers`)"),
-        (("clip.mp4", "--no-peers"), "(see `vidspec bench without it`)"),
-        (("throughput", "a.mp4"), "(see `python -m research.throughput`)"),
     ],
 )
 def test_bad_input_ends_in_one_line(vidspec, args, complaint, monkeypatch):

@@ -120,21 +120,6 @@ def test_a_draft_wants_a_target(vidspec):
     assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: --draft needs the name of a target")
 
 
-@pytest.mark.parametrize(
-    ("command", "now"),
-    [
-        (("pairs",), "vidspec models"),
-        (("checkpoint", "x"), "vidspec models NAME"),
-        (("simulate",), "python -m research.simulate"),
-        (("doctor", "--model", "x"), "vidspec models NAME"),
-    ],
-)
-def test_commands_that_went_say_where(vidspec, command, now):
-    ran = vidspec(*command)
-    assert ran.code == 2 and ran.err.startswith("error: No such ") and ran.err.endswith(f"(see `{now}`)\n")
-    assert ran.err.count("\n") == 1
-
-
 def test_what_is_in_the_cache(vidspec, cache):
     put(cache, BIG, "a.safetensors", "b.safetensors", index={"x": "a.safetensors", "y": "b.safetensors"})
     put(cache, SMALL, "a.safetensors", index={"x": "a.safetensors", "y": "b.safetensors"})  # a shard is missing

@@ -32,7 +32,7 @@ from vidspec.engine.penalties import PenaltyHistory
 from vidspec.engine.rows import HeadState, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace
-from vidspec.models.eagle3 import Eagle3Decoder, head_config
+from vidspec.models.eagle3 import Eagle3Decoder, StateProjection, head_config
 from vidspec.models.loading import load_model
 from vidspec.models.mtp import load_mtp
 from vidspec.models.placement import resolve_placement
@@ -67,7 +67,8 @@ def eagle_engines():
     config |= {"num_key_value_heads": KV_HEADS, "head_dim": WIDTH, "vocab_size": SIZE.vocabulary}
     decoder = Eagle3Decoder(head_config(config), tensors)
     ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
-    decoder.bind(target.model.decoder.embed, StateInputs(SIZE.hidden, decoder.joined, ids, SIZE.vocabulary), None)
+    inputs = StateInputs(SIZE.hidden, StateProjection(tensors, 1e-6), ids, SIZE.vocabulary)
+    decoder.bind(target.model.decoder.embed, inputs, None)
     decoder.graphs = ReplayedPasses(decoder, standin.attention)
     return target, Engine(DrawnHead(decoder, CPU, ids, len(ids)))
 

@@ -18,6 +18,7 @@ from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
+from vidspec.errors import GenerationError
 from vidspec.models import loading
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.placement import resolve_placement
@@ -139,9 +140,11 @@ def test_sound_is_heard_in_parts(monkeypatch):
 
 
 def test_what_is_heard_is_neither_seen_nor_text():
-    case = OmniCase(3.1, prompt="What does <|AUDIO|> mean?")
+    with pytest.raises(GenerationError, match=r"the prompt holds <\|AUDIO\|>, a control token"):
+        OmniCase(3.1, prompt="What does <|AUDIO|> mean?")
+    case = OmniCase(3.1)
     prefix, heard = case.prefix, len(case.seen.audio)
-    assert (prefix.token_ids == case.model.audio_id).sum() == heard + 1 == len(prefix.audio) + 1
+    assert (prefix.token_ids == case.model.audio_id).sum() == heard == len(prefix.audio)
     assert torch.equal(prefix.embeds[0, prefix.audio], case.seen.audio)
     assert int(prefix.audio[-1]) > int(prefix.visual.index[-1])  # what is heard at the end comes last
     assert int(prefix.text_rows_after_video[0]) == int(prefix.audio[-1]) + 1

@@ -17,7 +17,7 @@ from vidspec.engine.decoders import decoder_of
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rows import Rows
 from vidspec.models.base import families
-from vidspec.models.eagle3 import Eagle3Decoder, head_config
+from vidspec.models.eagle3 import Eagle3Decoder, StateProjection, head_config
 from vidspec.models.loading import empty_model
 
 pytestmark = pytest.mark.full
@@ -81,7 +81,7 @@ def test_a_heads_pass_launches_what_predictions_assume():
     tensors = {key: one.to("meta", torch.bfloat16) for key, one in eagle3.tensors(qwen.QwenKind()).items()}
     decoder = Eagle3Decoder(head_config(eagle3.config(qwen.QwenKind())), tensors)
     embedding, ids = torch.empty(1000, eagle3.HIDDEN, dtype=torch.bfloat16, device="meta"), tensors["d2t"].long()
-    inputs = StateInputs(eagle3.HIDDEN, decoder.joined, ids, 1000)
+    inputs = StateInputs(eagle3.HIDDEN, StateProjection(tensors, 1e-6), ids, 1000)
     decoder.bind(partial(torch.nn.functional.embedding, weight=embedding), inputs, "counted")
     assert counted_head(decoder, len(ids)).launches == HEAD_LAUNCHES
 

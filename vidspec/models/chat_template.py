@@ -99,7 +99,8 @@ def _apply_and_encode(
         ValueError: they are too many.
     """
     text = apply(messages, **options)
-    if len(text) <= LONGEST and (count := len(encode(text))) > LONGEST:
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair is no text for a tokenizer
+    if len(text) <= LONGEST and (count := len(encode(whole))) > LONGEST:
         raise ValueError(f"the tokenizer makes {count} tokens of {len(text)} characters")
     return text
 

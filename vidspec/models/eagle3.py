@@ -47,6 +47,7 @@ __all__ = [
     "PROJECTIONS",
     "Eagle3Decoder",
     "Eagle3Head",
+    "StateProjection",
     "check_keys",
     "default_tap_blocks",
     "head_config",
@@ -232,7 +233,7 @@ class Eagle3Decoder(HeadDecoder):
         return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
 
 
-class _StateProjection:
+class StateProjection:
     """Projects concatenated target states (n, blocks * target's hidden) to (n, hidden), normed first if the head asks.
 
     The decoder calls it; it does not refer to the decoder, which would keep both until a collection.
@@ -294,7 +295,7 @@ class Eagle3Head(Head):
         if embedding is not None:
             embed, eager = partial(F.embedding, weight=embedding.to(device, target.dtype)), None
         ids, marked = self.tokens.to(device), int(self.tokens.max()) + 1
-        self._project = _StateProjection(placed, float(config.rms_norm_eps))
+        self._project = StateProjection(placed, float(config.rms_norm_eps))
         decoder.bind(embed, StateInputs(decoder.hidden, self._project, ids, marked), eager)
 
     @torch.inference_mode()

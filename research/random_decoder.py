@@ -31,11 +31,7 @@ class Language:
     device: torch.device
     vocabulary: int
     weight_bytes: int
-
-    @property
-    def known_ids(self) -> int:
-        """Number of ids with an embedding."""
-        return self.vocabulary
+    known_ids: int
 
 
 def language(
@@ -78,7 +74,9 @@ def language(
     model.requires_grad_(False)
     head.requires_grad_(False)
     decoder = decoder_of(model, head, kind, packed, wanted=wanted)
-    return Language(decoder, torch.device(device), size.vocabulary, weight_bytes(model, head, decoder))
+    return Language(
+        decoder, torch.device(device), size.vocabulary, weight_bytes(model, head, decoder), known_ids=size.vocabulary
+    )
 
 
 def engine_of(model: Language) -> Engine:

@@ -43,7 +43,7 @@ TREE = parse_tree("0 1 2 | 00 01 10 | 000 001")
 #: Rounds whose launches are counted.
 ROUNDS = 3
 #: Calls of Python in a round of 16 clips.
-CALLS = 1210
+CALLS = 1220
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
 PENALTIES = Penalties(1.2, 0.3)
 LAUNCHED = [

@@ -105,7 +105,7 @@ def test_stock_blocks_launch_what_predictions_assume(config):
     language = kind.language_of(made)
     decoder = decoder_of(language, made.lm_head, "stock")
     cost = cost_of_stock(language, made.lm_head, decoder)
-    model = Language(decoder, torch.device("meta"), made.lm_head.out_features, 0)
+    model = Language(decoder, torch.device("meta"), made.lm_head.out_features, 0, made.lm_head.out_features)
     found = {key: counted_eager(model, *key).launches for key in ((1, 1), (1, 5), (2, 1), (3, 1))}
     assert found[1, 1] == cost.launches
     assert found[1, 5] - found[1, 1] == pytest.approx(cost.eager.window, abs=decoder.depth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import Verdict
 from vidspec.drafting.base import NO_DRAFT, Draft
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
     from vidspec.engine.history import TextHistory
     from vidspec.engine.sampling import Sampling
-    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["Target", "verify"]
 
@@ -128,7 +127,7 @@ def _check_ids(sequence: Sequence, draft: Draft) -> None:
     Raises:
         GenerationError: names the drafter, which may be a plugin's.
     """
-    known = cast("VideoLanguageModel", sequence.target.engine.model).known_ids
+    known = sequence.target.engine.model.known_ids
     if min(draft.tokens) < 0 or max(draft.tokens) >= known:
         wrong = next(token for token in draft.tokens if not 0 <= token < known)
         kind = type(sequence.drafter)

@@ -142,10 +142,14 @@ class LanguageModel(Protocol):
     Attributes:
         name: for messages.
         vocabulary: number of logits to keep.
+        known_ids: number of ids with an embedding.
     """
 
     name: str
     vocabulary: int
+
+    @property
+    def known_ids(self) -> int: ...
 
     @property
     def device(self) -> torch.device: ...

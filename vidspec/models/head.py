@@ -160,6 +160,11 @@ class Head(ABC):
         """Project concatenated target states (n, blocks * target's hidden) to (n, hidden)."""
 
     @property
+    def known_ids(self) -> int:
+        """Number of ids with an embedding, those of the target."""
+        return self.target.known_ids
+
+    @property
     def needs(self) -> frozenset[str]:
         """Required signals of the target's prefill."""
         return frozenset(f"hidden@{block}" for block in self.blocks)

@@ -50,13 +50,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         raise AssertionError("a text begins with Prefilled")
     counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
     decode, ended = rounds[-1].elapsed, sequence.limits.end_reason(token_ids)
-    caption, reasoning = sequence.text.finish()
-    if caption is None:
-        raise GenerationError(
-            f"{sequence.job.path}: the text ended by {ENDS[ended]} before {CLOSING_TAG}: it is reasoning only",
-            hint="a higher --max-new-tokens",
-            kind="reasoning",
-        )
+    caption, reasoning = _finished_text(sequence, ended)
     return Caption(
         path=sequence.job.path,
         caption=caption,
@@ -111,6 +105,23 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         reasoning=reasoning,
         trace=sequence.trace,
     )
+
+
+def _finished_text(sequence: Sequence, ended: str) -> tuple[str, str | None]:
+    """Return the caption, and the reasoning before it.
+
+    Raises:
+        GenerationError: the text ended before the reasoning did.
+    """
+    assert sequence.text is not None
+    caption, reasoning = sequence.text.finish()
+    if caption is None:
+        raise GenerationError(
+            f"{sequence.job.path}: the text ended by {ENDS[ended]} before {CLOSING_TAG}: it is reasoning only",
+            hint="a higher --max-new-tokens",
+            kind="reasoning",
+        )
+    return caption, reasoning
 
 
 def _draft_reading(sequence: Sequence) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a run's spec says, in the library's types: sources, keys of the profile, formats and settings of jobs."""
+"""A run's spec in the library's types: sources, keys of the profile, formats and settings of jobs."""
 
 from __future__ import annotations
 

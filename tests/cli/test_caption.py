@@ -491,6 +491,13 @@ def test_a_speed_up_of_a_text_of_another_length_says_at_which_it_is():
         assert summary(one).endswith(f"decode 3.00x, {said}, time to first token 2.00x")
 
 
+def test_video_that_is_shown_otherwise_than_stored_is_noted():
+    plain = record()
+    told = record(video={**plain.video, "transfer": "pq", "pixel_aspect": 1.422222})
+    assert "HDR (pq), not tone-mapped; pixels 1.42 times as wide as high, shown as squares" in summary(told)
+    assert "HDR" not in summary(plain) and "pixels" not in summary(plain)
+
+
 def test_output_file(vidspec):
     Path("out.jsonl").write_text("old\n")
     args = ("caption", "good.mp4", "missing.mp4", "--format", "json", "-o", "out.jsonl")

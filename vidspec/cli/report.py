@@ -52,6 +52,10 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
         facts.append(f"{rate:.1f} tokens/s")
     if (tau := caption.lengths.get("tau")) is not None:
         facts.append(f"tau {tau:.2f}" if verbose else f"{tau:.1f} accepted tokens per pass")
+    if (transfer := caption.video.get("transfer")) is not None:
+        facts.append(f"HDR ({transfer}), not tone-mapped")
+    if (aspect := caption.video.get("pixel_aspect")) is not None:
+        facts.append(f"pixels {aspect:.3g} times as wide as high, shown as squares")
     if caption.loose is not None:
         facts.append(f"not lossless, {caption.loose['share']:.0%} of the tokens changed")
     elif caption.lossless is False:

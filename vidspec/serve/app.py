@@ -280,7 +280,7 @@ class _Api:
         elif isinstance(error, HTTPException):  # no such route, or another method
             told = ApiError(error.detail.lower(), status=error.status_code, code="http", headers=error.headers)
         elif isinstance(error, VidspecError) and not (isinstance(error, GenerationError) and error.kind == "internal"):
-            param = "max_tokens" if error.kind == "json" else None
+            param = "max_tokens" if error.kind in ("json", "reasoning") else None
             told = ApiError(error.message, param, status=503 if error.kind == "memory" else 400, code=error.kind)
         else:
             if not isinstance(error, GenerationError):  # whose cause has been printed

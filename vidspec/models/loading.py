@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vidspec import memory
+from vidspec.embedded import ships
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
@@ -86,7 +87,8 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
                 where, *weight_sizes(empty, kind.language_of(empty), quantization_config(config), where)[:2]
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        try_tokenizer(name, tokenizer, _tokenizer_digest(source) if torch.cuda.is_available() else None)
+        if not ships(source):
+            try_tokenizer(name, tokenizer, _tokenizer_digest(source) if torch.cuda.is_available() else None)
         tokenizer.encode("?")  # some tokenizer settings are read with the first text
         processor, template = ({}, None) if text_only else (read_processor(name, source), read_template(source))
         model, codes = _load_with_codes(name, source, where, kind, config, text=text_only)

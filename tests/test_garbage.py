@@ -27,6 +27,9 @@ class Knot:
 OVERRIDES = {"models.device": "cpu", "video.frames": 4, "generate.max_new_tokens": 8}
 #: No built-in model has an MTP layer.
 LOADABLE = [name for name in packaged() if name != "mtp"]
+ENDS = ("close", "del")
+USUAL = [(name, ends) for name in ("eagle3", "parallelvlm", "tabed-mt") for ends in ENDS]
+IN_TURN = [(name, ENDS[number % 2]) for number, name in enumerate(LOADABLE)]
 
 
 @contextmanager
@@ -95,8 +98,7 @@ def test_a_user_who_turned_collection_off_is_left_alone():
         gc.enable()
 
 
-@pytest.mark.parametrize("ends", ["close", "del"])
-@pytest.mark.parametrize("name", full_but(["eagle3", "parallelvlm", "tabed-mt"], LOADABLE))
+@pytest.mark.parametrize(("name", "ends"), full_but(USUAL, dict.fromkeys([*USUAL, *IN_TURN])))
 def test_models_end_with_their_captioner_without_a_collection(name, ends, forked_drafts):
     captioner = Captioner.from_profile(name, overrides=OVERRIDES)
     gc.disable()

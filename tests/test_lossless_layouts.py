@@ -19,7 +19,7 @@ USUAL = [
     ("embedded-qwen", "transposed", "vanilla-sd", 1),
     ("embedded-qwen", "packed", "vanilla-sd", 4),
 ]
-#: Each profile with one layout, pair and number of clips, all combinations of these in turn; or, if asked for, with all.
+#: Each profile with one layout, pair and number of clips in turn; or, if asked for, with all.
 IN_TURN = [
     ([*BUILT_IN][number % 2], LAYOUTS[number % 3], profile, BATCHES[number // 6 % 3])
     for number, profile in enumerate(LOSSLESS)

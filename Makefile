@@ -14,7 +14,7 @@
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
-#   make gpu-tests, gpu-sizes, gpu-folder                its parts, of less than ten minutes each
+#   make gpu-tests, gpu-sizes, gpu-folder                its parts, of about three minutes each
 #   make gpu-carry [FOR=3.12]                            what a GPU machine without a network lacks: runs/carry
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
@@ -104,7 +104,7 @@ $(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomi
 SITE ?= runs/carry/site
 FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
-NEEDED := av hypothesis jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
+NEEDED := jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
 gpu gpu-tests gpu-sizes gpu-folder:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
@@ -126,11 +126,13 @@ gpu gpu-tests gpu-sizes gpu-folder:
 FOR ?= 3.12
 CARRY = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade --target runs/carry/site
 gpu-carry: $(VENV)/installed-test
+	@rm -rf runs/carry/site
 	@$(BIN)/python -m research.gpu frames --frames runs/carry/frames.npz
 	@$(CARRY) --only-binary=:all: --python-version $(FOR) --implementation cp --platform manylinux2014_x86_64 \
-		--platform manylinux_2_28_x86_64 av hypothesis platformdirs pydantic wcmatch webvtt-py
+		--platform manylinux_2_28_x86_64 platformdirs pydantic wcmatch webvtt-py
 	@$(CARRY) --no-deps srt
 	@du -sh runs/carry
+	@[ "$$(du -sk runs/carry | cut -f1)" -lt 65536 ] || { echo "runs/carry is larger than 64 MiB" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

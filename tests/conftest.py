@@ -11,12 +11,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.main
-from hypothesis import settings
 
 from tests import checkpoints, tiers
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.Tier.quick = "not full" in config.option.markexpr
-    settings.register_profile("vidspec", deadline=None, max_examples=tiers.examples(100))
-    settings.load_profile("vidspec")
+    with suppress(ImportError):  # the tests for GPUs run where it is not installed
+        from hypothesis import settings
+
+        settings.register_profile("vidspec", deadline=None, max_examples=tiers.examples(100))
+        settings.load_profile("vidspec")
 
 
 typer.main.get_command = cache(typer.main.get_command)  # half the time of a command that a test runs in its process

@@ -1,12 +1,16 @@
-"""``python -m research.gpu [tests|sizes|folder]``: test and measure on the first NVIDIA GPU; ``frames`` prepares."""
+"""``python -m research.gpu [sizes|folder|tests]``: test and measure on the first NVIDIA GPU; ``frames`` prepares."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
+import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,16 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-PARTS = ("tests", "sizes", "folder")
+#: Figures first.
+PARTS = ("sizes", "folder", "tests")
+#: Seconds beyond its minutes after which a part is interrupted, and then until it is killed.
+GRACE, KILL = 30.0, 10.0
 SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
 
 
 def command(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[tests|sizes|folder|frames]...", show_default="the first three")
+        list[str] | None, typer.Argument(metavar="[sizes|folder|tests|frames]...", show_default="the first three")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="For a .jsonl and a .md of each part.")] = Path("runs/gpu"),
-    minutes: Annotated[float, typer.Option(min=0, help="After which a part begins nothing more.")] = 9.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="After which a part begins nothing more; it is ended soon after.")
+    ] = 3.0,
     sizes: Annotated[str, typer.Option(help="In this order, of 0.5B, 3B, 7B, 32B, 72B.")] = "7B,3B,0.5B,32B",
     frames: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Decoded clips, which frames wrote; else they are decoded here.")
@@ -42,8 +51,9 @@ def command(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run small versions of all parts on a CPU: no figure means anything.")
     ] = False,
+    here: Annotated[bool, typer.Option("--here", help="Run the parts in this process, which nothing ends.")] = False,
 ) -> int:
-    """Test and measure on an NVIDIA GPU, each part within its minutes; 1 if a test fails or a pair is not lossless.
+    """Measure and test on an NVIDIA GPU, a process for each part; 1 if a part fails or a pair is not lossless.
 
     Results are lines of JSON, appended as they come; tests that passed before run last. `python -m research.gpu frames
     --frames FILE` decodes the clips of the folder for a machine that cannot.
@@ -64,13 +74,63 @@ def command(
         os.environ[decoding.VARIABLE] = str(frames.resolve())
     if smoke:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+        _check_interpreter()
     import torch
 
     if not smoke and not torch.cuda.is_available():
         print("no NVIDIA GPU here: nothing was run")
         return 0
-    device = torch.device("cpu" if smoke else "cuda:0")
-    return 0 if all([_run(part, device, out, minutes, sizes.split(","), clips, smoke) for part in chosen]) else 1
+    if here:
+        device = torch.device("cpu" if smoke else "cuda:0")
+        return 0 if all([_run(part, device, out, minutes, sizes.split(","), clips, smoke) for part in chosen]) else 1
+    if old := _unmet("transformers"):
+        print_note(old)
+    options = ["--here", "--out", str(out), "--minutes", str(minutes), "--sizes", sizes, "--clips", str(clips)]
+    command = [sys.executable, "-u", "-m", "research.gpu", *options, *(["--smoke"] if smoke else [])]
+    return 0 if all([_run_apart(part, [*command, part], out, 60 * minutes + GRACE) for part in chosen]) else 1
+
+
+def _run_apart(part: str, command: Sequence[str], out: Path, seconds: float) -> bool:
+    """Run one part in a process, since a bad address ends a process's CUDA; return True if it succeeds in time."""
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            print_note(f"{part}: ended after {seconds:.0f} s")
+            process.send_signal(signal.SIGINT)  # so that it closes its files
+            try:
+                process.wait(KILL)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                if (out / f"{part}.jsonl").exists():
+                    _report(part, out)
+            return False
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _unmet(package: str) -> str | None:
+    """Return a note if the installed version is not the one that the project requires; None if it is."""
+    from packaging.requirements import Requirement
+
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    required = {one.name: one for one in map(Requirement, tomllib.loads(text)["project"]["dependencies"])}[package]
+    found = version(package)
+    if required.specifier.contains(found, prereleases=True):
+        return None
+    return f"{package} {found} is installed, vidspec requires {required.specifier}: families it lacks fail"
+
+
+def _check_interpreter() -> None:
+    """Raise UsageError where Triton's interpreter, up to 3.6, meets a numpy that it fails with."""
+    from packaging.version import Version
+
+    with suppress(PackageNotFoundError):
+        triton, numpy = version("triton"), version("numpy")
+        if Version(triton) < Version("3.7") and Version(numpy) >= Version("2.4"):
+            raise UsageError(f"the interpreter of Triton {triton} fails with numpy {numpy}", hint="needs numpy < 2.4")
 
 
 def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:

@@ -23,6 +23,7 @@ from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
+from vidspec.errors import UsageError
 from vidspec.runs.ties import EPSILON, tie_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def test_without_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == "no NVIDIA GPU here: nothing was run\n" and not (tmp_path / "out").exists()
-    assert gpu.main(["speeds"]) == 2 and "no such part: speeds (one of tests" in capsys.readouterr().err
+    assert gpu.main(["speeds"]) == 2 and "no such part: speeds (one of sizes" in capsys.readouterr().err
 
 
 def test_lines_are_there_when_the_command_is_killed(tmp_path):
@@ -70,6 +71,62 @@ def test_each_mechanism_is_tested_before_its_parameters(monkeypatch, tmp_path):
     runs = [row["test"].partition("::")[2] for row in rows if row["kind"] == "test"]
     assert runs == ["test_one[bfloat16]", "test_two", "test_one[float32]", "test_one[bfloat16]"]
     assert {"kind": "failed", "error": "KeyboardInterrupt: "} in rows
+
+
+def test_a_part_that_hangs_is_ended(monkeypatch, tmp_path, capsys):
+    """By Ctrl-C, else by a kill; its lines stay, and the command says 1."""
+    monkeypatch.setattr(gpu, "KILL", 0.1)
+    (tmp_path / "sizes.jsonl").write_text('{"kind": "left out", "what": "7B", "why": "no time left"}\n')
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    assert not gpu._run_apart("sizes", [sys.executable, "-c", deaf], tmp_path, 0.5)
+    assert "7B" in (tmp_path / "sizes.md").read_text() and "sizes: ended after" in capsys.readouterr().err
+    assert gpu._run_apart("sizes", [sys.executable, "-c", ""], tmp_path, 60)
+    assert not gpu._run_apart("sizes", [sys.executable, "-c", "exit(1)"], tmp_path, 60)
+
+
+def test_versions_that_do_not_fit_are_named(monkeypatch):
+    monkeypatch.setattr(gpu, "version", {"transformers": "5.17.0", "triton": "3.6.0", "numpy": "2.4.1"}.get)
+    assert "transformers 5.17.0 is installed, vidspec requires" in gpu._unmet("transformers")
+    with pytest.raises(UsageError, match=r"Triton 3\.6\.0 fails with numpy 2\.4\.1"):
+        gpu._check_interpreter()
+    monkeypatch.setattr(gpu, "version", {"transformers": "5.23.0", "triton": "3.6.0", "numpy": "2.3.5"}.get)
+    assert gpu._unmet("transformers") is None
+    gpu._check_interpreter()
+
+
+def test_a_pass_that_fell_back_is_not_timed_as_replayed(monkeypatch, tmp_path):
+    monkeypatch.setitem(SIZES, "tiny", SMALL)
+    monkeypatch.setattr(sizes, "copy_rate", lambda device: 1e9)
+
+    def ways(model):
+        model.decoder.graphs, model.decoder.eager = None, "no capture"
+        yield "graphs"
+
+    monkeypatch.setattr(sizes, "_ways", ways)
+    with Results(tmp_path, "sizes", 9) as results:
+        list(sizes._size("tiny", "fused", Grid(["tiny"], (1,), (20,), torch.float32), CPU, 1e9, results))
+        model = sizes.language(SMALL, CPU, torch.float32)
+        model.decoder.graphs, model.decoder.eager = None, "no capture"
+        with pytest.raises(RuntimeError, match="eager: no capture"):
+            sizes._passes(sizes.engine_of(model), model, ("tiny", "graphs"), (1, 20), 1e9, (0, 1, 1))
+    assert results.left_out == {"tiny graphs, 1 x 20": "eager: no capture"}
+
+
+def test_what_is_carried_is_small():
+    """Neither PyAV nor hypothesis, which are most of what the limit would allow."""
+    planned = subprocess.run(["make", "-n", "gpu-carry"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    needed = (ROOT / "Makefile").read_text().partition("NEEDED := ")[2].partition("gpu gpu-tests")[0]
+    assert "webvtt-py" in planned.split() and "safetensors" in needed.split()
+    assert not {"av", "hypothesis"} & {*planned.split(), *needed.split()}
+
+
+@pytest.mark.full
+def test_tests_for_gpus_are_found_without_what_is_not_carried():
+    code = "import sys, pytest; sys.modules.update(av=None, hypothesis=None); sys.exit(pytest.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "--collect-only", *FILES, *marked.KERNELS]
+    without = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hypothesis brings a plugin
+    ran = subprocess.run(command, env=without, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
 
 
 def test_every_file_of_tests_for_gpus_is_run():
@@ -141,7 +198,7 @@ def test_what_fails_does_not_end_the_rest(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(sizes.Engine, "greedy", greedy)
     monkeypatch.setattr(sizes, "random_model", lambda *_: 1 // 0)
-    assert gpu.main(["sizes", "--smoke", "--out", str(tmp_path)]) == 1
+    assert gpu.main(["sizes", "--here", "--smoke", "--out", str(tmp_path)]) == 1
     rows = list(read(tmp_path / "sizes.jsonl"))
     assert [row["clips"] for row in rows if row["kind"] == "pass"] == [1, 1]
     assert {row["what"]: row["why"] for row in rows if row["kind"] == "left out"} == {
@@ -168,7 +225,7 @@ def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
     assert row("bfloat16", 3, 1).holds and not row("bfloat16", 2, 1).holds and not row("float32", 3, 0).holds
     assert tie_limit(torch.float32, CPU) == 0 < tie_limit(torch.float32, torch.device("cuda")) < EPSILON
     monkeypatch.setattr(folder, "measure", lambda *rest: False)
-    assert gpu.main(["folder", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
+    assert gpu.main(["folder", "--here", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
 
 
 @pytest.fixture

@@ -32,6 +32,9 @@ class _NoTokenizer:
     def apply_chat_template(self, *_: object, **__: object) -> str:
         raise NotImplementedError("a model of random weights reads no text")
 
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError("a model of random weights reads no text")
+
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         return [str(one) for one in ids] if isinstance(ids, list) else str(ids)
 

@@ -39,6 +39,7 @@ def test_exit_codes_stay():
         "VideoError": 1,
         "GenerationError": 1,
         "OutputError": 1,
+        "LostOutputError": 4,
         "UsageError": 2,
         "ArgumentError": 2,
         "ClosedError": 2,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vidspec.video import damage
 from vidspec.video.base import ClipDamage, format_seconds
 from vidspec.video.opening import codec_name, packets_of
-from vidspec.video.payload import CODECS, PictureInspector, length_size
+from vidspec.video.payload import ANIMATIONS, CODECS, MAX_ANIMATED_PIXELS, PictureInspector, length_size
 
 if TYPE_CHECKING:
     from av.packet import PktSideDataT
@@ -94,6 +94,8 @@ def read_packets(
                 scan.no_timestamps += 1
                 continue
             scan.stateful = scan.stateful or any(packet.has_sidedata(kind) for kind in _STATE)
+            if name in ANIMATIONS and scan.seen * pixels > MAX_ANIMATED_PIXELS:
+                pictures = None  # the file will be refused: checking more would take as long as reading it
             broken = packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet)))
             if begins and pictures is not None and packet.is_keyframe and not broken:
                 begins, scan.open_start = False, pictures.starts_open(bytes(packet))

@@ -14,7 +14,20 @@ from dataclasses import dataclass
 
 from vidspec.video.gif import gif_broken
 
-__all__ = ["CODECS", "PictureInspector", "has_layers", "length_size", "without_stuffing"]
+__all__ = [
+    "ANIMATIONS",
+    "CODECS",
+    "MAX_ANIMATED_PIXELS",
+    "PictureInspector",
+    "has_layers",
+    "length_size",
+    "without_stuffing",
+]
+
+# Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
+# they have: 4,000 pictures of 1080p, or some seconds of a core.
+ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
+MAX_ANIMATED_PIXELS = 1 << 33
 
 CODECS = {"gif", "h264", "hevc", "mpeg4", "vp8", "vp9"}
 

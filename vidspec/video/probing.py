@@ -25,6 +25,7 @@ from vidspec.video.base import Index, Orientation
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
 from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden_packets, read_packets
+from vidspec.video.payload import ANIMATIONS, MAX_ANIMATED_PIXELS
 from vidspec.video.pictures import decode_all
 
 __all__ = ["index_by_decoding", "probe", "too_large"]
@@ -42,10 +43,6 @@ _FIRST_PICTURE_PACKETS = 1000
 _MAX_ASPECT = 8.0
 # Transfer functions of HDR, by their numbers in H.273.
 _HDR = {16: "pq", 18: "hlg"}
-# Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
-# they have: 4,000 pictures of 1080p, or some seconds of a core.
-_ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
-_MAX_ANIMATED_PIXELS = 1 << 33
 
 
 def probe(path: str | os.PathLike[str]) -> Index:
@@ -168,10 +165,10 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
 def _check_animation(path: str, codec: str, count: int, size: tuple[int, int]) -> None:
     """Refuse an animation that would take minutes, before decoding a picture."""
     width, height = size
-    if codec in _ANIMATIONS and count * width * height > _MAX_ANIMATED_PIXELS:
+    if codec in ANIMATIONS and count * width * height > MAX_ANIMATED_PIXELS:
         raise VideoError(
             f"{path}: is an animation of {count:,} pictures of {width}x{height}, "
-            f"more than {_MAX_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
+            f"more than {MAX_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
             kind="unsupported",
             hint="ffmpeg -i IN OUT.mp4 makes a video of it",
         )

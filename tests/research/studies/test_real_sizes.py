@@ -42,7 +42,7 @@ def test_a_caption_is_its_prompt_and_its_passes():
 def test_every_format_of_a_layer_multiplies():
     torch.manual_seed(0)
     found = {name: product(torch.randn(3, 256)) for name, product in matrices.products(256, 64).items()}
-    assert len(found) == 6 and all(out.shape == (3, 64) for out in found.values())
+    assert len(found) == 7 and all(out.shape == (3, 64) for out in found.values())
     assert all(out.float().abs().sum() > 0 for out in found.values())
 
 

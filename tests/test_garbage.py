@@ -52,6 +52,9 @@ def full_collections():
 def eager():
     """Thresholds under which Python collects in full after a few hundred objects."""
     before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # nothing: Python waits until there are a quarter more objects than the last one left
     gc.set_threshold(20, 1, 1)
     yield
     gc.set_threshold(*before)

@@ -312,6 +312,7 @@ class VideoLanguageModel:
         """Return the model with quantised copies of the language model's weights, over the same slab; cached."""
         if precision not in self._quantised:
             other = copy.copy(self)
+            other._quantised = {}  # in this model's it would refer to itself
             what, alternatives = (
                 f"{self.name}: a copy of its weights in {precision}",
                 "a profile with draft.kind: model, or ar",

@@ -6,7 +6,8 @@
 #   make test-all [ARGS=...]                             the same and the tests marked "full"
 #   make test-research [ARGS=...]                        every test of research/
 #   make test-lowest [ARGS=...]                          quick tests with the lowest versions of all requirements
-#   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
+#   make sweep [ARGS="-k internvl ..."]                  every test, and every lossless profile of every family over 20 random
+#                                                        models: hours
 #   make bench [ARGS=...]                                measure profiles
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
 #   make evidence ARGS=--quick                           the README's table here, beside the published one: minutes
@@ -27,9 +28,13 @@ PEERS ?= openvino vllm
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml vidspec/_version.py constraints/cpu.txt
-# Without an NVIDIA GPU: a pinned torch, of which pip prefers the CPU build ("+cpu") wherever an index offers it.
+# Without an NVIDIA GPU: a pinned torch, of which pip prefers the CPU build ("+cpu") wherever an index offers it; from
+# PyTorch's own index, unless pip is configured to look elsewhere.
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
-PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+LOOKS_ELSEWHERE = $(BIN)/python -m pip config list | grep -Eq "index-url|find-links"
+PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
+	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
 .PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
@@ -71,7 +76,7 @@ $(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt
 	@touch $@
 
 sweep: $(VENV)/installed-test
-	@$(PYTEST) tests/sweep_lossless.py $(ARGS)
+	@VIDSPEC_EVERY=1 $(PYTEST) --ignore=tests/research tests/sweep_lossless.py tests $(ARGS)
 
 lint: $(VENV)/installed-test
 	@$(BIN)/ruff check --quiet .
@@ -146,12 +151,11 @@ $(BIN)/python:
 
 $(VENV)/installed: $(INPUTS) | $(BIN)/python
 	@echo "installing vidspec and what it needs into $(VENV); this takes minutes, once" >&2
-	@$(HAS_GPU) || echo "no NVIDIA GPU found: taking the CPU build of torch, if pip is configured to find it, else 5.8 GB" \
-		"with CUDA (PIP_EXTRA_INDEX_URL in the README)" >&2
+	@$(HAS_GPU) || echo "no NVIDIA GPU found: taking the CPU build of torch" >&2
 	@$(PIP_INSTALL) -e .
 	@$(HAS_GPU) || $(BIN)/python -c 'import sys, torch; torch.version.cuda and print("note: no NVIDIA GPU is here, " \
-		"yet pip chose the CUDA build of torch; it works but is large. Set PIP_EXTRA_INDEX_URL to the index of CPU " \
-		"wheels of PyTorch, then make clean, to have the small one.", file=sys.stderr)'
+		"yet pip chose the CUDA build of torch, from the index it is configured to use; it works but is large. " \
+		"PIP_EXTRA_INDEX_URL=$(CPU_INDEX) make clean caption has the small one.", file=sys.stderr)'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

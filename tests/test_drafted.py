@@ -13,7 +13,7 @@ from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
 from tests.test_lossless import LOSSLESS, MECHANISMS
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.decoding import loop
 from vidspec.engine import forward
 from vidspec.events.events import Finished
@@ -125,7 +125,7 @@ def alone(pair, name, paths):
     return found
 
 
-@pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], LOSSLESS))
+@pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], in_turn(LOSSLESS, 3)))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
     expected = alone(pair, name, clips)
     check(pair, name, clips, 4, 4, expected)
@@ -136,7 +136,7 @@ def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monke
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", in_turn(MECHANISMS, 2))
 def test_sixteen_clips_at_once(pair, clips, name, small):
     """Each way of drafting; every profile has company of three above."""
     check(pair, name, clips, 16, 16, alone(pair, name, clips))

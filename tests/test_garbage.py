@@ -9,7 +9,7 @@ import pytest
 
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec import garbage
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
@@ -101,7 +101,7 @@ def test_a_user_who_turned_collection_off_is_left_alone():
         gc.enable()
 
 
-@pytest.mark.parametrize(("name", "ends"), full_but(USUAL, dict.fromkeys([*USUAL, *IN_TURN])))
+@pytest.mark.parametrize(("name", "ends"), full_but(USUAL, in_turn(IN_TURN, 4)))
 def test_models_end_with_their_captioner_without_a_collection(name, ends, forked_drafts):
     captioner = Captioner.from_profile(name, overrides=OVERRIDES)
     gc.disable()

@@ -15,7 +15,7 @@ from tests.decoding.workers.pairs import named_requests
 from tests.model_pairs import Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec import video
 from vidspec.acceptance.base import Verdict, rules
 from vidspec.embedded.samples import shipped
@@ -146,7 +146,7 @@ def test_profiles_are_found():
     ("family", "number", "profile"),
     full_but(
         [one for one in PRODUCT if one[2] in (MECHANISMS if one[0] == "llava_onevision" else SHAPES)],
-        PRODUCT,
+        in_turn(PRODUCT, 4),
     ),
 )
 def test_every_profile_on_every_family(random_pairs, family, number, profile):
@@ -161,7 +161,7 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
     ("name", "number", "profile"),
     full_but(
         [(BUILT_IN[at % 2], LOSSLESS.index(one), one) for at, one in enumerate(MECHANISMS)],
-        [(name, *one) for name in BUILT_IN for one in enumerate(LOSSLESS)],
+        in_turn([(name, *one) for name in BUILT_IN for one in enumerate(LOSSLESS)], 2),
     ),
 )
 def test_every_profile_on_the_built_in_pairs(built_in_pairs, name, number, profile):
@@ -178,8 +178,7 @@ def turns(number):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("gamma", [1, 3, 8])
-@pytest.mark.parametrize("alpha", [0, 0.5, 0.99])
+@pytest.mark.parametrize(("gamma", "alpha"), [(1, 0.5), (3, 0), (3, 0.99), (8, 0.5)])
 def test_any_window_and_any_share(random_pair, gamma, alpha):
     captioner = random_pair.captioner("sd-attention-chain", {"draft.gamma": gamma, "prune.alpha": alpha})
     lengths = set()
@@ -199,7 +198,7 @@ def check_nothing_loose(pair, profile, overrides, clips):
         assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
-@pytest.mark.parametrize("family", full_but(["llava_onevision"], DENSE))
+@pytest.mark.parametrize("family", full_but(["llava_onevision"], in_turn(DENSE, 3)))
 @pytest.mark.parametrize("profile", full_but(["lvspec"], ["lvspec", "lvspec-tree"]))
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
     """A chain and two."""
@@ -207,7 +206,7 @@ def test_lvspec_without_anything_loose(random_pairs, family, profile):
 
 
 @pytest.mark.parametrize(
-    ("number", "family"), full_but([(DENSE.index("llava_onevision"), "llava_onevision")], enumerate(DENSE))
+    ("number", "family"), full_but([(DENSE.index("llava_onevision"), "llava_onevision")], in_turn(enumerate(DENSE), 2))
 )
 @pytest.mark.parametrize(("profile", "overrides"), [("specvlm", NOTHING_LOOSE), ("lvspec", BESIDE)])
 def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, number, family, profile, overrides):

@@ -1,6 +1,5 @@
 """In float32 every lossless method gives plain decoding's token ids, whatever the layout of weights and the batch."""
 
-import os
 from itertools import product
 
 import pytest
@@ -8,23 +7,19 @@ import pytest
 from tests.model_pairs import Pair
 from tests.ready_clips import read_requests, serve_captions
 from tests.test_lossless import BUILT_IN, CLIPS, LOSSLESS
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.engine.layout_times import VARIABLE
 from vidspec.models import loading
 
 LAYOUTS = ("plain", "transposed", "packed")
 BATCHES = (1, 4, 16)
 USUAL = [
-    ("embedded-qwen", "plain", "sd-adaptive-tree", 4),
-    ("embedded-qwen", "transposed", "vanilla-sd", 1),
-    ("embedded-qwen", "packed", "vanilla-sd", 4),
+    ("embedded-qwen", "plain", 4, "sd-adaptive-tree"),
+    ("embedded-qwen", "transposed", 1, "vanilla-sd"),
+    ("embedded-qwen", "packed", 4, "vanilla-sd"),
 ]
-#: Each profile with one layout, pair and number of clips in turn; or, if asked for, with all.
-IN_TURN = [
-    ([*BUILT_IN][number % 2], LAYOUTS[number % 3], profile, BATCHES[number // 6 % 3])
-    for number, profile in enumerate(LOSSLESS)
-]
-EVERY = [*product(BUILT_IN, LAYOUTS, LOSSLESS, BATCHES)] if os.environ.get("VIDSPEC_EVERY_LAYOUT") else IN_TURN
+#: Every second profile with one layout, pair and number of clips in turn; in a sweep all with all.
+EVERY = in_turn([*product(BUILT_IN, LAYOUTS, BATCHES, LOSSLESS)], 37)
 pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 
@@ -53,8 +48,8 @@ def captions(captioner, batch):
     return [(names[number], caption) for number, caption in serve_captions(captioner, requests, batch).items()]
 
 
-@pytest.mark.parametrize(("name", "layout", "profile", "batch"), full_but(USUAL, dict.fromkeys([*USUAL, *EVERY])))
-def test_every_layout_gives_plain_decodings_tokens(pairs, monkeypatch, name, layout, profile, batch):
+@pytest.mark.parametrize(("name", "layout", "batch", "profile"), full_but(USUAL, EVERY))
+def test_every_layout_gives_plain_decodings_tokens(pairs, monkeypatch, name, layout, batch, profile):
     monkeypatch.setenv(VARIABLE, layout)
     pair = pairs(name, layout)
     assert {matrix.layout for block in pair.target.decoder.blocks for matrix in block.matrices} == {layout}

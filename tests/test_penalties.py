@@ -18,7 +18,7 @@ from tests.engine import standin
 from tests.engine.test_penalties import processed
 from tests.model_pairs import Pair
 from tests.ready_clips import serve_captions
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
@@ -209,7 +209,7 @@ def distribution():
 @pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_drawn_texts_have_the_penalised_distribution(way):
-    assert p_value(draws(way, 4000), distribution()) > SIGNIFICANCE
+    assert p_value(draws(way, 2000), distribution()) > SIGNIFICANCE
 
 
 @pytest.mark.full
@@ -336,7 +336,7 @@ def test_generate_repeats_itself_without(pair, settings):
     ("profile", "settings", "batch"),
     full_but(
         [("ar", "all", 4), ("vanilla-sd", "all", 1), ("sd-tree", "ngram", 4)],
-        [(profile, settings, batch) for profile in PROFILES for settings in SETTINGS for batch in (1, 4)],
+        in_turn([(profile, settings, batch) for profile in PROFILES for settings in SETTINGS for batch in (1, 4)], 3),
     ),
 )
 def test_texts_are_those_of_generate(pair, profile, settings, batch):

@@ -247,6 +247,23 @@ def test_make_caption_ends_with_how_to_get_the_command(checkout, activated):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(("gpu", "configured"), [(False, ""), (False, "global.extra-index-url='there'"), (True, "")])
+def test_make_asks_for_the_cpu_build_where_pip_would_not_find_it(checkout, gpu, configured):
+    (checkout / ".venv/installed").unlink()
+    python = checkout / ".venv/bin/python"
+    python.write_text(f'#!/bin/sh\n[ "$4" = list ] && echo "{configured}"\n[ "$3" = install ] && echo "$@"\nexit 0\n')
+    (checkout / ".venv/bin/nvidia-smi").write_text(f"#!/bin/sh\nexit {int(not gpu)}\n")
+    (checkout / ".venv/bin/nvidia-smi").chmod(0o755)
+    path = os.pathsep.join([str(checkout / ".venv/bin"), "/usr/bin", "/bin"])
+    ran = subprocess.run(
+        ["make", "caption"], cwd=checkout, env={"PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ("--extra-index-url https://download.pytorch.org/whl/cpu" in ran.stdout) is (not gpu and not configured)
+    assert ("-c constraints/cpu.txt" in ran.stdout) is not gpu
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_peers_ends_with_the_command_that_measures_them(checkout):
     peers = ["openvino", "vllm"]
     made = ["constraints/peers/sitecustomize.py", *(f"constraints/peers/{name}.txt" for name in peers)]

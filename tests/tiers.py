@@ -1,11 +1,18 @@
-"""What ``make test`` leaves to ``make test-all``: tests and parameters with the mark ``full``, and most examples."""
+"""What ``make test`` leaves to ``make test-all``: tests and parameters with the mark ``full``, and most examples.
+
+Large products take turns in ``make test-all`` too; ``make sweep`` sets :data:`EVERY` and runs all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
+#: Environment variable under which products do not take turns.
+EVERY = "VIDSPEC_EVERY"
 
 
 class Tier:
@@ -19,11 +26,19 @@ def examples(count: int) -> int:
     return -(-count // 4) if Tier.quick else count
 
 
+def in_turn(values: Iterable[Any], step: int) -> Sequence[Any]:
+    """Return every ``step``-th value, the first among them; all in ``make sweep``."""
+    return [*values] if os.environ.get(EVERY) else [*values][::step]
+
+
 def full_but(usual: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Values for ``parametrize``, of which ``make test`` runs the usual ones alone; these must be among them."""
+    """Values for ``parametrize``, of which ``make test`` runs the usual ones alone.
+
+    A usual one that is not among them, because they take turns, is added.
+    """
     usual, values = list(usual), list(values)
-    assert all(one in values for one in usual), f"not among {values}: {[one for one in usual if one not in values]}"
+    every = [*values, *(one for one in usual if one not in values)]
     return [
         one if one in usual else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.full)
-        for one in values
+        for one in every
     ]

@@ -196,7 +196,7 @@ class TakesTheFirstBranch(AcceptsAll):
 
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 def test_texts_from_trees_have_the_targets_distribution(sampling):
-    texts = draws_with_a_tree(exact, sampling, GREEDY, examples(4000))
+    texts = draws_with_a_tree(exact, sampling, GREEDY, examples(2000))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
 
@@ -220,7 +220,7 @@ def test_greedy_walk_down_a_tree():
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
 @pytest.mark.parametrize("texts_of", full_but([draws_of_the_schedule], [draws_of_the_rule, draws_of_the_schedule]))
 def test_texts_have_the_targets_distribution(texts_of, greedy_draft, sampling):
-    texts = texts_of(exact, sampling, GREEDY if greedy_draft else sampling, examples(4000))
+    texts = texts_of(exact, sampling, GREEDY if greedy_draft else sampling, examples(2000))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
 

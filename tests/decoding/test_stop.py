@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.decoding.workers.pairs import CLIPS, named_requests
 from tests.ready_clips import ReadyClips
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.captioner import Captioner
 from vidspec.config.sections import GenerateSection
 from vidspec.decoding.limits import StoppingRules
@@ -92,7 +92,7 @@ def captions(profile, batch, stop):
     return found
 
 
-EVERY = [(profile, batch) for profile in PROFILES for batch in (1, 4)]
+EVERY = in_turn([(profile, batch) for batch in (1, 4) for profile in PROFILES], 3)
 
 
 @pytest.mark.usefixtures("forked_drafts")

@@ -96,7 +96,7 @@ def test_impossible_arguments_are_refused(call):
         call()
 
 
-def simulated(beta, gamma, tp1, tp, tq, seed, tokens=12_000):
+def simulated(beta, gamma, tp1, tp, tq, seed, tokens=6_000):
     costs = Costs(lambda rows: tp if rows > 1 else tp1, lambda: tq)
     workers = SimulatedWorkers(Pattern.bernoulli(beta, seed), costs)
     run = simulate(Scheduler(ParallelSettings(tokens, startup=gamma), FixedGamma(gamma)), workers)
@@ -108,7 +108,7 @@ def simulated(beta, gamma, tp1, tp, tq, seed, tokens=12_000):
     "beta, gamma, tp, tq", [(0.87, 9, 420.0, 46.6), (0.6, 4, 10.0, 2.5), (0.95, 3, 3.0, 1.0), (0.3, 2, 2.0, 1.0)]
 )
 def test_the_scheduler_is_as_fast_as_the_renewal_formula_says(beta, gamma, tp, tq):
-    assert simulated(beta, gamma, tp, tp, tq, 1) == pytest.approx(speed.parallel(beta, gamma, tp, tp, tq), rel=0.02)
+    assert simulated(beta, gamma, tp, tp, tq, 1) == pytest.approx(speed.parallel(beta, gamma, tp, tp, tq), rel=0.03)
 
 
 @pytest.mark.full
@@ -118,18 +118,18 @@ def test_the_scheduler_is_as_fast_as_the_renewal_formula_says(beta, gamma, tp, t
 )
 def test_with_aborts_and_cheap_single_passes_it_is_as_fast_as_the_finer_formula_says(beta, gamma, tp1, tp, tq):
     expected = speed.parallel_with_abort(beta, gamma, tp1, tp, tq)
-    assert simulated(beta, gamma, tp1, tp, tq, 1) == pytest.approx(expected, rel=0.02)
+    assert simulated(beta, gamma, tp1, tp, tq, 1) == pytest.approx(expected, rel=0.03)
     assert expected > speed.parallel(beta, gamma, tp1, tp, tq) or gamma == 2
 
 
 @pytest.mark.parametrize("beta, gamma", [(0.8, 5), (0.5, 3), (0.0, 4), (1.0, 6)])
 def test_the_sequential_schedule_is_as_fast_as_its_formula_says(beta, gamma):
     costs = Costs(lambda rows: 4 + 0.5 * rows, lambda: 0.7)
-    options = {"max_new_tokens": 20_000, "eos": frozenset()}
+    options = {"max_new_tokens": 6_000, "eos": frozenset()}
     run = simulate_sequential(Pattern.bernoulli(beta, 3), costs, gamma=gamma, **options)
     measured = run.decoded * 4.5 / run.decode_s
     expected = speed.sequential(speed.chain_tokens(beta, gamma), gamma, 4.5, 4 + 0.5 * (gamma + 1), 0.7)
-    assert measured == pytest.approx(expected, rel=0.02)
+    assert measured == pytest.approx(expected, rel=0.03)
 
 
 def test_plain_decoding_takes_one_pass_per_token():

@@ -15,7 +15,7 @@ from tests.decoding.toys import ToyEngine, on_tables, random_table, rounds_of, s
 from tests.drafting.built_in_pairs import BuiltInPair
 from tests.drafting.test_heads import GAMMA, PLACE, HeadPair, clip, right_for_a_while
 from tests.engine import standin
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
@@ -124,7 +124,7 @@ def watched(monkeypatch, change=lambda emitted, tokens: tokens):
     ("family", "kind", "visual"),
     full_but(
         [(QWEN25, "both ways", "pruned"), (QWEN25, "causal", "none"), (QWEN25, "sliding", "all")],
-        [(*one, visual) for one in product((QWEN25, QWEN3), KINDS) for visual in ("all", "none", "pruned")],
+        in_turn([(*one, visual) for one in product((QWEN25, QWEN3), KINDS) for visual in ("all", "none", "pruned")], 2),
     ),
 )
 def test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypatch, family, kind, visual):
@@ -248,7 +248,7 @@ def test_drawn_texts_have_the_targets_distribution(penalised):
     sampling, rng = Sampling(0.8, 0.9), torch.Generator().manual_seed(6)
     target, draft = random_table(11, 4, 1.2), random_table(12, 4, 1.5)
     limits, texts = StoppingRules(4, frozenset({3})), []
-    for _ in range(1500):
+    for _ in range(800):
         engine = ToyBlocks(draft)
         drafter = BlockDrafter(engine, engine.open(), sampling, rng)
         history = PenaltyHistory(Penalties(1.3), [1]) if penalised else None

@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoints import checkpoint
 from tests.checkpoints.qwen import HYBRIDS, STOCK, QwenKind
 from tests.ready_clips import read_requests, serve_captions
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room
@@ -19,10 +19,10 @@ from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
 
 CLIPS = {path.stem: str(path) for path in shipped()}
-TOKENS = 40
+TOKENS = 20
 
 
-@pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(STOCK)))
+@pytest.fixture(scope="module", params=full_but(["qwen3_5"], in_turn(sorted(STOCK), 2)))
 def pair(request):
     kinds = QwenKind(request.param, tied=False), QwenKind(request.param, tied=False, padding=0, noise=0.03)
     target, draft = (loading.load_model(str(checkpoint(kind)), resolve_placement("cpu", "float32")) for kind in kinds)
@@ -50,7 +50,7 @@ def test_chains(pair):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["ar", "specvlm-chain", "vanilla-sd-auto"]))
+@pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["specvlm-chain", "vanilla-sd-auto"]))
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)
     captions = serve_captions(fast, read_requests(fast, CLIPS.values()), batch=4)
@@ -58,7 +58,7 @@ def test_four_clips_at_once(pair, name):
     assert texts == {str(path): plain.caption(path).token_ids for path in CLIPS.values()}
 
 
-@pytest.mark.parametrize("gamma", full_but([3], [1, 3, 9]))
+@pytest.mark.parametrize("gamma", full_but([3], [1, 9]))
 def test_windows(pair, gamma):
     plain = captioner(pair, "ar")
     fast = captioner(pair, "vanilla-sd", **{"draft.gamma": gamma})

@@ -449,7 +449,7 @@ def test_models_without_ears_have_no_note(checkpoints):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("saved, dtype", [("bfloat16", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("saved, dtype", [("bfloat16", "float32"), ("bfloat16", "bfloat16")])
 def test_memory_after_loading(checkpoints, tmp_path, saved, dtype):
     """No more than a tenth beyond what the layouts take: neither mapped files nor freed weights stay."""
     wide = config(UNTIED)

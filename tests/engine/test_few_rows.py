@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from research.random_decoder import engine_of, language
 from research.sizes import Size
-from tests.tiers import full_but
+from tests.tiers import in_turn
 from vidspec.engine import few_rows, quantised, stored_codes
 from vidspec.engine.few_rows import FEW_ROWS, KernelMatrix, pack_words, unpack_words
 from vidspec.engine.quantised import quantise_weight
@@ -92,7 +92,7 @@ SHAPES = [(8, 128, 1), (4, 32, 1), (4, 64, 1), (4, 128, 3), (4, 256, 2)]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("bits, group, rows", full_but([SHAPES[0], SHAPES[2]], SHAPES))
+@pytest.mark.parametrize("bits, group, rows", in_turn(SHAPES, 2))
 @pytest.mark.parametrize("dtype", HALF)
 def test_products_are_those_of_float64(bits, group, rows, dtype):
     """With outputs that fill no tile, inputs that are split, more than one block of rows, bias and residual."""

@@ -15,7 +15,7 @@ from tests.models.parity import PROMPT, ParityCase, check_chunks, check_rollback
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
-from vidspec.escaping import mark_value
+from vidspec.escaping import mark_value, without_marks
 from vidspec.models.families.llava import VICUNA
 from vidspec.models.families.llava_next import MISTRAL
 from vidspec.models.loading import load_model
@@ -231,6 +231,21 @@ def test_control_tokens_in_prompts(plain):
     assert text.count(plain.model.tokenizer.convert_tokens_to_ids("</s>")) <= 1, "the template's own"
     marked, usual = (plain.model.text_ids("\n", f"Keep {value}?") for value in (mark_value("a <b> | c"), "a <b> | c"))
     assert marked == usual
+
+
+def test_control_tokens_across_the_ends_of_values(plain):
+    """A token that arises of a prompt and a value, or of two values, is the tokens of its letters too."""
+    ids, value = plain.model.control_tokens.encode, mark_value
+    controls = {plain.model.visual_id, plain.model.tokenizer.convert_tokens_to_ids("</s>")}
+    for prompt in (
+        f"<ima{value('ge>')}",
+        f"{value('<ima')}ge>",
+        f"{value('<')}{value('/s>')} <",
+        f"<{value('image>')}",
+    ):
+        assert controls.isdisjoint(ids(prompt)) and controls & {*ids(without_marks(prompt))}
+        assert plain.model.tokenizer.decode(ids(prompt)).replace(" ", "") == without_marks(prompt).replace(" ", "")
+    assert controls <= {*ids(f"<image>{value('<')}</s>")}, "the template's own stay"
 
 
 def test_template_without_a_place_for_images():

@@ -344,9 +344,15 @@ class VideoLanguageModel:
                 return end.value  # type: ignore[no-any-return]
 
     def prefix(
-        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+        self,
+        vision: VisionOutput,
+        prompt: str,
+        system: str | None = None,
+        earlier: Sequence[DialogueTurn] = (),
+        *,
+        begun: str = "",
     ) -> EmbeddedPrompt:
-        """Return the embedded prompt: the rendered template with the video's features in it."""
+        """Return the embedded prompt: the rendered template with the video's features in it, and an answer so begun."""
         before, after = self._split_template(prompt, system, earlier)
         pieces = self.prompt_pieces(vision)
         ranges = iter([piece for piece in pieces if isinstance(piece, range)])
@@ -354,7 +360,7 @@ class VideoLanguageModel:
         ids: list[int] = self.leading_ids()
         rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
-        for token in self.control_tokens.encode(before + middle + after):
+        for token in self.control_tokens.encode(before + middle + after + begun):
             visual_range = next(ranges, None) if token == self.visual_id else None
             if visual_range is None:
                 ids.append(token)

@@ -254,6 +254,19 @@ def test_template_without_a_place_for_images():
         model.prefix(model.encode(model.preprocess(clip(1, 50, 50))), PROMPT)
 
 
+def test_template_with_several_places_for_the_video(plain):
+    model = adapter(LlavaKind(), template="<image> {{ messages[0]['content'][1]['text'] }} <image>")
+    with pytest.raises(ModelError, match=r"tiny.*several places for a video \(<image>\)"):
+        model.prefix(plain.seen, PROMPT)
+
+
+def test_a_value_before_the_video_is_not_its_place(plain):
+    model = adapter(LlavaKind(), template="{{ messages[0]['content'][1]['text'] }} <image> Why?")
+    prefix = model.prefix(plain.seen, f"Not {mark_value('<image>')}:")
+    (before,) = {int(prefix.visual.index[0])}
+    assert model.tokenizer.decode(prefix.token_ids[:before]).replace(" ", "").endswith("Not<image>:")
+
+
 def test_template_with_one_image_takes_all_frames():
     model = adapter(LlavaKind(tokenizer="bare"), template="see <image> now")
     words, ids = tokenizer("bare"), model.visual_id

@@ -120,6 +120,18 @@ def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
         merge_records([tmp_path / "absent"])
 
 
+@pytest.mark.parametrize(
+    "job",
+    [-1, [], "x", {"clip": []}, {"settings": None}, {"settings": 3}, {"segment": "x"}, {"start": []}, {"end": {}}],
+)
+def test_a_record_with_an_odd_job_is_one_line(tmp_path, recorded, job):
+    record = recorded("a.mp4")
+    record["job"] = {**record["job"], **job} if isinstance(job, dict) else job
+    with pytest.raises(UsageError, match=r"a record's job|a record has no|the record of a\.mp4|is no record") as caught:
+        merge_records([write(tmp_path / "a", [record])])
+    assert "\n" not in str(caught.value)
+
+
 def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
     part = {"segments": 2}
     records = [

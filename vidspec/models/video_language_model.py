@@ -19,7 +19,7 @@ from vidspec.engine.matrix import Matrix
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import GenerationError, ModelError
-from vidspec.escaping import mark_value
+from vidspec.escaping import VALUE, mark_value
 from vidspec.models.base import (
     EmbeddedPrompt,
     Pixels,
@@ -426,10 +426,14 @@ class VideoLanguageModel:
         messages[0]["content"].insert(0, {"type": self.content})
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        before, found, after = self.render(messages).partition(self.span)
-        if not found:
-            raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
-        return before, after
+        text = self.render(messages)
+        outside = VALUE.sub(lambda value: "\0" * len(value[0]), text)  # a value may spell the span
+        places = outside.count(self.span)
+        if places != 1:
+            count = "several places" if places else "no place"
+            raise ModelError(f"{self.name}: its chat template has {count} for a video ({self.span})")
+        begin = outside.index(self.span)
+        return text[:begin], text[begin + len(self.span) :]
 
     def _check_text(self, kind: str, text: str) -> None:
         if (token := self.control_tokens.find(text)) is not None:

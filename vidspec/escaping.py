@@ -74,7 +74,7 @@ def cue(text: str) -> str:
 def mark_value(text: str) -> str:
     """Mark a value that fills a prompt if it may hold control tokens of a model, which are plain text there."""
     text = without_marks(text)
-    return f"\ue000{text}\ue001" if any(sign in text for sign in "<[|") else text
+    return f"\ue000{text}\ue001" if any(sign in text for sign in "<[|]>") else text
 
 
 def without_marks(text: str) -> str:

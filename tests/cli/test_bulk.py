@@ -302,6 +302,8 @@ def test_shards_merge_to_what_one_run_writes(vidspec, clips):
     assert len(lines("part1.jsonl")) + len(lines("part2.jsonl")) == 4
     ran = vidspec("merge", "part1.jsonl", "part2.jsonl", "-o", "merged.jsonl")
     assert ran.code == 0 and ran.err == "4 records, 1 failed\n"
+    Path("part3.jsonl").write_bytes(Path("part1.jsonl").read_bytes().splitlines(keepends=True)[0] + b'{"path": ')
+    assert vidspec("merge", "part3.jsonl", "-o", "one.jsonl").err == "1 record, 0 failed; 1 torn line left out\n"
     assert Path("merged.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
     assert len(vidspec("merge", "part1.jsonl", "part2.jsonl", "--format", "text").out.splitlines()) == 3
 

@@ -26,7 +26,7 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
 
     assert main(["report", "run.json", "--trace", "trace.json", "-o", "again.html"]) == 0
     again = Path("again.html").read_text(encoding="utf-8")
-    assert capsys.readouterr().err == "again.html: 1 records, 0 failed\n"
+    assert capsys.readouterr().err == "again.html: 1 record, 0 failed\n"
     assert again.count('class="lane"') == 2 and again.count("<figure>") == 4 and 'class="demo-bar"' in again
     assert 'class="t ' not in again and "The origin and the probability of each token: caption --report" in again
 
@@ -147,7 +147,7 @@ def test_two_runs_side_by_side(real, vidspec):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     ran = vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html")
     assert (ran.code, ran.out) == (0, "")
-    assert ran.err == "page.html: 2 records of both runs, 1 of them differ; 4 of one run\n"
+    assert ran.err == "page.html: 2 records of both runs, 1 of them differs; 4 of one run\n"
     page = Path("page.html").read_text()
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     assert "A red <mark>circle </mark>moves up<mark>.</mark>" in body and "A red <mark>square </mark>moves up" in body

@@ -280,6 +280,24 @@ def test_a_task_of_a_job_array_that_runs_again_does_its_part(vidspec, monkeypatc
     assert ran.code == 2 and "the job array 1-4 began this output, and task 7 is not one" in ran.err
 
 
+def test_a_task_that_runs_again_does_its_part_of_an_output_below_a_url(vidspec, monkeypatch):
+    """Its input may be below one too; a task that began beside it wrote the same array."""
+    fsspec = pytest.importorskip("fsspec")
+    write_shards(Path("shards"), 4, 1)
+    store = fsspec.filesystem("memory")
+    for number in range(4):
+        store.pipe_file(f"/array/in/{number:05d}.tar", Path(f"shards/{number:05d}.tar").read_bytes())
+    args = ("caption", "memory://array/in/{00000..00003}.tar", "--output-dir", "memory://array/out")
+    for task, first, count in ((0, 0, 2), (1, 1, 1)):
+        slurm(monkeypatch, task, first, count)
+        ran = vidspec(*args)
+        assert ran.code == 0 and f"shard {task + 1} of 2" in ran.err and "job array 0-1" in ran.err
+    assert len(streamed_paths()) == len(set(streamed_paths())) == 4
+    slurm(monkeypatch, 5, 5, 1)
+    ran = vidspec(*args)
+    assert ran.code == 2 and "the job array 0-1 began this output, and task 5 is not one" in ran.err
+
+
 def test_an_array_of_another_count_is_refused(vidspec, monkeypatch):
     Path("good.mp4").write_bytes(b"x")
     Path("out.1-of-4.jsonl").write_bytes(b"")

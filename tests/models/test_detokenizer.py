@@ -1,3 +1,4 @@
+import copy
 import random
 
 import pytest
@@ -151,6 +152,22 @@ def test_reasoning_is_no_part_of_the_answer(text, thinks, answer, reasoning):
     assert shown == answer or (text == " <thi" and not shown) or (answer is None and not shown)
     ends = [end for end in range(1, len(ids) + 1) if reasoning_end(WORDS)(ids[:end])]
     assert ("</think>" in text) == bool(ends) and full(ids[: ends[0]] if ends else ids).count("</think>") == bool(ends)
+
+
+@pytest.mark.parametrize(("text", "thinks", "answer", "reasoning"), THOUGHTS)
+def test_tags_that_are_special_tokens(text, thinks, answer, reasoning):
+    """All other special tokens still add nothing."""
+    words = copy.deepcopy(WORDS)
+    words.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    ids = words.encode(text.replace("moves", "moves<|im_end|>"), add_special_tokens=False)
+    assert {"<think>", "</think>"} & {*words.convert_ids_to_tokens(ids)} or "<th" in text or "</th" in text
+    reader = Detokenizer(words, ["circle"], thinks=thinks)
+    shown = "".join(map(reader.add, ids)).strip()
+    assert shown == (answer or "") or text == " <thi"
+    assert reader.finish() == (None if answer is None else answer.partition("circle")[0].strip(), reasoning)
+    assert ("</think>" in text) == any(reasoning_end(words)(ids[:end]) for end in range(1, len(ids) + 1))
+    if "circle" in text:
+        assert StopStrings(words, ["circle"], thinks=thinks).has_stop(ids)
 
 
 def test_the_draft_proposes_no_reasoning_to_show():

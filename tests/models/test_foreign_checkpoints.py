@@ -239,6 +239,12 @@ def test_sizes_that_no_memory_holds(copy, part, key, value):
     refused(load_model, copy, says=f"{key} {value} in its config is more than")
 
 
+@pytest.mark.parametrize("size", [{"height": 10**6, "width": 10**6}, {"height": 1, "width": 1 << 40}])
+def test_frames_that_no_memory_holds(copy, size):
+    (copy / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
+    refused(load_model, copy, says=f"makes frames of {size['width']} x {size['height']} pixels, too many")
+
+
 def test_a_config_that_is_too_long(copy, monkeypatch):
     monkeypatch.setattr(checkpoint_config, "LARGEST_CONFIG", 100)
     refused(load_model, copy, says="config.json has")

@@ -1,5 +1,6 @@
 """The caption of a frame: by models of the hub as the library runs them, and by the draft itself."""
 
+import copy
 import json
 
 import numpy as np
@@ -141,6 +142,21 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
         tokens.append(token)
         text = model.tokenizer.decode(tokens, skip_special_tokens=True)
     assert DraftCaptioner(draft.model)(whole) == first_sentence(text) != ""
+
+
+def test_a_draft_that_thinks_first_captions_without_reasoning(draft):
+    """Its prompt closes the reasoning that its template opens."""
+
+    def ending(text):
+        model = copy.copy(draft.model)
+        model.template, model._rendered = draft.model.template + f"{{{{ {text!r} }}}}", ([], "")
+        vars(model).pop("thinks", None)
+        return model
+
+    whole, thinker = clip(), ending("<think>\n")
+    said, closed = DraftCaptioner(thinker)(whole), DraftCaptioner(ending("<think>\n\n</think>\n\n"))(whole)
+    assert thinker.thinks and said == closed != ""
+    assert said != DraftCaptioner(draft.model)(whole)
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ from tests.models.parity import PROMPT, ParityCase, check_chunks, check_rollback
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
-from vidspec.escaping import mark_value
+from vidspec.escaping import mark_value, without_marks
 from vidspec.models.families.llava import VICUNA
 from vidspec.models.families.llava_next import MISTRAL
 from vidspec.models.loading import load_model
@@ -233,10 +233,38 @@ def test_control_tokens_in_prompts(plain):
     assert marked == usual
 
 
+def test_control_tokens_across_the_ends_of_values(plain):
+    """A token that arises of a prompt and a value, or of two values, is the tokens of its letters too."""
+    ids, value = plain.model.control_tokens.encode, mark_value
+    controls = {plain.model.visual_id, plain.model.tokenizer.convert_tokens_to_ids("</s>")}
+    for prompt in (
+        f"<ima{value('ge>')}",
+        f"{value('<ima')}ge>",
+        f"{value('<')}{value('/s>')} <",
+        f"<{value('image>')}",
+    ):
+        assert controls.isdisjoint(ids(prompt)) and controls & {*ids(without_marks(prompt))}
+        assert plain.model.tokenizer.decode(ids(prompt)).replace(" ", "") == without_marks(prompt).replace(" ", "")
+    assert controls <= {*ids(f"<image>{value('<')}</s>")}, "the template's own stay"
+
+
 def test_template_without_a_place_for_images():
     model = adapter(LlavaKind(), template="{{ messages[0]['role'] }}")
     with pytest.raises(ModelError, match=r"tiny.*<image>"):
         model.prefix(model.encode(model.preprocess(clip(1, 50, 50))), PROMPT)
+
+
+def test_template_with_several_places_for_the_video(plain):
+    model = adapter(LlavaKind(), template="<image> {{ messages[0]['content'][1]['text'] }} <image>")
+    with pytest.raises(ModelError, match=r"tiny.*several places for a video \(<image>\)"):
+        model.prefix(plain.seen, PROMPT)
+
+
+def test_a_value_before_the_video_is_not_its_place(plain):
+    model = adapter(LlavaKind(), template="{{ messages[0]['content'][1]['text'] }} <image> Why?")
+    prefix = model.prefix(plain.seen, f"Not {mark_value('<image>')}:")
+    (before,) = {int(prefix.visual.index[0])}
+    assert model.tokenizer.decode(prefix.token_ids[:before]).replace(" ", "").endswith("Not<image>:")
 
 
 def test_template_with_one_image_takes_all_frames():

@@ -7,8 +7,16 @@ import torch
 from tests.models import record_preprocess
 from tests.models.installed_processor import record_now
 from tests.models.record_preprocess import CASES, STEP, frames
+from vidspec.errors import ModelError
 from vidspec.models import preprocess
-from vidspec.models.preprocess import PixelRules, channels_first, normalise, resize_to_square
+from vidspec.models.preprocess import (
+    ImageRules,
+    PixelRules,
+    channels_first,
+    normalise,
+    resize_and_crop,
+    resize_to_square,
+)
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess.npz"
 MODES = {2: "bilinear", 3: "bicubic"}
@@ -69,6 +77,13 @@ def test_height_and_width_are_not_confused():
     got = normalised(wide, PixelRules(8, 12))
     assert got.shape == (1, 3, 8, 12)
     assert (got[..., :5] < -0.9).all() and (got[..., 7:] > 0.9).all()
+
+
+def test_sizes_that_no_memory_holds():
+    """Of the frame before it is cropped; a small crop hides it."""
+    rules = ImageRules(PixelRules(8, 8), edge=10**6)
+    with pytest.raises(ModelError, match=r"frames of 2000000 x 1000000 pixels, too many"):
+        resize_and_crop(np.zeros((1, 20, 40, 3), np.uint8), rules)
 
 
 def test_views_and_reversed_frames():

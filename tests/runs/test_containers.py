@@ -206,6 +206,24 @@ def test_rows_without_bytes_are_read_from_their_path():
         content(found[3])
 
 
+def test_a_field_of_structs_is_a_column():
+    """Hugging Face's ``video``: its bytes, or its paths though there are bytes; a null struct names nothing."""
+    pyarrow = pytest.importorskip("pyarrow")
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    rows = [{"bytes": b"one", "path": "a.mp4"}, None, {"bytes": None, "path": "b.mp4"}]
+    shard = table("v.parquet", {"video": pyarrow.array(rows, kind), "id": ["x", "y", "z"]})
+    found = shard_members(shard, "video.path")
+    assert [(job.path, job.id, job.source) for job in found] == [("./a.mp4", "x", None), ("./b.mp4", "z", None)]
+    assert content(shard_members(shard, "video.bytes")[0]) == b"one"
+    nested = pyarrow.array([{"in": row} for row in rows], pyarrow.struct([("in", kind)]))
+    assert content(shard_members(table("w.parquet", {"sample": nested}), "sample.in")[0]) == b"one"
+    literal = table("x.parquet", {"video.path": ["c.mp4"], "video": pyarrow.array(rows[:1], kind)})
+    assert [job.path for job in shard_members(literal, "video.path")] == ["./c.mp4"]
+    for wrong in ("video.file", "video.path.x", "id.x", "video.", ".path"):
+        with pytest.raises(UsageError, match=rf"has no column {wrong} \(--column NAME, of video \(struct<bytes"):
+            shard_members(shard, wrong)
+
+
 @pytest.mark.parametrize("codec", ["zstd", "gzip"])
 @pytest.mark.parametrize("column", ["mp4", "path"])
 def test_a_page_that_unpacks_to_gigabytes_is_refused_unread(monkeypatch, codec, column):

@@ -57,16 +57,14 @@ def test_tasks_of_a_job_array(env, shard):
     assert (found and (found.number, found.count)) == shard
 
 
-def test_a_task_that_runs_again_does_its_part_of_the_array_that_began(tmp_path):
+def test_a_task_that_runs_again_does_its_part_of_the_array_that_began():
     begun = JobArray(0, 2, 4)  # --array=0-6:2
-    begun.save(tmp_path / "array")
-    assert JobArray.load(tmp_path / "array") == begun and str(begun) == "0-6:2"
+    assert JobArray.from_json(begun.to_json().encode()) == begun and str(begun) == "0-6:2"
     again = [array_shard(4, JobArray(4, 1, 1), begun), array_shard(6, JobArray(0, 1, 2), begun)]
     assert [(shard.number, shard.count) for shard in again] == [(3, 4), (4, 4)]
     with pytest.raises(UsageError, match="0-6:2 began this output, and task 5 is not"):
         array_shard(5, JobArray(5, 1, 1), begun)
-    (tmp_path / "array").write_text("[1]")
-    assert JobArray.load(tmp_path / "array") is JobArray.load(tmp_path / "none") is None
+    assert JobArray.from_json(b"[1]") is JobArray.from_json(b"") is None
 
 
 def test_an_irregular_array_is_refused():
@@ -120,6 +118,18 @@ def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
         merge_records([other])
     with pytest.raises(UsageError, match="cannot be read"):
         merge_records([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize(
+    "job",
+    [-1, [], "x", {"clip": []}, {"settings": None}, {"settings": 3}, {"segment": "x"}, {"start": []}, {"end": {}}],
+)
+def test_a_record_with_an_odd_job_is_one_line(tmp_path, recorded, job):
+    record = recorded("a.mp4")
+    record["job"] = {**record["job"], **job} if isinstance(job, dict) else job
+    with pytest.raises(UsageError, match=r"a record's job|a record has no|the record of a\.mp4|is no record") as caught:
+        merge_records([write(tmp_path / "a", [record])])
+    assert "\n" not in str(caught.value)
 
 
 def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):

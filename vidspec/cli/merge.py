@@ -12,6 +12,7 @@ import typer
 from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption, complete_format
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
+from vidspec.events.tally import counted
 from vidspec.files import check_output, replacing
 
 __all__ = ["merge"]
@@ -55,8 +56,8 @@ def merge(
         _write(Path(output), content)
     if not quiet:
         more = [f"{found.duplicates} in several files"] * bool(found.duplicates)
-        more += [f"{found.torn} torn lines left out"] * bool(found.torn)
-        print_note("; ".join([f"{len(found)} records, {found.failed} failed", *more]))
+        more += [f"{counted(found.torn, 'torn line')} left out"] * bool(found.torn)
+        print_note("; ".join([f"{counted(len(found), 'record')}, {found.failed} failed", *more]))
 
 
 def _write(path: Path, content: Iterable[bytes]) -> None:

@@ -112,7 +112,7 @@ def timing_summary(caption: Caption) -> str:
 
 def progress(tally: Tally) -> str:
     """Return the progress of a run on one line."""
-    parts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed", *_rates(tally)]
+    parts = [f"{tally.done}/{counted(tally.total, 'clip')}", f"{tally.failed} failed", *_rates(tally)]
     if tally.eta is not None:
         parts.append(f"{format_duration(tally.eta)} left")
     return "; ".join(parts)

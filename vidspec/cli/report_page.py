@@ -11,6 +11,7 @@ import typer
 from vidspec.cli.options import DebugOption, QuietOption
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
+from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
     from vidspec.runs.merge import MergedRecords
@@ -50,12 +51,12 @@ def report(
     traces = read_trace(trace) if trace is not None else {}
     if len(sources) == 2 and trace is None:
         left, right = (_records([source]) for source in sources)
-        if found := write_compared(output, left, right, (str(sources[0]), str(sources[1]))):
+        found = write_compared(output, left, right, (str(sources[0]), str(sources[1])))
+        if found.shared:
             if not quiet:
-                shared = [one for one in found if one.left and one.right]
-                differ = sum(one.state == "differs" for one in shared)
-                alone = len(found) - len(shared)
-                print_note(f"{output}: {len(shared)} records of both runs, {differ} of them differ; {alone} of one run")
+                differ, alone = found.counts["differs"], found.counts["in one run"]
+                both = f"{counted(found.shared, 'record')} of both runs, {differ} of them differ{'s' * (differ == 1)}"
+                print_note(f"{output}: {both}; {alone} of one run")
             return 0
     records = _records(sources)
     if not records:
@@ -64,7 +65,7 @@ def report(
     if not quiet:
         for error in errors:
             print_note(f"note: {error}")
-        print_note(f"{output}: {len(records)} records, {records.failed} failed")
+        print_note(f"{output}: {counted(len(records), 'record')}, {records.failed} failed")
     return 0
 
 

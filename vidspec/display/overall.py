@@ -17,7 +17,7 @@ from vidspec.display.panel import LivePanel, flow_columns, render_clip
 from vidspec.display.state import PanelState
 from vidspec.events.events import LoopLoad
 from vidspec.events.record import Caption
-from vidspec.events.tally import Tally, format_duration
+from vidspec.events.tally import Tally, counted, format_duration
 
 __all__ = ["RunPanel", "progress_bar", "render_run"]
 
@@ -95,7 +95,7 @@ def _table(
 def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
     """Return the figures of a run, the most important first, on as many lines as they need."""
     load = loads[-1] if loads else None
-    facts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed"]
+    facts = [f"{tally.done}/{counted(tally.total, 'clip')}", f"{tally.failed} failed"]
     facts.append(f"{format_duration(tally.eta)} left" if tally.eta is not None else "")
     facts += [f"{tally.clips_per_s:.2f} clips/s", f"{tally.tokens_per_s:.1f} tokens/s"]
     if load is not None:

@@ -32,13 +32,16 @@ class ControlTokens:
         return None if found is None else found[0]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize a rendered prompt; a control token in a marked value becomes the tokens of its letters."""
-        ids, plain = list[int](), ""
+        """Tokenize a rendered prompt; a control token (partly) in a marked value is the tokens of its letters."""
+        plain, values = "", list[range]()
         for at, part in enumerate(VALUE.split(text)):  # in turn text of the prompt, and a value
-            first, *others = self._pattern.split(part) if at % 2 else [part]
-            plain += without_marks(first)
-            for spelled, after in zip(others[::2], others[1::2], strict=True):
-                ids += self._tokenizer.encode(plain, add_special_tokens=False)
-                ids += self._tokenizer.encode(spelled, add_special_tokens=False, split_special_tokens=True)
-                plain = after
-        return ids + self._tokenizer.encode(plain, add_special_tokens=False)  # type: ignore[no-any-return]
+            begin, plain = len(plain), plain + without_marks(part)
+            if at % 2:
+                values.append(range(begin, len(plain)))
+        ids, done = list[int](), 0
+        for found in self._pattern.finditer(plain) if values else ():
+            if any(found.start() < value.stop and value.start < found.end() for value in values):
+                ids += self._tokenizer.encode(plain[done : found.start()], add_special_tokens=False)
+                ids += self._tokenizer.encode(found[0], add_special_tokens=False, split_special_tokens=True)
+                done = found.end()
+        return ids + self._tokenizer.encode(plain[done:], add_special_tokens=False)  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ __all__ = [
     "cut_at_stop",
     "reasoning_end",
     "split_reasoning",
+    "token_decoder",
 ]
 
 #: Tags around the reasoning of a thinking model. The opening one ends its prompt, or begins its text.
@@ -30,14 +31,26 @@ _MARGIN = 8
 
 
 def token_decoder(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
-    """Return a function that decodes tokens, without special ones.
+    """Return a function that decodes tokens, without special ones other than the tags of reasoning.
 
     It calls the tokenizer's backend: the stock tokenizer spends several times as long checking each id.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        return partial(backend.decode, skip_special_tokens=True)
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if backend is None:
+        return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    decode: Callable[[Sequence[int]], str] = partial(backend.decode, skip_special_tokens=True)
+    ids = {backend.token_to_id(tag): tag for tag in (OPENING_TAG, CLOSING_TAG)}
+    special = {token: tag for token, tag in ids.items() if token is not None and not decode([token])}
+    return partial(_decode_with_tags, decode, special) if special else decode
+
+
+def _decode_with_tags(decode: Callable[[Sequence[int]], str], tags: Mapping[int, str], token_ids: Sequence[int]) -> str:
+    """Decode tokens, with the text of special ones in ``tags``."""
+    text, begin = "", 0
+    for at, token in enumerate(token_ids):
+        if token in tags:
+            text, begin = text + decode(token_ids[begin:at]) + tags[token], at + 1
+    return text + decode(token_ids[begin:])
 
 
 def cut_at_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:

@@ -20,6 +20,7 @@ from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completi
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.checkpoint_config import any_config, load_error, weight_source
+from vidspec.models.detokenizer import CLOSING_TAG, split_reasoning, token_decoder
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.loading import load_weights
 from vidspec.models.placement import Placement
@@ -86,7 +87,7 @@ def first_sentence(text: str) -> str:
 
 
 class DraftCaptioner(ImageCaptioner):
-    """Captioner that runs the draft model on the middle frame; greedy, at most 32 tokens.
+    """Captioner that runs the draft model on the middle frame; greedy, at most 32 tokens, without reasoning.
 
     Args:
         model: the draft model.
@@ -107,13 +108,14 @@ class DraftCaptioner(ImageCaptioner):
 
     def steps(self, clip: Clip) -> Steps[str]:
         model = self.engine.model
-        prefix = model.prefix(model.encode(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
+        begun = f"\n{CLOSING_TAG}\n\n" if model.thinks else ""
+        prefix = model.prefix(model.encode(model.preprocess(middle_frame(clip))), VIDEO_PROMPT, begun=begun)
         read = yield PrefillPrompt(self.engine, prefix, LONGEST, lane="draft")
-        tokens: list[int] = []
+        tokens, decode = list[int](), token_decoder(model.tokenizer)
         text, token = "", int(read.logits.argmax())
         while token not in model.eos:
             tokens.append(token)
-            text = model.tokenizer.decode(tokens, skip_special_tokens=True)
+            text = split_reasoning(decode(tokens), thinks=False).answer or ""
             if len(tokens) == LONGEST or text.rstrip().endswith((".", "!", "?")):
                 break
             (token,) = yield Chain(self.engine, read.span, [token], 1)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from vidspec.engine.device import to_device
+from vidspec.errors import ModelError
 from vidspec.models.tiles import best_resolution, fit_inside
 
 __all__ = [
@@ -45,6 +46,8 @@ CPU = torch.device("cpu")
 ProcessorConfig: TypeAlias = Mapping[str, Any]
 #: CLIP's mean and standard deviation, the defaults of its image processors.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+#: Most pixels of a resized frame; published processors make a quarter of that at most.
+MAX_PIXELS = 1 << 26
 #: Frames resized at once as floats.
 _FLOAT_BATCH = 8
 
@@ -66,6 +69,9 @@ class PixelRules:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     mode: str = "bicubic"
     scale: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        _check_size(self.height, self.width)
 
     @classmethod
     def from_config(cls, config: ProcessorConfig, image_size: int) -> PixelRules:
@@ -110,7 +116,12 @@ def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> tor
 
 
 def resize(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """Resize bytes (T, 3, H, W) to (T, 3, height, width) with antialiasing, ignoring the aspect ratio."""
+    """Resize bytes (T, 3, H, W) to (T, 3, height, width) with antialiasing, ignoring the aspect ratio.
+
+    Raises:
+        ModelError: that is larger than any model reads.
+    """
+    _check_size(height, width)
     if pixels.shape[-2:] == (height, width):
         return pixels
     if mode == "nearest":
@@ -118,6 +129,12 @@ def resize(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Te
     if pixels.device.type == "cpu":
         return F.interpolate(pixels, size=(height, width), mode=mode, antialias=True)
     return resize_as_floats(pixels, height, width, mode)
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        message = f"the config of the model's processor makes frames of {width} x {height} pixels, too many"
+        raise ModelError(message, hint="take the original preprocessor_config.json", kind="unreadable")
 
 
 def resize_as_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:

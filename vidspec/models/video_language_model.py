@@ -19,7 +19,7 @@ from vidspec.engine.matrix import Matrix
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import GenerationError, ModelError
-from vidspec.escaping import mark_value
+from vidspec.escaping import VALUE, mark_value
 from vidspec.models.base import (
     EmbeddedPrompt,
     Pixels,
@@ -344,9 +344,15 @@ class VideoLanguageModel:
                 return end.value  # type: ignore[no-any-return]
 
     def prefix(
-        self, vision: VisionOutput, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+        self,
+        vision: VisionOutput,
+        prompt: str,
+        system: str | None = None,
+        earlier: Sequence[DialogueTurn] = (),
+        *,
+        begun: str = "",
     ) -> EmbeddedPrompt:
-        """Return the embedded prompt: the rendered template with the video's features in it."""
+        """Return the embedded prompt: the rendered template with the video's features in it, and an answer so begun."""
         before, after = self._split_template(prompt, system, earlier)
         pieces = self.prompt_pieces(vision)
         ranges = iter([piece for piece in pieces if isinstance(piece, range)])
@@ -354,7 +360,7 @@ class VideoLanguageModel:
         ids: list[int] = self.leading_ids()
         rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
-        for token in self.control_tokens.encode(before + middle + after):
+        for token in self.control_tokens.encode(before + middle + after + begun):
             visual_range = next(ranges, None) if token == self.visual_id else None
             if visual_range is None:
                 ids.append(token)
@@ -420,10 +426,14 @@ class VideoLanguageModel:
         messages[0]["content"].insert(0, {"type": self.content})
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        before, found, after = self.render(messages).partition(self.span)
-        if not found:
-            raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
-        return before, after
+        text = self.render(messages)
+        outside = VALUE.sub(lambda value: "\0" * len(value[0]), text)  # a value may spell the span
+        places = outside.count(self.span)
+        if places != 1:
+            count = "several places" if places else "no place"
+            raise ModelError(f"{self.name}: its chat template has {count} for a video ({self.span})")
+        begin = outside.index(self.span)
+        return text[:begin], text[begin + len(self.span) :]
 
     def _check_text(self, kind: str, text: str) -> None:
         if (token := self.control_tokens.find(text)) is not None:

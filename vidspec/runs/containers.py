@@ -31,7 +31,7 @@ from vidspec.runs.tar_members import list_tar
 from vidspec.video.image import IMAGES
 
 if TYPE_CHECKING:
-    from pyarrow import DataType, Scalar, Schema
+    from pyarrow import Array, DataType, RecordBatch, Scalar, Schema
     from pyarrow.parquet import ParquetFile
 
 __all__ = ["ShardFiles", "shard_members"]
@@ -65,7 +65,7 @@ def shard_members(
 
     Args:
         shard: path or URL of a .tar or .parquet file.
-        column: column of clips in a Parquet file; None to detect it.
+        column: column of clips in a Parquet file, or field of a column of structs (``video.path``); None to detect it.
         limits: read limits and access rules; None for the defaults.
         fields: names that prompts and templates have in braces: columns of text or numbers in a Parquet file, or keys
             of KEY.json in a tar, become the jobs' columns; with ``existing``, KEY.txt is the jobs' existing text.
@@ -164,7 +164,7 @@ def _iter_rows(name: str, file: BinaryIO, table: ParquetFile, columns: list[str]
         longest = max(largest_page(name, file, table.metadata, group, key) for key in columns)
         rows = min(ROWS, max(1, ROWS_BYTES // max(1, longest)))
         for batch in table.iter_batches(rows, [group], columns, use_threads=False):
-            values = {key: batch.column(batch.schema.get_field_index(key)) for key in columns}
+            values = {key: _column_of(batch, key) for key in columns}
             for row in range(batch.num_rows):
                 yield {key: value[row] for key, value in values.items()}
 
@@ -195,8 +195,26 @@ def _is_field(schema: Schema, column: str) -> bool:
     return plain and schema.names.count(column) == 1
 
 
-def _column_type(schema: Schema, column: str) -> DataType:
-    return schema.field(schema.names.index(column)).type
+def _column_type(schema: Schema, column: str) -> DataType | None:
+    """Return the type of a column, or of a field of structs (``video.path``); None if there is none."""
+    if column in schema.names:
+        return schema.field(schema.names.index(column)).type
+    outer, *fields = column.split(".")
+    kind = schema.field(outer).type if fields and schema.names.count(outer) == 1 else None
+    for name in fields:
+        known = str(kind).startswith("struct<") and kind.get_field_index(name) >= 0
+        kind = kind.field(name).type if known else None
+    return kind
+
+
+def _column_of(batch: RecordBatch, column: str) -> Array:
+    """Return a column, or a field of structs (``video.path``), of rows that were read for it."""
+    from pyarrow import compute
+
+    if (at := batch.schema.get_field_index(column)) >= 0:
+        return batch.column(at)
+    outer, *fields = column.split(".")
+    return compute.struct_field(batch.column(batch.schema.get_field_index(outer)), fields)
 
 
 def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
@@ -209,7 +227,8 @@ def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
     names = list(dict.fromkeys(schema.names))
     candidates = [one for one in names if _is_bytes(schema, one)]
     candidates = candidates or [one for one in (*PATH_KEYS, "url") if one in names][:1]
-    candidates = candidates if wanted is None else [one for one in names if one == wanted]
+    if wanted is not None:
+        candidates = [] if _column_type(schema, wanted) is None else [wanted]
     if len(candidates) != 1:
         problem = "which column has the clips?" if wanted is None else f"has no column {wanted}"
         columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
@@ -326,7 +345,7 @@ def _iter_column(url: str, column: str, row: int, limits: FetchLimits) -> Genera
                 largest_page(url, file, table.metadata, group, column)
             for number, batch in enumerate(table.iter_batches(1, [group], [column], use_threads=False)):
                 if number >= row:
-                    value = batch.column(0)[0].as_py()
+                    value = _column_of(batch, column)[0].as_py()
                     yield (value.get("bytes") or value.get("path") or None) if isinstance(value, Mapping) else value
                 allowance.renew()  # limits hold per row
             row = 0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.errors import UsageError
+from vidspec.errors import OutputError, UsageError, VideoError
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.runs.inputs import InputSources
-    from vidspec.runs.shards import Shard
+    from vidspec.runs.shards import JobArray, Shard
 
 __all__ = ["save_array", "shard_of"]
 
@@ -23,14 +24,14 @@ def shard_of(spec: RunSpec, sources: InputSources) -> Shard | None:
     Raises:
         UsageError: ``--shard`` is not I/N, or the output was begun by another number of tasks than this one belongs to.
     """
-    from vidspec.runs.shards import JobArray, array_shard, array_task, parse_shard
+    from vidspec.runs.shards import array_shard, array_task, parse_shard
 
     if spec.shard is not None or (task := array_task(os.environ)) is None:
         return parse_shard(spec.shard)
     file = _array_file(spec, sources)
-    begun = None if file is None or spec.overwrite else JobArray.load(file)
+    begun = None if file is None or spec.overwrite else _load(file)
     if file is not None and begun is None and not spec.overwrite:
-        _check_count(spec, file.parent, task[1].tasks)
+        _check_count(spec, Path(file).parent, task[1].tasks)
     return array_shard(*task, begun)
 
 
@@ -41,28 +42,54 @@ def save_array(spec: RunSpec, sources: InputSources, shard: Shard | None) -> Non
         OutputError: the file cannot be written.
     """
     from vidspec.runs.outputs import make_folder
-    from vidspec.runs.shards import JobArray
+    from vidspec.runs.stores import is_url, write_url
 
     file = _array_file(spec, sources)
-    if file is None or shard is None or shard.array is None or JobArray.load(file) == shard.array:
+    if file is None or shard is None or shard.array is None or _load(file) == shard.array:
         return
-    make_folder(file.parent)
-    shard.array.save(file)
+    if not is_url(file):
+        make_folder(Path(file).parent)
+    try:
+        write_url(file, shard.array.to_json().encode())
+    except OutputError:
+        if _load(file) != shard.array:  # another task of the array wrote it meanwhile
+            raise
 
 
-def _array_file(spec: RunSpec, sources: InputSources) -> Path | None:
-    """Return the file that keeps the array that began an output; None if the output is no local file."""
-    from vidspec.runs.stores import is_url
+def _load(file: str) -> JobArray | None:
+    """Return the array that began an output; None if there is none.
+
+    Raises:
+        VideoError: the store of the output cannot be read.
+    """
+    from vidspec.runs.shards import JobArray
+    from vidspec.runs.stores import is_url, list_names, open_url, retry
+
+    def read() -> bytes:
+        with open_url(file) as content:
+            return content.read(1 << 10)
+
+    folder, _, name = file.rpartition("/")
+    if is_url(file) and name not in list_names(folder):
+        return None
+    with suppress(VideoError if not is_url(file) else ()):
+        return JobArray.from_json(retry(file, read))
+    return None
+
+
+def _array_file(spec: RunSpec, sources: InputSources) -> str | None:
+    """Return the path or URL of the file that keeps the array that began an output; None if the output has no place."""
+    from vidspec.runs.stores import is_url, join_url
 
     if spec.output is not None:
         path = Path(spec.output)
         special = spec.output == "-" or is_url(spec.output) or (path.exists() and not path.is_file())
-        return None if special else path.with_name(f".{path.name}.array")
+        return None if special else str(path.with_name(f".{path.name}.array"))
     if spec.output_dir is None and not sources.links:
         return None
     first = next(iter((*sources.paths, *sources.lists, *sources.manifests)))
     folder = spec.output_dir or (first if os.path.isdir(first) else os.path.dirname(first) or ".")
-    return None if is_url(folder) else Path(folder, ".vidspec.array")
+    return None if is_url(folder) and spec.output_dir is None else join_url(folder, ".vidspec.array")
 
 
 def _check_count(spec: RunSpec, folder: Path, count: int) -> None:

@@ -16,6 +16,7 @@ from sys import intern
 from typing import BinaryIO, NamedTuple, cast, overload
 
 from vidspec.errors import UsageError
+from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import encode_line
 from vidspec.runs.file_marks import is_mark
@@ -242,12 +243,17 @@ def _index(
     Raises:
         UsageError: the record has another path, time or segment than a record can have.
     """
-    job = {**record, **(record.get("job") or {})}
-    path, start, end, segment = record.get("path"), job.get("start") or 0.0, job.get("end"), job.get("segment")
-    if not (isinstance(path, str) and isinstance(start, int | float) and isinstance(end, int | float | None)):
+    job = {} if record.get("job") is None else record["job"]
+    if not isinstance(job, dict):
+        raise UsageError(f"{source}: a record's job is no object", hint=_HINT)
+    job = {**record, **job}
+    path, start, end, segment = record.get("path"), job.get("start"), job.get("end"), job.get("segment")
+    if not (isinstance(path, str) and isinstance(start, int | float | None) and isinstance(end, int | float | None)):
         raise UsageError(f"{source}: a record has no path, or another start or end than seconds", hint=_HINT)
-    if not isinstance(segment, int | None):
-        raise UsageError(f"{source}: the record of {path} has a segment that is no number", hint=_HINT)
-    settings, failed = intern(job.get("settings", "")), record.get("error") is not None
-    place = _Place(path, start, float("inf") if end is None else end, settings, number, at, length, failed)
-    return (job.get("clip", path), settings, segment), place
+    clip, settings, failed = job.get("clip", path), job.get("settings", ""), record.get("error") is not None
+    if not (isinstance(clip, str) and isinstance(settings, str) and isinstance(segment, int | None)):
+        message = f"{source}: the record of {one_line(path)} has another clip, settings or segment than any"
+        raise UsageError(message, hint=_HINT)
+    settings = intern(settings)
+    place = _Place(path, start or 0.0, float("inf") if end is None else end, settings, number, at, length, failed)
+    return (clip, settings, segment), place

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import UsageError
-from vidspec.files import write_whole
 from vidspec.runs.job import Job
 
 __all__ = ["JobArray", "Shard", "array_shard", "array_task", "parse_shard"]
@@ -73,19 +72,15 @@ class JobArray(NamedTuple):
         place, rest = divmod(task - self.first, self.step)
         return None if rest or not 0 <= place < self.tasks else Shard(place + 1, self.tasks, self)
 
-    def save(self, file: Path) -> None:
-        """Keep the array next to the output, for tasks that run again in an array of their own.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
-        write_whole(file, json.dumps(self) + "\n")
+    def to_json(self) -> str:
+        """Return a line that :meth:`from_json` reads."""
+        return json.dumps(self) + "\n"
 
     @classmethod
-    def load(cls, file: Path) -> JobArray | None:
-        """Return the array that :meth:`save` kept; None if there is none."""
-        with suppress(OSError, ValueError, TypeError):
-            first, step, count = map(int, json.loads(file.read_bytes()))
+    def from_json(cls, content: bytes) -> JobArray | None:
+        """Read the line of :meth:`to_json`; return None for anything else."""
+        with suppress(ValueError, TypeError):
+            first, step, count = map(int, json.loads(content))
             return cls(first, max(1, step), count)
         return None
 

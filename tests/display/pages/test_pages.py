@@ -12,6 +12,7 @@ from PIL import Image
 from tests.display.pages.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
 from vidspec import video
 from vidspec.display.pages import folder as folders
+from vidspec.display.pages import words
 from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.folder import FolderPage
 from vidspec.display.pages.page import check_page
@@ -168,6 +169,28 @@ def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
         folder.add(told(error=FAILED if at > 3 else None))
     assert [row.state for row in folder.table] == ["failed", "captioned", "captioned"]
     assert folder.left_out == "2 further clips are counted above and have no row here."
+    assert FolderPage().left_out == ""
+    assert words.without_row(1) == "1 further clip is counted above and has no row here."
+
+
+def test_one_of_a_thing_is_singular(tmp_path):
+    """On pages of a run and of one clip."""
+    failed = told(path="x.mp4", caption=None, error=FAILED, token_ids=[], counters={}, lengths={}, timings={}, speed={})
+    folder = FolderPage()
+    folder.add(failed)
+    assert folder.summary == "1 record, one for each clip or part of one: 0 captioned, 1 failed."
+    write(tmp_path / "page.html", folder, [], "run")
+    page = (tmp_path / "page.html").read_text()
+    assert "run: 1 record<" in page and "1 of 1 row<" in page
+    few = {name: 1 for name in ("visual_tokens", "visual_tokens_kept", "target_forwards", "drafted", "accepted")}
+    once = told(counters={**told()["counters"], **few, "emitted": 2}, video={"frames": 1})
+    page, _ = written(tmp_path, replace(clip(record=once), unseen="-"))
+    short = re.sub(r"\s+", " ", page)
+    assert "saw 1 frame as 1 visual token." in short and "needed 1 pass for the 1 token after the first" in short
+    assert re.search(r"It proposed 1 token, and 1 \([\d%]+\) was accepted", short)
+    assert not re.search(
+        r"\b1 (visual tokens|tokens|frames|passes|clips|records|rows|verifications|pieces|spans)\b", short
+    )
 
 
 def test_a_page_that_cannot_be_written(tmp_path):

@@ -1,9 +1,14 @@
-"""Where two captions differ."""
+"""Where two captions and two runs differ."""
+
+import weakref
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec.display.pages.side_by_side import differences
+from tests.display.pages.clips_of_reports import told
+from vidspec.display.pages import side_by_side
+from vidspec.display.pages.side_by_side import compare_runs, differences
 
 TEXTS = st.text("ab .,\n", max_size=30)
 
@@ -23,3 +28,57 @@ def test_words_are_marked_whole():
         [("A ", False), ("red ", True), ("circle moves", False), (".", True)],
         [("A ", False), ("blue ", True), ("circle moves", False), ("!", True)],
     )
+
+
+class Record(dict):
+    """A record that can be weakly referenced."""
+
+
+class Run(Sequence):
+    """Records that are made as they are read; ``most`` is the number that was alive at a time."""
+
+    def __init__(self, make, count):
+        self.make, self.count, self.most = make, count, 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        raise AssertionError("read one by one")
+
+    def __iter__(self):
+        alive = []
+        for number in range(self.count):
+            record = Record(self.make(number))
+            alive = [one for one in alive if one() is not None] + [weakref.ref(record)]
+            self.most = max(self.most, len(alive))
+            yield record
+            del record
+
+
+def test_records_of_two_runs_are_not_held(monkeypatch):
+    """Only those of the rows, the differing ones first; all are counted."""
+    monkeypatch.setattr(side_by_side, "MAX_ROWS", 5)
+
+    def side(changes):
+        return lambda number: told(path=f"{number}.mp4", **{"caption": f"It is {number}.", **changes.get(number, {})})
+
+    failed = {"caption": None, "error": {"stage": "generate", "kind": "memory", "message": "no"}}
+    left = Run(side({7: {"caption": "Other."}, 30: failed}), 40)
+    right = Run(lambda number: side({13: {"demo": True}})(number + 2), 40)
+    found = compare_runs(left, right)
+    assert found.counts == {"same words": 36, "differs": 1, "failed": 1, "in one run": 4} and found.shared == 38
+    assert (found.demo, found.captioned) == (1, 79)
+    shown = [(one.one.record["path"], one.state) for one in found.shown]
+    assert shown == [
+        (f"{n}.mp4", "differs" if n == 7 else "failed" if n == 30 else "in one run") for n in (0, 1, 7, 30, 40)
+    ]
+    assert [bool(one.left) for one in found.shown] == [True, True, True, True, False]
+    assert [bool(one.right) for one in found.shown] == [False, False, True, True, True]
+    assert left.most < 9 and right.most < 9
+
+
+def test_the_last_record_of_a_prompt_counts():
+    twice = [told(caption="First."), told(caption="Last.")]
+    (pair,) = compare_runs(twice, [told(caption="Last.")]).shown
+    assert pair.state == "same words" and pair.left.caption == "Last."

@@ -95,15 +95,14 @@ class FolderPage:
     @property
     def left_out(self) -> str:
         """Sentence that counts the clips without a row; empty if there are none."""
-        count = self.clips - len(self.rows)
-        return f"{words.number(count)} further clips are counted above and have no row here." if count else ""
+        return words.without_row(self.clips - len(self.rows))
 
     @property
     def summary(self) -> str:
         """Sentence that counts the clips and the failures."""
         done = self.clips - self.failed
         counts = f"{words.number(done)} captioned, {words.number(self.failed)} failed"
-        return f"{words.number(self.clips)} records, one for each clip or part of one: {counts}."
+        return f"{words.counted(self.clips, 'record')}, one for each clip or part of one: {counts}."
 
     @property
     def compared(self) -> bool:

@@ -16,7 +16,7 @@ from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.folder import FolderPage
 from vidspec.display.pages.page import RecordMapping, render_page
 from vidspec.display.pages.pictures import DrawFrames, draw_frames, draw_thumbnail
-from vidspec.display.pages.side_by_side import CaptionPair, pair_captions, write_comparison
+from vidspec.display.pages.side_by_side import Comparison, compare_runs, write_comparison
 from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import ClipStates
 from vidspec.errors import UsageError, VidspecError
@@ -75,7 +75,7 @@ def write(
     else:
         content = render_page(
             "folder.html",
-            title=one_line(f"{title}: {words.number(folder.clips)} records"),
+            title=one_line(f"{title}: {words.counted(folder.clips, 'record')}"),
             demo=demo,
             folder=folder,
             thumbnails=_thumbnails(folder) if frames else {},
@@ -207,13 +207,13 @@ def write_finished(
 
     with checking_records("report on", UndefinedError):
         folder, clips = _collect_clips(records, traces)
-        damaged = any((record.get("video") or {}).get("damage") for record in records)
+        damaged = any((clip.record.get("video") or {}).get("damage") for clip in clips)
         return write(file, folder, clips, title, allow_damaged=damaged)
 
 
 def write_compared(
     file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
-) -> Sequence[CaptionPair]:
+) -> Comparison:
     """Write the page of two runs side by side and return their clips; write nothing if they share none.
 
     Raises:
@@ -223,10 +223,9 @@ def write_compared(
     from jinja2 import UndefinedError
 
     with checking_records("report on", UndefinedError):
-        found = pair_captions(left, right)
-        if not any(one.left and one.right for one in found):
-            return ()
-        write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
+        found = compare_runs(left, right)
+        if found.shared:
+            write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
         return found
 
 
@@ -236,15 +235,15 @@ def _collect_clips(
     """Return all records, and the first of them with their traces."""
     folder = FolderPage()
     clips: list[ClipPage] = []
-    captioned = Counter(record["path"] for record in records if record.get("error") is None)
+    captioned = Counter(record["path"] for record in records if record.get("error") is None) if traces else Counter()
     met: Counter[str] = Counter()
     for record in records:
         number, path = folder.add(record), record["path"]
         if record.get("error") is not None and len(records) > 1:
             continue
         mine = traces.get(path, ())
-        spans = mine[met[path]] if len(mine) == captioned[path] else ()
-        met[path] += 1
+        spans = mine[met[path]] if mine and len(mine) == captioned[path] else ()
+        met[path] += bool(mine)
         if len(clips) < IN_FULL:
             clips.append(ClipPage(record, spans=spans, number=number))
     return folder, clips

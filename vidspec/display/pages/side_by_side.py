@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from vidspec.display.pages import words
@@ -15,7 +19,7 @@ from vidspec.display.pages.folder import MAX_ROWS, FolderPage
 from vidspec.display.pages.page import RecordMapping, render_page
 from vidspec.files import write_whole
 
-__all__ = ["CaptionPair", "differences", "pair_captions", "write_comparison"]
+__all__ = ["CaptionPair", "Comparison", "compare_runs", "differences", "write_comparison"]
 
 #: A piece of a text, and True if the other text lacks it.
 DiffPiece = tuple[str, bool]
@@ -35,10 +39,14 @@ def differences(left: str, right: str) -> tuple[list[DiffPiece], list[DiffPiece]
 
 @dataclass(frozen=True)
 class CaptionPair:
-    """Captions of two runs for one clip and prompt; None if a run did not have it."""
+    """Captions of two runs for one clip and prompt; None if a run did not have it.
+
+    ``state`` is ``same words``, ``differs``, ``failed`` (in one run at least) or ``in one run``.
+    """
 
     left: ClipPage | None
     right: ClipPage | None
+    state: str
     number: int = 0
 
     @property
@@ -56,23 +64,86 @@ class CaptionPair:
         pieces = differences(*texts) if both else [[(text, False)] for text in texts]
         return list(zip((self.left, self.right), pieces, strict=True))
 
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs: numbers of clips by their state, and the pairs that a page shows, those that differ first.
+
+    ``demo`` and ``captioned`` count captions of both runs.
+    """
+
+    counts: Mapping[str, int]
+    shown: Sequence[CaptionPair]
+    demo: int
+    captioned: int
+
     @property
-    def state(self) -> str:
-        """Result of the comparison."""
-        if self.left is None or self.right is None:
-            return "in one run"
-        if self.left.error is not None or self.right.error is not None:
-            return "failed"
-        return "same words" if self.left.caption == self.right.caption else "differs"
+    def shared(self) -> int:
+        """Clips of both runs."""
+        return sum(self.counts.values()) - self.counts["in one run"]
 
 
-def pair_captions(left: Sequence[RecordMapping], right: Sequence[RecordMapping]) -> list[CaptionPair]:
+class _Side:
+    """Numbers of a run's records, and what its captions are, by row of the page. Holds no record."""
+
+    def __init__(self) -> None:
+        self.index, self.caption = array("q"), array("Q")
+        self.demo, self.failed = bytearray(), bytearray()
+
+    def set(self, row: int, index: int, record: RecordMapping) -> None:
+        while len(self.index) <= row:
+            for numbers in (self.index, self.caption, self.demo, self.failed):
+                numbers.append(0)
+            self.index[-1] = -1
+        clip = ClipPage(record)
+        self.index[row], self.caption[row] = index, int.from_bytes(_digest(clip.caption)[:8], "little")
+        self.demo[row], self.failed[row] = bool(clip.demo), clip.error is not None
+
+    def has(self, row: int) -> bool:
+        return row < len(self.index) and self.index[row] >= 0
+
+
+def compare_runs(left: Sequence[RecordMapping], right: Sequence[RecordMapping]) -> Comparison:
     """Match the records of two runs by path, part and prompt; those of the first run first, then the rest.
 
-    If a run has several records for one prompt, the last counts.
+    If a run has several records for one prompt, the last counts. Each run is read twice and its records are not held.
     """
-    sides = [{_key(record): ClipPage(record) for record in records} for records in (left, right)]
-    return [CaptionPair(sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]
+    rows: dict[bytes, int] = {}
+    sides = _Side(), _Side()
+    for side, records in zip(sides, (left, right), strict=True):
+        for index, record in enumerate(records):
+            side.set(rows.setdefault(_digest(repr(_key(record))), len(rows)), index, record)
+
+    def state(row: int) -> str:
+        if not all(side.has(row) for side in sides):
+            return "in one run"
+        if any(side.failed[row] for side in sides):
+            return "failed"
+        return "same words" if sides[0].caption[row] == sides[1].caption[row] else "differs"
+
+    states = Counter(map(state, range(len(rows))))
+    chosen = sorted(range(len(rows)), key=lambda row: state(row) == "same words")[:MAX_ROWS]
+    pages = [
+        _read_pages(records, {row: side.index[row] for row in chosen if side.has(row)})
+        for side, records in zip(sides, (left, right), strict=True)
+    ]
+    return Comparison(
+        counts={state: states[state] for state in ("same words", "differs", "failed", "in one run")},
+        shown=[CaptionPair(pages[0].get(row), pages[1].get(row), state(row)) for row in chosen],
+        demo=sum(map(sum, (side.demo for side in sides))),
+        captioned=sum(sum(index >= 0 for index in side.index) - sum(side.failed) for side in sides),
+    )
+
+
+def _read_pages(records: Sequence[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ClipPage]:
+    """Return the clips of the rows of a page, given the numbers of their records."""
+    rows = {index: row for row, index in wanted.items()}
+    found = ((rows[index], ClipPage(record)) for index, record in enumerate(records) if index in rows)
+    return dict(islice(found, len(rows)))
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _key(record: RecordMapping) -> tuple[object, ...]:
@@ -83,13 +154,13 @@ def _key(record: RecordMapping) -> tuple[object, ...]:
 
 
 def write_comparison(
-    file: Path, found: Sequence[CaptionPair], names: tuple[str, str], thumbnails: Callable[[FolderPage], dict[int, str]]
+    file: Path, found: Comparison, names: tuple[str, str], thumbnails: Callable[[FolderPage], dict[int, str]]
 ) -> None:
     """Write the page.
 
     Args:
         file: replaced whole.
-        found: all clips of both runs.
+        found: the clips of both runs.
         names: of the runs.
         thumbnails: makes pictures by number.
 
@@ -97,19 +168,14 @@ def write_comparison(
         OutputError: it cannot be written.
     """
     folder = FolderPage()
-    rows = [CaptionPair(one.left, one.right, folder.add(one.one.record)) for one in found]
-    states = [one.state for one in rows]
-    counts = {state: states.count(state) for state in ("same words", "differs", "failed", "in one run")}
-    demo = sum(bool(clip and clip.demo) for one in rows for clip in (one.left, one.right))
-    captioned = sum(bool(clip and clip.error is None) for one in rows for clip in (one.left, one.right))
     content = render_page(
         "side_by_side.html",
         title=f"{names[0]} and {names[1]}",
-        demo=words.demo(demo, captioned),
+        demo=words.demo(found.demo, found.captioned),
         names=names,
-        counts={state: words.number(count) for state, count in counts.items() if count},
-        rows=sorted(rows, key=lambda row: row.state == "same words")[:MAX_ROWS],
-        left_out=words.number(max(0, len(rows) - MAX_ROWS)) if len(rows) > MAX_ROWS else "",
+        counts={state: count for state, count in found.counts.items() if count},
+        rows=[replace(one, number=folder.add(one.one.record)) for one in found.shown],
+        left_out=words.without_row(sum(found.counts.values()) - len(found.shown)),
         thumbnails=thumbnails(folder),
     )
     write_whole(file, content)

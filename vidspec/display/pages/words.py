@@ -14,6 +14,7 @@ __all__ = [
     "LENGTH_NAMES",
     "MEASURED",
     "ORIGINS",
+    "counted",
     "demo",
     "number",
     "ratio",
@@ -21,6 +22,7 @@ __all__ = [
     "signal",
     "span",
     "time",
+    "without_row",
 ]
 
 #: Note on figures measured with the built-in models.
@@ -107,6 +109,19 @@ def number(value: float | int | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format as ``1 clip`` or ``12,345 clips``."""
+    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
+
+
+def without_row(count: int) -> str:
+    """Sentence on clips beyond those of a table; empty if there are none."""
+    if not count:
+        return ""
+    verbs = ("is", "has") if count == 1 else ("are", "have")
+    return f"{counted(count, 'further clip')} {verbs[0]} counted above and {verbs[1]} no row here."
 
 
 def share(value: float | None) -> str:

@@ -95,7 +95,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       row.hidden = (only?.checked && !row.dataset.failed) || !wanted.every((word) => text.includes(word));
       shown += !row.hidden;
     }
-    count.textContent = shown + " of " + body.rows.length + " rows";
+    count.textContent = shown + " of " + body.rows.length + (body.rows.length === 1 ? " row" : " rows");
   };
   search?.addEventListener("input", filter);
   only?.addEventListener("change", filter);

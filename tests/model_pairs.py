@@ -5,6 +5,7 @@ from functools import cache, partial
 from tests.checkpoints import (
     checkpoint,
     gemma4,
+    glm4v,
     internvl,
     llava,
     llava_onevision,
@@ -25,6 +26,7 @@ ADAPTERS = {
     "llava": partial(llava.adapter, llava.LlavaKind("llava")),
     "llava_next": partial(llava.adapter, llava.LlavaKind("llava_next")),
     "gemma4": gemma4.adapter,
+    **{family: partial(glm4v.adapter, family) for family in glm4v.CLASSES},
     "internvl": internvl.adapter,
     "qwen2_5_omni": qwen2_5_omni.adapter,
     "smolvlm": smolvlm.adapter,

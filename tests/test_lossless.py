@@ -52,7 +52,11 @@ LOSSLESS = different()
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
 _OWN = {
     "gemma4",
+    "glm4v",
+    "glm46v",
+    "glm4v_moe",
     "internvl",
+    "qwen2_vl",
     "smolvlm",
     "qwen2_5_omni",
     "video_salmonn2_plus",

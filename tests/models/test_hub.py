@@ -197,14 +197,14 @@ def test_a_mistyped_name_is_answered_with_the_published_one():
 
 
 def test_a_target_that_is_not_supported_is_told_before_the_draft_is_loaded(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
     monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("was loaded"))
     models = {"models.target": str(tmp_path), "models.draft": str(tmp_path / "draft")}
     with pytest.raises(
-        ModelError, match=r"models of type qwen2_vl \(Qwen2-VL\) are not supported; nearest: qwen2_5_vl"
+        ModelError, match=r"models of type mllama \(Llama 3.2 Vision\) are not supported; nearest: llava_next"
     ):
         Captioner.from_profile("vanilla-sd", overrides=models)
-    with pytest.raises(ProfileError, match=r"models.target: .* of type qwen2_vl .* nearest valid choice: qwen2_5_vl"):
+    with pytest.raises(ProfileError, match=r"models.target: .* of type mllama .* nearest valid choice: llava_next"):
         load_profile("vanilla-sd", {"models.target": str(tmp_path)})
 
 

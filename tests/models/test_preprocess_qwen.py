@@ -12,13 +12,14 @@ from tests.models import record_preprocess_qwen
 from tests.models.installed_processor import record_now
 from tests.models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
+from vidspec.models.families.glm4v import Glm4v
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.families.qwen3_vl import Qwen3VL
 from vidspec.models.preprocess import normalise
 from vidspec.models.preprocess_qwen import GridRules, patches, patchify
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_qwen.npz"
-TOWERS = {"qwen2_5_vl": (Qwen25VL, 14), "qwen3_vl": (Qwen3VL, 16)}
+TOWERS = {"qwen2_5_vl": (Qwen25VL, 14), "qwen3_vl": (Qwen3VL, 16), "glm4v": (Glm4v, 14)}
 
 
 def rules(config):
@@ -85,7 +86,7 @@ def test_size_is_within_the_budget(config, count, height, width):
         assert rows * columns * shown <= ceiling * spare
 
 
-@pytest.mark.parametrize("config", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("config", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_frames_like_a_line_are_refused(config):
     with pytest.raises(GenerationError, match="9000 x 40"):
         rules(config).size(4, 40, 9000)
@@ -126,5 +127,5 @@ def test_missing_keys_are_the_towers():
 
 def test_older_names_of_the_budget():
     config = {"min_pixels": 100, "max_pixels": 900, "size": {"shortest_edge": 1, "longest_edge": 2}}
-    old, new = (GridRules.from_config(config, rules(f"{family}-plain")) for family in TOWERS)
+    old, new = (GridRules.from_config(config, rules(f"{family}-plain")) for family in ("qwen2_5_vl", "qwen3_vl"))
     assert (old.min_pixels, old.max_pixels) == (100, 900) and (new.min_pixels, new.max_pixels) == (1, 2)

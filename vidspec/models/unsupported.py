@@ -18,8 +18,6 @@ __all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
 KIN = {
     "gemma3": ("Gemma 3", "gemma4"),
     "gemma3n": ("Gemma 3n", "gemma4"),
-    "glm4v": ("GLM-4.1V", "qwen2_5_vl"),
-    "glm46v": ("GLM-4.6V", "qwen3_vl"),
     "idefics2": ("Idefics2", "smolvlm"),
     "idefics3": ("Idefics3 and SmolVLM 1", "smolvlm"),
     "internvl_chat": ("InternVL with code of its own; take the checkpoint whose name ends in -HF", "internvl"),
@@ -29,7 +27,6 @@ KIN = {
     "mllama": ("Llama 3.2 Vision", "llava_next"),
     "molmo2": ("Molmo 2", "qwen3_vl"),
     "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
-    "qwen2_vl": ("Qwen2-VL", "qwen2_5_vl"),
     "qwen3_omni_moe": ("Qwen3-Omni", "qwen2_5_omni"),
     "video_llama_3": ("VideoLLaMA 3", "qwen2_5_vl"),
     "video_llava": ("Video-LLaVA", "llava_onevision"),

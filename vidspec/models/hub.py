@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from vidspec.errors import ModelError
-from vidspec.models.known_pairs import known_pairs
+from vidspec.models.known_pairs import known_pairs, published_heads
 from vidspec.registry import nearest
 
 __all__ = [
     "check_reachable",
     "config_file",
     "download_hint",
+    "fetch_note",
     "is_cached",
+    "is_listed",
     "is_local",
     "nearest_published",
     "require_models",
@@ -137,6 +139,18 @@ def download_hint(*names: str) -> str:
         subject, pronoun = ("names are", "them") if len(unlisted) > 1 else ("name is", "it")
         hints.append(f"if the {subject} right, `vidspec models get` fetches {pronoun} where there is a network")
     return " ".join(hints)
+
+
+def is_listed(name: str) -> bool:
+    """Return True if a hub id is a target, a draft or a head that is listed."""
+    models = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
+    return name in models or any(head.name == name for head in published_heads())
+
+
+def fetch_note(name: str) -> str:
+    """Return the line that announces a download, before any of it."""
+    unlisted = "not among the models that `vidspec models` lists; loads if its config has a supported layout"
+    return f"fetching {name} from the hub" + ("" if is_listed(name) else f": {unlisted}")
 
 
 def retries_offline(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:

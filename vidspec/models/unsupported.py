@@ -16,6 +16,8 @@ __all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
 
 #: Title and nearest supported family of unsupported models, by ``model_type``.
 KIN = {
+    "Keye": ("Keye-VL with code of its own", "qwen3_vl"),
+    "KeyeVL1_5": ("Keye-VL 1.5 with code of its own", "qwen3_vl"),
     "gemma3": ("Gemma 3", "gemma4"),
     "gemma3n": ("Gemma 3n", "gemma4"),
     "idefics2": ("Idefics2", "smolvlm"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vidspec.errors import ModelError
 from vidspec.models.base import families
-from vidspec.models.hub import config_file, is_local, nearest_published
+from vidspec.models.hub import config_file, gguf_reason, is_local, nearest_published
 from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import nearest
 
@@ -62,6 +62,8 @@ def find_target_problem(target: str) -> TargetProblem | None:
     """
     if any(pair.target.name == target for pair in known_pairs()):
         return None
+    if (gguf := gguf_reason(target)) is not None:
+        return TargetProblem(*gguf)
     if (file := config_file(target)) is not None:
         try:
             family = str(json.loads(file.read_text(encoding="utf-8"))["model_type"])

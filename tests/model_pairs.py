@@ -12,6 +12,7 @@ from tests.checkpoints import (
     qwen,
     qwen2_5_omni,
     smolvlm,
+    video_llama_3,
     video_salmonn,
 )
 from vidspec.captioner import Captioner
@@ -30,6 +31,7 @@ ADAPTERS = {
     "internvl": internvl.adapter,
     "qwen2_5_omni": qwen2_5_omni.adapter,
     "smolvlm": smolvlm.adapter,
+    "video_llama_3": video_llama_3.adapter,
     "video_salmonn2_plus": video_salmonn.adapter,
     **{family: partial(qwen.adapter, qwen.QwenKind(family)) for family in qwen.EVERY},
 }

@@ -59,6 +59,7 @@ _OWN = {
     "qwen2_vl",
     "smolvlm",
     "qwen2_5_omni",
+    "video_llama_3",
     "video_salmonn2_plus",
     "qwen3_vl_moe",
     "qwen3_5",

@@ -48,6 +48,7 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "qwen2_5_omni": _OMNI,
     "video_salmonn2_plus": MergedPatches(56**2, 61_250, max_video_tokens=128_000, full_frames=768),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+    "video_llama_3": MergedPatches(12_544, 12_845_056, max_video_tokens=0, steps=1, shared=True),  # before compression
     **dict.fromkeys(("glm4v", "glm46v", "glm4v_moe"), _GLM),
 }
 

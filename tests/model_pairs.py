@@ -5,12 +5,14 @@ from functools import cache, partial
 from tests.checkpoints import (
     checkpoint,
     gemma4,
+    glm4v,
     internvl,
     llava,
     llava_onevision,
     qwen,
     qwen2_5_omni,
     smolvlm,
+    video_llama_3,
     video_salmonn,
 )
 from vidspec.captioner import Captioner
@@ -25,9 +27,11 @@ ADAPTERS = {
     "llava": partial(llava.adapter, llava.LlavaKind("llava")),
     "llava_next": partial(llava.adapter, llava.LlavaKind("llava_next")),
     "gemma4": gemma4.adapter,
+    **{family: partial(glm4v.adapter, family) for family in glm4v.CLASSES},
     "internvl": internvl.adapter,
     "qwen2_5_omni": qwen2_5_omni.adapter,
     "smolvlm": smolvlm.adapter,
+    "video_llama_3": video_llama_3.adapter,
     "video_salmonn2_plus": video_salmonn.adapter,
     **{family: partial(qwen.adapter, qwen.QwenKind(family)) for family in qwen.EVERY},
 }

@@ -52,9 +52,14 @@ LOSSLESS = different()
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
 _OWN = {
     "gemma4",
+    "glm4v",
+    "glm46v",
+    "glm4v_moe",
     "internvl",
+    "qwen2_vl",
     "smolvlm",
     "qwen2_5_omni",
+    "video_llama_3",
     "video_salmonn2_plus",
     "qwen3_vl_moe",
     "qwen3_5",

@@ -1,4 +1,4 @@
-"""Small random Qwen2.5-VL and Qwen3-VL models with the real layout: windowed towers, M-RoPE, deepstack, padded heads.
+"""Small random Qwen-VL models with the real layout: windowed towers, M-RoPE, deepstack, padded heads.
 
 The tokenizer is a small byte-level BPE with the real one's pre-tokenizer and its special tokens at the end, in order.
 Weights are far from the usual tiny initialisation, as in ``checkpoints``.
@@ -35,12 +35,12 @@ CORPUS = (
     "You are a helpful assistant. Describe the video. system user assistant seconds",
     "A small red circle moves from the left to the right while a large blue square stays where it was.",
 )
-QWEN25, QWEN3 = "qwen2_5_vl", "qwen3_vl"
+QWEN2, QWEN25, QWEN3 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl"
 CLASSES = {QWEN25: "Qwen2_5_VL", QWEN3: "Qwen3VL"}
 #: Families whose blocks are not fused: mixtures of experts, and hybrids with recurrent blocks.
 HYBRIDS = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
 STOCK = {"qwen3_vl_moe": "Qwen3VLMoe", **HYBRIDS}
-EVERY = {**CLASSES, **STOCK}
+EVERY = {QWEN2: "Qwen2VL", **CLASSES, **STOCK}
 PATCH, HIDDEN, LAYERS, HEADS, KV_HEADS = 4, 64, 4, 4, 2
 #: Two frames a step, 2 x 2 patches a token; 8 pixels a side of a token.
 UNIT = 2 * PATCH
@@ -91,7 +91,7 @@ def tokenizer(corpus: int = 0) -> PreTrainedTokenizerFast:
 def processor(family: str) -> dict[str, object]:
     """A video processor's config, keys as the published ones have them."""
     common = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2, "resample": 3, "rescale_factor": 1 / 255}
-    if family == QWEN25:
+    if family in (QWEN2, QWEN25):
         mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
         return {**common, "min_pixels": 4 * UNIT**2, "max_pixels": 20 * UNIT**2, "image_mean": mean, "image_std": std}
     size = {"shortest_edge": 4 * UNIT**2, "longest_edge": 100 * UNIT**2}
@@ -116,7 +116,11 @@ def config(kind: QwenKind) -> transformers.PreTrainedConfig:
     }
     ends = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": 1e4}
-    if kind.family == QWEN25:
+    if kind.family == QWEN2:
+        del vision["intermediate_size"], vision["out_hidden_size"]
+        vision |= {"hidden_size": HIDDEN, "embed_dim": 32, "mlp_ratio": 2}
+        rope["mrope_section"] = [2, 3, 3]
+    elif kind.family == QWEN25:
         vision |= {"window_size": 3 * UNIT, "fullatt_block_indexes": [1, 3], "tokens_per_second": TOKENS_PER_SECOND}
         rope["mrope_section"] = [2, 3, 3]
     else:

@@ -305,7 +305,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         (
             {"models.target": "Qwen/Qwen2-VL-7B"},
             "models.target: Qwen/Qwen2-VL-7B is not among the targets that `vidspec models` lists; "
-            "nearest valid choice: Qwen/Qwen2.5-VL-7B-Instruct, or this one with models.draft",
+            "nearest valid choice: Qwen/Qwen2-VL-7B-Instruct, or this one with models.draft",
         ),
         (
             {"models.target": "./nowhere"},

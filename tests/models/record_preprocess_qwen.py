@@ -1,4 +1,4 @@
-"""Records what the library's Qwen video processors make of frames; ``test_preprocess_qwen.py`` compares with ours.
+"""Records what the library's Qwen and GLM video processors make of frames, for ``test_preprocess_qwen.py``.
 
 Run as ``record_preprocess.py`` is: ``python record_preprocess_qwen.py fixtures/preprocess_qwen.npz`` in this folder.
 """
@@ -41,6 +41,10 @@ CONFIGS = {
         "max_video_tokens": 40,
         "cap_pixels_per_frame": True,
     },
+    "glm4v": {"size": {"shortest_edge": 12544, "longest_edge": 47040000}},
+    "video_llama_3": {"min_pixels": 12544, "max_pixels": 12845056},
+    "video_llama_3-small": {"min_pixels": 3136, "max_pixels": 60000},
+    "glm4v-small": {"size": {"shortest_edge": 3136, "longest_edge": 60000}},
 }
 #: name: (config, frames, height, width)
 CASES = {
@@ -54,6 +58,10 @@ CASES = {
     "low": ("qwen3_vl", 2, 11, 90),
     "squeezed": ("qwen3_vl-small", 7, 180, 320),
     "portrait": ("qwen3_vl-capped", 4, 320, 180),
+    "pairs": ("glm4v", 3, 97, 131),
+    "shrunk": ("glm4v-small", 4, 180, 320),
+    "halves": ("video_llama_3-small", 3, 180, 320),
+    "alone": ("video_llama_3", 1, 97, 131),
 }
 #: Clips whose sizes are recorded, for each config.
 SIZES = 300
@@ -69,6 +77,9 @@ def frames(name: str) -> NDArray[np.uint8]:
     waves = [np.stack([(x * (c + 2) + y * (3 - c) + 17 * t) % 200 for c in range(3)], -1) for t in range(count)]
     shown = np.stack(waves) + rng.randint(-20, 20, (count, height, width, 3))
     shown[:, height // 4 : height // 2, width // 3 : width // 2] = 255
+    if name == "halves":  # the left one stands still, and then the whole
+        shown[1:, :, : width // 2] = shown[0, :, : width // 2]
+        shown[2:] = shown[1]
     return np.clip(shown, 0, 255).astype(np.uint8)
 
 
@@ -82,10 +93,18 @@ def clips(config: str) -> list[tuple[int, int, int]]:
 
 
 def processor(config: str):
+    from transformers.models.glm46v.video_processing_glm46v import Glm46VVideoProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.models.video_llama_3.video_processing_video_llama_3 import VideoLlama3VideoProcessor
 
-    kind = Qwen3VLVideoProcessor if config.startswith("qwen3") else Qwen2VLVideoProcessor
+    kinds = {
+        "qwen2_5_vl": Qwen2VLVideoProcessor,
+        "qwen3_vl": Qwen3VLVideoProcessor,
+        "glm4v": Glm46VVideoProcessor,
+        "video_llama_3": VideoLlama3VideoProcessor,
+    }
+    kind = kinds[config.partition("-")[0]]
     return kind(**CONFIGS[config], do_sample_frames=False)
 
 
@@ -101,7 +120,9 @@ def library_sizes(config: str) -> NDArray[np.int32]:
             video = SimpleNamespace(shape=(1, count, 3, height, width))
             factor = made.patch_size * made.merge_size
             options = {"factor": factor, "temporal_factor": made.temporal_patch_size}
-            got = made.resize(video, made.size, 3, cap_pixels_per_frame=made.cap_pixels_per_frame, **options)
+            if "cap_pixels_per_frame" in CONFIGS[config]:
+                options["cap_pixels_per_frame"] = made.cap_pixels_per_frame
+            got = made.resize(video, made.size, 3, **options)
             found.append((got.height, got.width))
     finally:
         TorchvisionBackend.resize = patched
@@ -120,6 +141,8 @@ def main(path: str) -> None:
         values = made["pixel_values_videos"].numpy()
         found[name] = values.reshape(-1)[::STEP]
         found[f"{name}_means"] = values.mean(1, dtype=np.float64).astype(np.float32)[::3]
+        if "video_compression_mask" in made:
+            found[f"{name}_kept"] = made["video_compression_mask"].numpy()
         found[f"{name}_grid"] = made["video_grid_thw"][0].numpy()
     np.savez_compressed(path, **found)
 

@@ -197,14 +197,14 @@ def test_a_mistyped_name_is_answered_with_the_published_one():
 
 
 def test_a_target_that_is_not_supported_is_told_before_the_draft_is_loaded(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
     monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("was loaded"))
     models = {"models.target": str(tmp_path), "models.draft": str(tmp_path / "draft")}
     with pytest.raises(
-        ModelError, match=r"models of type qwen2_vl \(Qwen2-VL\) are not supported; nearest: qwen2_5_vl"
+        ModelError, match=r"models of type mllama \(Llama 3.2 Vision\) are not supported; nearest: llava_next"
     ):
         Captioner.from_profile("vanilla-sd", overrides=models)
-    with pytest.raises(ProfileError, match=r"models.target: .* of type qwen2_vl .* nearest valid choice: qwen2_5_vl"):
+    with pytest.raises(ProfileError, match=r"models.target: .* of type mllama .* nearest valid choice: llava_next"):
         load_profile("vanilla-sd", {"models.target": str(tmp_path)})
 
 
@@ -218,3 +218,31 @@ def test_downloads_are_shown_on_a_terminal(monkeypatch, terminal):
         assert not transformers.utils.logging.is_progress_bar_enabled()  # weights that are read from the disk
     finally:
         transformers.utils.logging.enable_progress_bar()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("unsloth/Qwen2.5-VL-7B-Instruct-GGUF", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        ("org/mine-gguf", "mine, the model it was made from, in safetensors"),
+        ("Qwen3-VL-8B-Instruct-UD-Q4_K_XL.gguf", "Qwen/Qwen3-VL-8B-Instruct"),
+    ],
+)
+def test_gguf_is_refused_with_the_model_it_was_made_from(tmp_path, name, instead):
+    if name.endswith(".gguf"):
+        (tmp_path / name).touch()
+        places = [str(tmp_path), str(tmp_path / name)]
+    else:
+        places = [name]
+    for place in places:
+        with pytest.raises(ModelError, match="is in GGUF, whose weights are not read") as caught:
+            loading.load_model(place, Placement(torch.device("cpu"), torch.float32))
+        assert caught.value.hint == f"take {instead}"
+        with pytest.raises(ProfileError, match=f"is in GGUF.* nearest valid choice: {instead}"):
+            load_profile("vanilla-sd", {"models.target": place})
+
+
+def test_a_folder_with_both_forms_is_read(tmp_path):
+    for name in ("model.safetensors", "model-Q4_K_M.gguf"):
+        (tmp_path / name).touch()
+    assert hub.gguf_reason(str(tmp_path)) is None is hub.gguf_reason("Qwen/Qwen3-VL-8B-Instruct")

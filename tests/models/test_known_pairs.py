@@ -18,17 +18,21 @@ def sizes(count, low=60, high=2200, seed=0):
 
 #: Sizes of the published processors' configs, per family.
 QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "patch_size": 16}
+GLM = {"size": {"shortest_edge": 12544, "longest_edge": 47040000}, "patch_size": 14}
 QWEN = {
+    "qwen2_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
     "qwen2_5_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
     "video_salmonn2_plus": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
     "qwen2_5_omni": {"min_pixels": 128 * 28**2, "max_pixels": 768 * 28**2, "patch_size": 14},
     **{family: QWEN3 for family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")},
+    "video_llama_3": {"min_pixels": 12544, "max_pixels": 12845056},
+    **{family: GLM for family in ("glm4v", "glm46v", "glm4v_moe")},
 }
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_qwen_counts_what_the_adapters_make(family):
-    vision = SimpleNamespace(patch_size=QWEN[family]["patch_size"], spatial_merge_size=2, temporal_patch_size=2)
+    vision = SimpleNamespace(patch_size=QWEN[family].get("patch_size", 14), spatial_merge_size=2, temporal_patch_size=2)
     config = SimpleNamespace(vision_config=vision)
     rule, published = families.get(family).frame_rule_of(config, QWEN[family]), PUBLISHED_RULES[family]
     for frames in (1, 2, 3, 7, 32, 129, 767, 768):

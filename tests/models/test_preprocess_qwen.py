@@ -12,13 +12,21 @@ from tests.models import record_preprocess_qwen
 from tests.models.installed_processor import record_now
 from tests.models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
+from vidspec.models.base import Pixels
+from vidspec.models.families.glm4v import Glm4v
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.families.qwen3_vl import Qwen3VL
+from vidspec.models.families.video_llama_3 import VideoLlama3
 from vidspec.models.preprocess import normalise
 from vidspec.models.preprocess_qwen import GridRules, patches, patchify
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_qwen.npz"
-TOWERS = {"qwen2_5_vl": (Qwen25VL, 14), "qwen3_vl": (Qwen3VL, 16)}
+TOWERS = {
+    "qwen2_5_vl": (Qwen25VL, 14),
+    "qwen3_vl": (Qwen3VL, 16),
+    "glm4v": (Glm4v, 14),
+    "video_llama_3": (VideoLlama3, 14),
+}
 
 
 def rules(config):
@@ -36,6 +44,11 @@ def compare(name, recorded):
     np.testing.assert_allclose(values.numpy().reshape(-1)[::STEP], recorded[name], rtol=0, atol=1e-5)
     means = values.numpy().mean(1, dtype=np.float64)[::3]
     np.testing.assert_allclose(means, recorded[f"{name}_means"], rtol=0, atol=1e-5)
+    if CASES[name][0].startswith("video_llama_3"):
+        model = object.__new__(VideoLlama3)
+        model.merge = 2
+        kept = model.changed(Pixels(stored, grid, (), rules=by)).flatten()
+        assert kept.tolist() == recorded[f"{name}_kept"].tolist()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -85,7 +98,7 @@ def test_size_is_within_the_budget(config, count, height, width):
         assert rows * columns * shown <= ceiling * spare
 
 
-@pytest.mark.parametrize("config", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("config", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_frames_like_a_line_are_refused(config):
     with pytest.raises(GenerationError, match="9000 x 40"):
         rules(config).size(4, 40, 9000)
@@ -126,5 +139,5 @@ def test_missing_keys_are_the_towers():
 
 def test_older_names_of_the_budget():
     config = {"min_pixels": 100, "max_pixels": 900, "size": {"shortest_edge": 1, "longest_edge": 2}}
-    old, new = (GridRules.from_config(config, rules(f"{family}-plain")) for family in TOWERS)
+    old, new = (GridRules.from_config(config, rules(f"{family}-plain")) for family in ("qwen2_5_vl", "qwen3_vl"))
     assert (old.min_pixels, old.max_pixels) == (100, 900) and (new.min_pixels, new.max_pixels) == (1, 2)

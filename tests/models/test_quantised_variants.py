@@ -15,6 +15,7 @@ from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
+from vidspec.models.quantised import _read_fp4
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 GROUP = 32
@@ -196,8 +197,64 @@ def vidspec_models(capsys):
 
 
 def test_other_algorithms_of_modelopt(tmp_path):
-    written(tmp_path, fp8("FP8"), modelopt={"quantization": {"quant_algo": "NVFP4", "group_size": 16}})
-    assert "is quantised by modelopt in NVFP4, which is not read" in refused(tmp_path)
+    written(tmp_path, fp8("FP8"), modelopt={"quantization": {"quant_algo": "NVFP4_AWQ", "group_size": 16}})
+    assert "is quantised by modelopt in NVFP4_AWQ, which is not read" in refused(tmp_path)
+
+
+def fp4(group, names, whole=None):
+    """FP4 in groups: NVFP4's scales are E4M3 beside one for all, which ``whole`` names; MXFP4's are powers of two."""
+    steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+    def quantise(name, weight):
+        parts = weight.unflatten(1, (-1, group))
+        scales, extra = parts.abs().amax(-1).clamp_min(1e-6) / 6, {}
+        if whole is None:
+            exponents = scales.log2().ceil()
+            stored, scales = (exponents + 127).to(torch.uint8), exponents.exp2()
+        else:
+            largest = weight.abs().amax() / (6 * 448)
+            stored = (scales / largest).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+            scales = stored.float() * largest
+            extra = {whole: (1 / largest if "global" in whole else largest).view([1] if "global" in whole else [])}
+        far = (parts.abs() / scales[..., None])[..., None] - steps
+        codes = far.abs().argmin(-1) + 8 * (parts < 0)
+        signs = torch.where(parts < 0, -1.0, 1.0)
+        reference = (signs * steps[codes & 7] * scales[..., None]).flatten(1)
+        low, high = codes.flatten(1).unflatten(1, (-1, 2)).unbind(-1)
+        return {names[0]: (low | high << 4).to(torch.uint8), names[1]: stored, **extra}, reference
+
+    return quantise
+
+
+FP4 = {
+    "compressed-tensors NVFP4": (16, ("weight_packed", "weight_scale"), "weight_global_scale"),
+    "compressed-tensors MXFP4": (32, ("weight_packed", "weight_scale"), None),
+    "modelopt NVFP4": (16, ("weight", "weight_scale"), "weight_scale_2"),
+    "modelopt MXFP4": (32, ("weight", "weight_scale"), None),
+}
+
+
+@pytest.mark.parametrize("layout", FP4)
+def test_fp4(tmp_path, monkeypatch, vidspec_models, layout):
+    method, algorithm = layout.split()
+    settings = {"quant_method": method, "quant_algo": algorithm, "group_size": FP4[layout][0]}
+    if method == "compressed-tensors":
+        args = {"num_bits": 4, "type": "float", "group_size": FP4[layout][0], "symmetric": True}
+        settings = {"quant_method": method, "format": f"{algorithm.lower()}-pack-quantized"}
+        settings["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": args}}
+    references = written(tmp_path, fp4(*FP4[layout]), settings)
+    assert_read(tmp_path, references, monkeypatch)
+    found = vidspec_models(tmp_path)
+    assert found["quantization"].startswith(f"{method}, {algorithm}") and found["codes"] == 0
+
+
+def test_fp4_of_stacked_experts():
+    """One scale for all of each."""
+    weight = torch.randn(3, 4, 32)
+    made = [fp4(16, ("weight", "weight_scale"), "weight_scale_2")("", each) for each in weight]
+    parts = {key: torch.stack([each[key] for each, _ in made]) for key in made[0][0]}
+    found = _read_fp4(parts["weight"], {"scale": parts["weight_scale"], "weight_scale_2": parts["weight_scale_2"]})
+    torch.testing.assert_close(found, torch.stack([reference for _, reference in made]))
 
 
 def test_a_kv_cache_alone_that_modelopt_quantised(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from tests.checkpoints import checkpoint
 from tests.checkpoints.llava_onevision import as_masks, causal
-from tests.checkpoints.qwen import CLASSES, QWEN3, QWEN25, QwenKind, adapter, pixels, stock, tokenizer
+from tests.checkpoints.qwen import CLASSES, QWEN2, QWEN3, QWEN25, QwenKind, adapter, pixels, stock, tokenizer
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
 from tests.models.parity import PROMPT, ParityCase, check_chunks, check_decoders, check_rollback, check_tree
@@ -58,7 +58,7 @@ class QwenCase(ParityCase):
         return self.stock(**inputs, use_cache=False).logits[0, :, : self.model.vocabulary]
 
 
-KINDS = [QwenKind(family, tied) for family in FAMILIES for tied in (True, False)]
+KINDS = [*(QwenKind(family, tied) for family in FAMILIES for tied in (True, False)), QwenKind(QWEN2)]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind.family}-{'tied' if kind.tied else 'untied'}")

@@ -69,6 +69,11 @@ def nf4():
 
 
 GROUPS = torch.arange(INNER) // GROUP
+NVFP4 = {
+    "weight": torch.zeros(OUT, INNER // 2, dtype=torch.uint8),
+    "scale": torch.rand(OUT, INNER // 16).to(torch.float8_e4m3fn),
+    "weight_scale_2": torch.tensor(0.1),
+}
 FP8 = {"weight": torch.zeros(OUT, INNER).to(torch.float8_e4m3fn), "scale": torch.rand(OUT // 64, INNER // 64)}
 
 
@@ -78,9 +83,10 @@ FP8 = {"weight": torch.zeros(OUT, INNER).to(torch.float8_e4m3fn), "scale": torch
         (reading._read_gptq, gptq(GROUPS), 0.5, 2),
         (reading._read_gptq, gptq(GROUPS.flip(0)), 4, 2),
         (reading._read_scaled, FP8, 4, 0.1),
+        (reading._read_scaled, NVFP4, 4, 0.8),
         (reading._read_bitsandbytes, nf4(), 4, 0.5),
     ],
-    ids=["gptq", "gptq in another order", "fp8", "nf4"],
+    ids=["gptq", "gptq in another order", "fp8", "nvfp4", "nf4"],
 )
 def test_reading_a_checkpoint(read, parts, kept, most):
     settings = {"weight_block_size": [64, 64]}

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.checkpoints import llava, llava_onevision, qwen
-from tests.checkpoints.qwen import QWEN3, QWEN25
+from tests.checkpoints.qwen import QWEN2, QWEN3, QWEN25
 from vidspec.models import vision
 from vidspec.models.vision import token_bytes, window_attention
 
@@ -23,7 +23,7 @@ class TowerCase:
     """A model behind our interface, the same model untouched, and a clip of so many frames (temporal steps)."""
 
     def __init__(self, name: str) -> None:
-        self.qwen = name in (QWEN25, QWEN3)
+        self.qwen = name in (QWEN2, QWEN25, QWEN3)
         self.onevision = name == "llava_onevision"
         self.every_block = not self.qwen
         if self.qwen:
@@ -64,7 +64,7 @@ class TowerCase:
         return [torch.cat(list(self.stock.get_image_features(**self.model.stock_pixels(pixels)).pooler_output))]
 
 
-FAMILIES = [QWEN25, QWEN3, "llava", "llava_next", "llava_onevision"]
+FAMILIES = [QWEN2, QWEN25, QWEN3, "llava", "llava_next", "llava_onevision"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -36,6 +36,7 @@ from vidspec.models import loading
 from vidspec.models.base import StockConfig, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.frame_rules import FrameRule
+from vidspec.models.hub import is_listed, is_local
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs, published_heads
 from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
@@ -144,6 +145,13 @@ class CheckpointReport:
         """True if free memory suffices for the model and a clip, and for loading."""
         return self.free is None or max(self.needed, self.while_loading) <= self.free
 
+    @property
+    def _qualification(self) -> str:
+        """How far its family is supported, after the word."""
+        if self.text:
+            return " as a draft only"
+        return "" if is_local(self.name) or is_listed(self.name) else " by its layout; this name is not listed"
+
     def to_dict(self) -> dict[str, object]:
         """Return the object for ``--format json``."""
         facts = asdict(replace(self, predicted=None)) | {"supported": True, "fits": self.fits}
@@ -171,7 +179,7 @@ class CheckpointReport:
         packed = f" and {_gib(self.packed_bytes)} packed" if self.packed_bytes else ""
         rows = [
             ("model", self.name),
-            ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
+            ("family", f"{self.family}, supported" + self._qualification),
             ("sound", "audio input supported; --no-audio turns it off" if self.hears else ""),
             ("decoder", f"{self.decoder}: {self.why}"),
             ("on a GPU", REPLAYED if self.eager is None else f"all passes kernel by kernel: {self.eager}"),

@@ -68,7 +68,7 @@ def download_models(names: Sequence[str], draft: str | None) -> int:
     if unreachable:
         raise ModelError(f"{unreachable[0]}: cannot be fetched without the hub; its config is in the cache already")
     for name in wanted:
-        print_note(f"fetching {name}")
+        print_note(hub.fetch_note(name))
         print(f"{name}\t{_download(name)}", flush=True)
     return 0
 

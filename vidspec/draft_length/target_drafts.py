@@ -41,7 +41,7 @@ __all__ = [
 FUSED_FAMILIES = frozenset(
     (
         *("llava", "llava_next", "llava_onevision", "internvl", "smolvlm"),
-        *("qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus"),
+        *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus", "video_llama_3"),
     )
 )
 #: Kernels of an EAGLE-3 head's replayed pass (``research.counts.counted_head``).

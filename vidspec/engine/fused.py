@@ -31,7 +31,16 @@ from vidspec.engine.stock_types import StockModel
 __all__ = ["FAMILIES", "FusedDecoder", "fused_shapes", "unsupported_reason"]
 
 #: Model types of language models with these blocks.
-FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
+FAMILIES = (
+    "qwen2",
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "qwen2_5_omni_text",
+    "qwen3",
+    "qwen3_vl_text",
+    "llama",
+    "mistral",
+)
 
 
 def unsupported_reason(language: StockModel, head: StockModel) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.base import StockConfig, families
-from vidspec.models.hub import download_hint, is_local, retries_offline
+from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_offline
 from vidspec.models.processor_files import read_text
 from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
 from vidspec.models.unsupported import KIN, unsupported_error
@@ -200,6 +200,7 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
     Raises:
         ModelError: the folder is missing or has no config.
     """
+    refuse_gguf(name)
     if not is_local(name):
         return name
     folder = Path(name).expanduser()

@@ -120,6 +120,7 @@ class MergedPatches(FrameRule):
         capped: long clips get fewer pixels per frame (``cap_pixels_per_frame``).
         max_video_tokens: limit of a clip (Qwen2.5-VL) or of a frame (Qwen3-VL) if ``capped``.
         full_frames: clips of fewer frames share 95% of the pixels of so many (video-SALMONN 2+); 0 if they do not.
+        shared: all frames of a clip share ``max_pixels``, and each has ``min_pixels`` (VideoLLaMA 3).
     """
 
     min_pixels: int
@@ -131,6 +132,7 @@ class MergedPatches(FrameRule):
     whole_clip: bool = False
     capped: bool = False
     full_frames: int = 0
+    shared: bool = False
 
     def size(self, frames: int, height: int, width: int) -> Size:
         """Return the (height, width) of a clip's resized frames.
@@ -151,6 +153,7 @@ class MergedPatches(FrameRule):
                 height, width = int(height * grown), int(width * grown)
         else:
             shown = counted = 1
+            high //= frames if self.shared else 1
             if frames < self.full_frames:
                 high = int(0.95 * self.full_frames / frames * high)
             if self.capped:

@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from vidspec.errors import ModelError
-from vidspec.models.known_pairs import known_pairs
+from vidspec.models.known_pairs import known_pairs, published_heads
 from vidspec.registry import nearest
 
 __all__ = [
     "check_reachable",
     "config_file",
     "download_hint",
+    "fetch_note",
+    "gguf_reason",
     "is_cached",
+    "is_listed",
     "is_local",
     "nearest_published",
+    "refuse_gguf",
     "require_models",
     "retries_offline",
     "show_downloads",
@@ -72,10 +76,11 @@ def check_reachable(name: str) -> bool:
     Any answer of the hub counts; missing and gated models are reported by the loader.
 
     Raises:
-        ModelError: the hub does not answer or offline mode is on, and the model is not in the cache.
+        ModelError: the hub does not answer or offline mode is on, and the model is not in the cache; or it is in GGUF.
     """
     import huggingface_hub.constants as hub
 
+    refuse_gguf(name)
     if is_local(name):
         return False
     if hub.HF_HUB_OFFLINE:
@@ -137,6 +142,50 @@ def download_hint(*names: str) -> str:
         subject, pronoun = ("names are", "them") if len(unlisted) > 1 else ("name is", "it")
         hints.append(f"if the {subject} right, `vidspec models get` fetches {pronoun} where there is a network")
     return " ".join(hints)
+
+
+def refuse_gguf(name: str) -> None:
+    """Refuse a model in GGUF.
+
+    Raises:
+        ModelError: names the model in safetensors to take.
+    """
+    if (gguf := gguf_reason(name)) is not None:
+        raise ModelError(gguf[0], hint=f"take {gguf[1]}", kind="unreadable")
+
+
+def is_listed(name: str) -> bool:
+    """Return True if a hub id is a target, a draft or a head that is listed."""
+    models = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
+    return name in models or any(head.name == name for head in published_heads())
+
+
+def fetch_note(name: str) -> str:
+    """Return the line that announces a download, before any of it."""
+    unlisted = "not among the models that `vidspec models` lists; loads if its config has a supported layout"
+    return f"fetching {name} from the hub" + ("" if is_listed(name) else f": {unlisted}")
+
+
+def gguf_reason(name: str) -> tuple[str, str] | None:
+    """Return why a model in GGUF is refused, and the model in safetensors to take; None for other models.
+
+    Args:
+        name: hub id, a folder, or a file.
+    """
+    path = Path(name).expanduser()
+    whole, files = re.search("gguf", name.rpartition("/")[2], re.IGNORECASE), []
+    if is_local(name):
+        files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+        if not files or any(path.glob("*.safetensors")):
+            return None
+    elif not whole:
+        return None
+    stem = re.sub(r"(?i)[-._]gguf$", "", files[0].stem if files else name)
+    words = re.split(r"[-.](?:UD-)?(?:I?Q\d|BF16|F16|F32|MXFP4)", stem.rpartition("/")[2])[0]
+    published = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
+    twin = next((full for full in sorted(published) if full.rpartition("/")[2].lower() == words.lower()), None)
+    other = f"{words}, the model it was made from, in safetensors"
+    return f"{name}: is in GGUF, whose weights are not read", twin or other
 
 
 def retries_offline(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:

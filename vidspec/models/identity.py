@@ -28,6 +28,8 @@ _RELATED_FAMILIES = {
     "llava_next": "llava",
     "qwen3_vl_moe": "qwen3_vl",
     "qwen3_5_moe": "qwen3_5",
+    "glm46v": "glm4v",
+    "glm4v_moe": "glm4v",
 }
 
 

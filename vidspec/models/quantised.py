@@ -28,9 +28,11 @@ __all__ = ["KeptCodes", "dequantised_tensors", "weight_sizes"]
 
 #: AWQ's order of the eight codes of a word.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+#: Numbers that the codes of FP4 stand for.
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 #: Names of a quantised weight's tensors, after the layer's name.
 _PART = re.compile(
-    r"^(?P<layer>.*\.)(?P<part>qweight|qzeros|scales|g_idx|SCB|weight_(?:format|packed|shape|g_idx|zero_point)"
+    r"^(?P<layer>.*\.)(?P<part>qweight|qzeros|scales|g_idx|SCB|weight_(?:format|packed|shape|g_idx|zero_point|global_scale|scale_2)"
     r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__(?:nf4|fp4)))$"
 )
 _SCALE = re.compile(r"^(?P<weight>.*)_scale(?:_inv)?$")
@@ -227,6 +229,8 @@ def _read_compressed(parts: Mapping[str, StoredTensor], settings: QuantizationCo
     if "weight_packed" not in parts:
         return _read_scaled(parts, settings)
     words, scales = parts["weight_packed"][...], parts["scale"][...]
+    if words.dtype is torch.uint8:
+        return _read_fp4(words, parts)
     out, width = parts["weight_shape"][...].tolist()
     bits = 32 * words.shape[-1] // width
     zeros: torch.Tensor | int = 1 << bits - 1
@@ -243,6 +247,8 @@ def _read_compressed(parts: Mapping[str, StoredTensor], settings: QuantizationCo
 def _read_scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig) -> torch.Tensor | StoredCodes:
     """Read 8-bit codes (..., out, in): minus zero points, times scales per tensor, row, block or group of a row."""
     codes, scales = parts["weight"][...], parts["scale"][...].float()
+    if codes.dtype is torch.uint8:
+        return _read_fp4(codes, parts)
     if scales.dim() == codes.dim() + 2:  # ModelOpt's blocks: (out, 1, in, 1)
         scales = scales[..., 0, :, 0]
     zeros = parts["weight_zero_point"][...].float() if "weight_zero_point" in parts else None
@@ -265,6 +271,27 @@ def _read_scaled(parts: Mapping[str, StoredTensor], settings: QuantizationConfig
                 part.sub_(zeros[of][places[0][rows]][:, places[1]])
             part.mul_(scales[of][places[0][rows]][:, places[1]])
     return weight
+
+
+def _read_fp4(codes: torch.Tensor, parts: Mapping[str, StoredTensor]) -> torch.Tensor:
+    """Read NVFP4 and MXFP4: E2M1 codes (..., out, in / 2), the lower half of a byte first, and a scale per group.
+
+    NVFP4's groups of 16 have an E4M3 scale and one for all, which ModelOpt multiplies with and compressed-tensors
+    divides by; MXFP4's groups of 32 have a power of two, biased by 127.
+    """
+    scales = parts["scale"][...]
+    scales = torch.exp2(scales.float() - 127) if scales.dtype is torch.uint8 else scales.float()
+    if "weight_scale_2" in parts:
+        scales = scales * parts["weight_scale_2"][...].float().reshape(-1, *[1] * (scales.dim() - 1))
+    if "weight_global_scale" in parts:
+        scales = scales / parts["weight_global_scale"][...].float().reshape(-1, *[1] * (scales.dim() - 1))
+    rows, of_group = codes.flatten(0, -2), scales.flatten(0, -2)
+    weight = torch.empty(len(rows), 2 * codes.shape[-1])
+    for block in row_blocks(weight.shape, BLOCK):
+        numbers = _E2M1[torch.stack([rows[block] & 15, rows[block] >> 4], dim=-1).int()].flatten(1)
+        grouped = numbers.unflatten(1, (of_group.shape[1], -1)) * of_group[block][..., None]
+        weight[block] = grouped.flatten(1)
+    return weight.view(*codes.shape[:-1], -1)
 
 
 def _row_codes(codes: torch.Tensor, scales: torch.Tensor) -> StoredCodes:

@@ -27,11 +27,14 @@ MODELOPT_FILE = "hf_quant_config.json"
 
 
 #: Supported formats of compressed-tensors.
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+_FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
 #: Supported packings of auto-round, and the method whose tensors they use.
 PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-#: Supported algorithms of ModelOpt: one scale per tensor, per output, or per block of 128 x 128.
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
+#: Supported algorithms of ModelOpt: one scale per tensor, per output, or per block of 128 x 128; FP4 in groups.
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MXFP4", "W4A8_MXFP4_FP8")
 #: Supported methods.
 _METHODS = ("gptq", "awq", "auto-round", "compressed-tensors", "fp8", "modelopt", "bitsandbytes")
 
@@ -99,7 +102,9 @@ def method_description(settings: QuantizationConfig) -> str:
     """Describe the method in words, such as ``gptq, 4 bits, groups of 128``."""
     method, args = str(settings.get("quant_method")), _weight_args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
-    words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
+    words = [method] if method == "fp8" else [method, f"FP{bits}" if args.get("type") == "float" else f"{bits} bits"]
+    if (format_ := settings.get("format") or "")[2:5] == "fp4":
+        words = [method, format_[:5].upper()]
     if method == "modelopt":
         words = [method, _algorithm(settings)]
     group, block = args.get("group_size"), block_shape(settings)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vidspec.errors import ModelError
 from vidspec.models.base import families
-from vidspec.models.hub import config_file, is_local, nearest_published
+from vidspec.models.hub import config_file, gguf_reason, is_local, nearest_published
 from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import nearest
 
@@ -16,10 +16,10 @@ __all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
 
 #: Title and nearest supported family of unsupported models, by ``model_type``.
 KIN = {
+    "Keye": ("Keye-VL with code of its own", "qwen3_vl"),
+    "KeyeVL1_5": ("Keye-VL 1.5 with code of its own", "qwen3_vl"),
     "gemma3": ("Gemma 3", "gemma4"),
     "gemma3n": ("Gemma 3n", "gemma4"),
-    "glm4v": ("GLM-4.1V", "qwen2_5_vl"),
-    "glm46v": ("GLM-4.6V", "qwen3_vl"),
     "idefics2": ("Idefics2", "smolvlm"),
     "idefics3": ("Idefics3 and SmolVLM 1", "smolvlm"),
     "internvl_chat": ("InternVL with code of its own; take the checkpoint whose name ends in -HF", "internvl"),
@@ -29,9 +29,8 @@ KIN = {
     "mllama": ("Llama 3.2 Vision", "llava_next"),
     "molmo2": ("Molmo 2", "qwen3_vl"),
     "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
-    "qwen2_vl": ("Qwen2-VL", "qwen2_5_vl"),
     "qwen3_omni_moe": ("Qwen3-Omni", "qwen2_5_omni"),
-    "video_llama_3": ("VideoLLaMA 3", "qwen2_5_vl"),
+    "videollama3_qwen2": ("VideoLLaMA 3 with code of its own", "video_llama_3"),
     "video_llava": ("Video-LLaVA", "llava_onevision"),
     "vipllava": ("ViP-LLaVA", "llava"),
 }
@@ -63,6 +62,8 @@ def find_target_problem(target: str) -> TargetProblem | None:
     """
     if any(pair.target.name == target for pair in known_pairs()):
         return None
+    if (gguf := gguf_reason(target)) is not None:
+        return TargetProblem(*gguf)
     if (file := config_file(target)) is not None:
         try:
             family = str(json.loads(file.read_text(encoding="utf-8"))["model_type"])

@@ -1,0 +1,69 @@
+"""Models that are named in late 2026, by what their configs say: supported, or refused with the nearest."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.models.test_published_configs import PUBLISHED
+from vidspec.cli.checkpoint import inspect
+from vidspec.errors import ModelError
+from vidspec.models import hub
+from vidspec.models.known_pairs import known_pairs
+
+#: ``XiaomiMiMo/MiMo-VL-7B-RL``, as its shapes are quoted on GitHub.
+MIMO = {
+    "model_type": "qwen2_5_vl",
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151680,
+    "rope_scaling": {"mrope_section": [16, 24, 24], "type": "default"},
+    "vision_config": {"hidden_size": 1280, "intermediate_size": 3456, "out_hidden_size": 4096},
+}
+#: Marlin's own class is for its helpers; its weights are Qwen3.5's.
+MARLIN = {
+    **PUBLISHED["Qwen/Qwen3.5-0.8B"]["config"],
+    "architectures": ["MarlinForConditionalGeneration"],
+    "auto_map": {"AutoModelForCausalLM": "modeling_marlin.MarlinForConditionalGeneration"},
+}
+KEYE = {
+    "model_type": "KeyeVL1_5",
+    "architectures": ["KeyeVL1_5ForConditionalGeneration"],
+    "auto_map": {"AutoConfig": "configuration_keye_vl_1_5.KeyeVL1_5Config"},
+}
+
+
+def written(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("config", "family", "decoder"), [(MIMO, "qwen2_5_vl", "fused"), (MARLIN, "qwen3_5", "stock")])
+def test_supported_by_layout(tmp_path, config, family, decoder):
+    found = inspect(written(tmp_path, config))
+    assert (found.family, found.decoder) == (family, decoder)
+    rows = [dict(replace(found, name=name).rows())["family"] for name in (found.name, "org/my-finetune")]
+    assert rows == [f"{family}, supported", f"{family}, supported by its layout; this name is not listed"]
+
+
+def test_code_of_its_own_is_named_with_the_nearest(tmp_path):
+    with pytest.raises(
+        ModelError, match=r"type KeyeVL1_5 \(Keye-VL 1.5 with code of its own\).*nearest: qwen3_vl, such"
+    ):
+        inspect(written(tmp_path, KEYE))
+
+
+def test_names_in_the_table():
+    listed = {pair.target.name: pair.target.family for pair in known_pairs()}
+    assert listed["Qwen/Qwen3.8-27B"] == listed["Qwen/Qwen3.6-27B"] == listed["NemoStation/Marlin-2B"] == "qwen3_5"
+    assert listed["XiaomiMiMo/MiMo-VL-7B-RL"] == "qwen2_5_vl" and "nvidia/Cosmos-Reason2-8B" in listed
+
+
+def test_a_name_that_is_not_listed_is_told_before_it_is_downloaded():
+    assert hub.fetch_note("Qwen/Qwen3.8-27B") == "fetching Qwen/Qwen3.8-27B from the hub"
+    assert hub.fetch_note("z-lab/Qwen3.5-4B-DFlash").endswith("from the hub")
+    assert "not among the models" in hub.fetch_note("org/my-finetune")

@@ -200,10 +200,13 @@ def _column_type(schema: Schema, column: str) -> DataType | None:
     if column in schema.names:
         return schema.field(schema.names.index(column)).type
     outer, *fields = column.split(".")
-    kind = schema.field(outer).type if fields and schema.names.count(outer) == 1 else None
+    if not fields or schema.names.count(outer) != 1:
+        return None
+    kind = schema.field(outer).type
     for name in fields:
-        known = str(kind).startswith("struct<") and kind.get_field_index(name) >= 0
-        kind = kind.field(name).type if known else None
+        if not str(kind).startswith("struct<") or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
     return kind
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.errors import OutputError, UsageError, VideoError
+from vidspec.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
@@ -60,7 +59,7 @@ def _load(file: str) -> JobArray | None:
     """Return the array that began an output; None if there is none.
 
     Raises:
-        VideoError: the store of the output cannot be read.
+        VideoError: it cannot be read.
     """
     from vidspec.runs.shards import JobArray
     from vidspec.runs.stores import is_url, list_names, open_url, retry
@@ -70,11 +69,9 @@ def _load(file: str) -> JobArray | None:
             return content.read(1 << 10)
 
     folder, _, name = file.rpartition("/")
-    if is_url(file) and name not in list_names(folder):
+    if not (name in list_names(folder) if is_url(file) else os.path.isfile(file)):
         return None
-    with suppress(VideoError if not is_url(file) else ()):
-        return JobArray.from_json(retry(file, read))
-    return None
+    return JobArray.from_json(retry(file, read))
 
 
 def _array_file(spec: RunSpec, sources: InputSources) -> str | None:

@@ -316,16 +316,6 @@ def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
     assert len(lines("out.1-of-2.jsonl")) + len(lines("out.2-of-2.jsonl")) == 4
 
 
-def test_the_same_bytes_are_captioned_once_with_checksum(vidspec):
-    Path("good.mp4").write_bytes(b"the same")
-    args = ("--format", "jsonl", "-o", "out.jsonl", "--checksum")
-    vidspec("caption", "good.mp4", *args)
-    os.rename("good.mp4", "moved.mp4")
-    ran = vidspec("caption", ".", *args)
-    assert "1 reused from identical files" in ran.err and len(streamed_paths()) == 1
-    assert [line["path"] for line in lines("out.jsonl")] == ["good.mp4", "./moved.mp4"]
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -8,9 +8,9 @@ import pytest
 
 from vidspec.errors import UsageError
 from vidspec.runs.clip_files import SidecarOutput
+from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.outputs import hidden_journal
 from vidspec.runs.records import FileContent, SettingsDigest, content_of
 from vidspec.runs.remaining import plan_clips, remaining_parts
 from vidspec.runs.sidecars import SidecarNames, check_sidecar_names
@@ -100,18 +100,6 @@ def test_what_changes_no_answer_is_no_setting():
 
     assert of(profile) == of(same) != of(same, "y")
     assert of(other) != of(same)
-
-
-def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, settings):
-    output = jsonl()
-    note(output, recorded, clips[0])
-    os.rename("a.mp4", "moved.mp4")
-    moved = Job("moved.mp4")
-    made = plan_clips([moved, clips[1]], output, settings, checksum=True)
-    assert made.reused == 1 and [job.path for job in made.jobs] == [clips[1].path]
-    assert plan_clips([moved], output, settings, checksum=True).captioned == 1
-    output.close([moved], complete=True)
-    assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == ["a.mp4", "moved.mp4"]
 
 
 SAME = FileContent(1, 2)
@@ -283,20 +271,6 @@ def test_webdataset_files_share_the_key_of_their_clip():
 def test_names_that_cannot_be(template, entries, message):
     with pytest.raises(UsageError, match=message.replace("{", r"\{")):
         check_sidecar_names([SidecarNames(make_format("txt"), None, template, "p")], [Job(path) for path in entries])
-
-
-def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
-    first = Job("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
-    output = jsonl()
-    note(output, recorded, first)
-    os.rename("a.mp4", "z.mp4")
-    second = Job("z.mp4", prompt="Why?", columns={"camera": "south"})
-    assert plan_clips([second], output, settings, checksum=True).reused == 1
-    output.close([second], complete=True)
-    one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
-    assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")
-    assert (two["id"], two["columns"], two["prompt"]) == (None, {"camera": "south"}, "Why?")
-    assert {"id", "columns", "prompt"}.isdisjoint(two["job"])
 
 
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():

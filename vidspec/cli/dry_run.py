@@ -62,7 +62,6 @@ def _print_clips(plan: RunPlan) -> int:
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
         "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": planned.kept,
-        "reused from identical files": planned.reused,
         "unreadable": len(errors),
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]

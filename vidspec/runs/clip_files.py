@@ -13,10 +13,10 @@ from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
-from vidspec.runs.formats.base import OutputFormat
+from vidspec.runs.file_states import FileState, file_state
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, unwritable_error
-from vidspec.runs.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
+from vidspec.runs.outputs import ONE_CLIP, FileOutput, in_order, make_folder
 from vidspec.runs.records import clip_id
 from vidspec.runs.sidecars import JournalFinder, SidecarNames
 
@@ -82,7 +82,7 @@ class SidecarOutput(FileOutput):
 
     def state(self, job: Job, names: SidecarNames) -> FileState:
         """Return the state of one of a clip's files."""
-        return self.file_state(names.path(job), self._journals_of(job), self._documents(job, names.form))
+        return file_state(names.path(job), (journal.index.marks for journal in self._journals_of(job)))
 
     def _journals_of(self, job: Job) -> Iterator[Journal]:
         """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
@@ -92,14 +92,6 @@ class SidecarOutput(FileOutput):
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
             self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
         yield from self._other_journals[own]
-
-    def _documents(self, job: Job, form: OutputFormat) -> Iterator[bytes]:
-        """Yield the possible contents of a clip's file, one per settings with records."""
-        clip, journal = clip_id(job), self.journal(job)
-        for settings in journal.index.settings_of(clip):
-            text = form.document([one.record() for one in in_order(journal.index.parts(clip, settings))])
-            if text is not None:
-                yield encode_line(text)
 
     def states(self, job: Job) -> dict[Path, FileState]:
         """Return the state of each of a clip's files."""
@@ -145,7 +137,7 @@ class SidecarOutput(FileOutput):
         """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
-            mark = self.journal(job).latest_mark(path)
+            mark = self.journal(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, names)):
                 yield names

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.escaping import json_text
 from vidspec.files import encode_line
 
-__all__ = ["FileMark", "is_mark", "mark_line", "marked_folders", "parsed_mark"]
+__all__ = ["FileMark", "FileMarks", "is_mark", "mark_line", "parsed_mark"]
 
 #: Beginning of a mark's line; no record begins like this.
 _MARK = b'{"file": '
@@ -32,18 +35,56 @@ class FileMark(NamedTuple):
     format: str | None = None
 
 
+class FileMarks:
+    """Marks in a journal, of each file the last two: a run may have been killed between mark and write.
+
+    Args:
+        journal: path of the journal, without links.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self._marks: dict[str, list[FileMark]] = {}
+
+    @classmethod
+    def read(cls, journal: Path) -> FileMarks:
+        """Return the marks in a journal's file; none if it cannot be read."""
+        marks, at = cls(Path(os.path.realpath(journal))), 0
+        with suppress(OSError), journal.open("rb") as file:
+            for line in file:
+                if (mark := parsed_mark(line)) is not None:
+                    marks.add(mark._replace(offset=at, length=len(line)))
+                at += len(line)
+        return marks
+
+    def __iter__(self) -> Iterator[FileMark]:
+        return chain.from_iterable(self._marks.values())
+
+    def add(self, mark: FileMark) -> None:
+        """Add a mark, the last of its file."""
+        self._marks[mark.file] = [*self._marks.get(mark.file, ())[-1:], mark]
+
+    def of(self, path: Path) -> Sequence[FileMark]:
+        """Return the marks of a file."""
+        return self._marks.get(self.name(path), ())
+
+    def latest(self, path: Path) -> FileMark | None:
+        """Return the last mark of a file."""
+        return next(reversed(self.of(path)), None)
+
+    def name(self, path: Path) -> str:
+        """Return the name of a file in marks: relative to the journal's folder."""
+        return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.journal.parent)
+
+    @property
+    def folders(self) -> set[str]:
+        """Folders of the marked files."""
+        return {os.path.realpath(self.journal.parent / os.path.dirname(file)) for file in self._marks}
+
+
 def is_mark(line: bytes) -> bool:
     """Return True if a line of a journal is a file mark, not a record."""
     return line.startswith(_MARK)
-
-
-def marked_folders(path: Path) -> set[str]:
-    """Return the folders of the files marked in the journal at ``path``; none if it cannot be read or written."""
-    if not (path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK)):
-        return set()
-    with path.open("rb") as file:
-        marks = filter(None, map(parsed_mark, file))
-        return {os.path.realpath(path.parent / os.path.dirname(mark.file)) for mark in marks}
 
 
 def parsed_mark(line: bytes) -> FileMark | None:

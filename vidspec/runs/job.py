@@ -200,12 +200,6 @@ class JobConfig:
         texts = (self.prompt, *(self.questions.texts if self.questions else ()))
         return template_fields(self.template).union(*map(names_in_braces, texts))
 
-    def uses_fields(self, job: Job) -> bool:
-        """Return True if the captions of a clip depend on its columns or existing text."""
-        questions = self.questions_of(job)
-        texts = questions.texts if questions else (job.planned_job.prompt or self.prompt,)
-        return bool(template_fields(self.template)) or any(has_field(text, job.fields) for text in texts)
-
 
 class JobResult(NamedTuple):
     """Result of a job: its caption, the error (a VidspecError, a bug, or None), and the job without frames."""

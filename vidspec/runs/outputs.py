@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar
 
 from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
-from vidspec.runs.file_marks import FileMark
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, JournalEntry
 from vidspec.runs.records import clip_id
@@ -25,17 +24,13 @@ __all__ = [
     "ONE_CLIP",
     "CombinedOutput",
     "FileOutput",
-    "FileState",
     "Output",
-    "hidden_journal",
     "in_order",
     "make_folder",
 ]
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
-#: Missing or empty; as a run wrote it; edited since; written by no run.
-FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
 
 
 class Output:
@@ -52,10 +47,6 @@ class Output:
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment."""
         return {}
-
-    def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
-        """Return an earlier caption of the same bytes under another name."""
-        return None
 
     def others(self, settings: Collection[str]) -> int:
         """Return the number of earlier records made under other settings."""
@@ -156,36 +147,6 @@ class FileOutput(Output, ABC):
         """Return the error to raise for an error of a journal."""
         return error
 
-    def file_state(self, path: Path, journals: Iterable[Journal], documents: Iterable[bytes]) -> FileState:
-        """Return the state of a file.
-
-        Args:
-            path: the file.
-            journals: journals that may have marks of it.
-            documents: contents it may have without a mark: version 0.2.0 made none.
-        """
-        if not os.path.isfile(path):
-            return "foreign" if os.path.islink(path) else "free"
-        try:
-            content = path.read_bytes()
-        except OSError:
-            return "foreign"
-        if not content:
-            return "free"
-        marked = False
-        for journal in journals:
-            for mark in journal.marks_of(path, content):
-                if self.lines_after(journal, mark).startswith(content[mark.size :]):
-                    return "written"
-            marked |= journal.latest_mark(path) is not None
-        if marked:
-            return "edited"
-        return "written" if content in documents else "foreign"
-
-    def lines_after(self, journal: Journal, mark: FileMark) -> bytes:
-        """Return what was appended to a file after its mark, according to its journal."""
-        return b""
-
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         return self.journal(job).index.parts(clip_id(job), settings)
 
@@ -193,9 +154,6 @@ class FileOutput(Output, ABC):
         """Yield the records of all opened journals."""
         for journal in self._journals.values():
             yield from journal.records()
-
-    def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
-        return self.journal(job).index.by_hash(sha256, settings)
 
     def others(self, settings: Collection[str]) -> int:
         return sum(journal.index.other_settings_count(settings) for journal in self._journals.values())
@@ -243,10 +201,6 @@ class CombinedOutput(Output):
             if all(key in other and other[key].content.same(stored.content) for other in others)
         }
 
-    def same_content(self, job: Job, sha256: str, settings: str) -> JournalEntry | None:
-        # One output may store less than another needs, so a record is reused only from a single output.
-        return self._journaled[0].same_content(job, sha256, settings) if len(self._journaled) == 1 else None
-
     def others(self, settings: Collection[str]) -> int:
         return max(one.others(settings) for one in self._journaled)
 
@@ -283,11 +237,6 @@ class CombinedOutput(Output):
         if failures:
             raise failures[0]
         return notes
-
-
-def hidden_journal(path: Path) -> Path:
-    """Return the path of the hidden journal of a file that cannot be its own."""
-    return path.with_name(f".{path.name}.vidspec.jsonl")
 
 
 def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:

@@ -15,10 +15,11 @@ from pathlib import Path
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up
+from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import PartFormat, PartSummary
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, JournalEntry
-from vidspec.runs.outputs import ONE_CLIP, Output, hidden_journal, make_folder
+from vidspec.runs.outputs import ONE_CLIP, Output, make_folder
 from vidspec.runs.records import clip_id, lean_record
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 

@@ -18,7 +18,7 @@ from vidspec.runs.job import Job, JobResult
 from vidspec.runs.journal import JournalEntry
 from vidspec.runs.outputs import ONE_CLIP, Output
 from vidspec.runs.parts import PartOutput
-from vidspec.runs.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
+from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.signals import defer_signals
@@ -39,7 +39,6 @@ class Remaining:
         contents: content of each clip before it is read, by job number; not of clips in shards.
         captioned, failed: clips that an earlier run finished.
         kept: clips skipped because their files were edited or written by no run.
-        reused: clips whose caption was copied from the same content under another name.
         unkept: results of clips that are skipped because their caption could not be written.
     """
 
@@ -49,7 +48,6 @@ class Remaining:
     captioned: int = 0
     failed: int = 0
     kept: int = 0
-    reused: int = 0
     unkept: list[JobResult] = field(default_factory=list)
 
     @property
@@ -91,9 +89,9 @@ def plan_clips(
 
     Args:
         jobs: unique clips; they are numbered here.
-        output: holds the records of earlier runs; receives the records of reused captions.
+        output: holds the records of earlier runs.
         settings: captioning settings.
-        checksum: compare content by hash instead of size and time; a renamed clip keeps its caption.
+        checksum: compare content by hash instead of size and time.
         retry: caption failed clips again.
         at: number of the first clip.
     """
@@ -185,35 +183,12 @@ def _plan_job(
     if output.leaves(job):
         remaining.kept += 1
         return
-    reusable = not done and content.sha256 is not None and not settings.config.uses_fields(job)
-    if reusable and _reuse_caption(job, output, name, content):
-        remaining.reused += 1
-        return
     captions = {one: raw_caption(parts[one].record()) for one in done}
     existing = output.existing_text(job)
     if existing or job.existing is None:  # else the text beside it in its shard
         job = replace(job, existing=existing)
     remaining.contents[job.number] = content
     remaining.jobs.append(replace(job, done=captions))
-
-
-def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent) -> bool:
-    """Copy an earlier caption of the same bytes and part to this clip; True if there was one."""
-    entry = output.same_content(job, content.sha256 or "", settings)
-    if entry is None:
-        return False
-    record = entry.record()
-    part = {**{key: record.get(key) for key in INPUT_KEYS}, **record["job"]}  # top-level keys of lean records
-    if (part.get("start"), part.get("end")) != (job.start, job.end):
-        return False
-    known = {key: value for key, value in content._asdict().items() if value is not None}
-    own = {"id": job.id, "columns": dict(job.columns) or None}
-    about = {key: value for key, value in {**part, **known, **own}.items() if value is not None}
-    about["clip"] = clip_id(job)
-    video = {**record["video"], "path": job.path} if "path" in record["video"] else record["video"]
-    record = {key: value for key, value in record.items() if key not in INPUT_KEYS}
-    output.add(job, {**record, "path": job.path, "video": video, "job": about})
-    return True
 
 
 def caption_remaining(

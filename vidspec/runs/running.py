@@ -133,7 +133,7 @@ class Run:
             plan.entries, self.output, plan.settings, checksum=spec.checksum, retry=spec.retry_failed
         )
         tally.earlier, tally.earlier_failed = remaining.captioned, remaining.failed
-        tally.reused, tally.kept = remaining.reused, remaining.kept
+        tally.kept = remaining.kept
         return remaining
 
     def _report_earlier(self, remaining: Remaining) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.errors import UsageError
-from vidspec.runs.file_marks import marked_folders
+from vidspec.runs.file_marks import FileMarks
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
 from vidspec.runs.records import clip_id
@@ -100,7 +100,8 @@ class JournalFinder:
 
     def _folders(self, journal: Path) -> set[str]:
         if journal not in self._marked:
-            self._marked[journal] = marked_folders(journal)
+            usable = os.access(journal, os.R_OK | os.W_OK) and os.access(journal.parent, os.W_OK)
+            self._marked[journal] = FileMarks.read(journal).folders if usable else set()
         return self._marked[journal]
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, write_whole
-from vidspec.runs.file_marks import FileMark
+from vidspec.runs.file_marks import FileMark, FileMarks
+from vidspec.runs.file_states import file_state, hidden_journal
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, is_same_file, missing_file_error, unwritable_error
-from vidspec.runs.outputs import FileOutput, hidden_journal
+from vidspec.runs.outputs import FileOutput
 
 __all__ = ["SingleFileOutput", "journal_of"]
 
@@ -41,8 +42,8 @@ class SingleFileOutput(FileOutput):
         journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
         self._replaceable = True
         if not form.is_journal:
-            states = ("free", "written")
-            self._replaceable = not fresh and self.file_state(path, [journal], self._earlier_contents()) in states
+            state = file_state(path, [journal.index.marks], self._appended)
+            self._replaceable = not fresh and state in ("free", "written")
         try:
             if not fresh:
                 self._reject_foreign(journal)
@@ -56,18 +57,14 @@ class SingleFileOutput(FileOutput):
     def visible_file(self) -> Path:
         return self.path
 
-    def lines_after(self, journal: Journal, mark: FileMark) -> bytes:
-        return b"".join(map(self._line, journal.records_after(mark)))
-
-    def _earlier_contents(self) -> Iterator[bytes]:
-        """Yield the contents of a file without marks, as a run of version 0.2.0 left it, perhaps killed."""
-        content = self.path.read_bytes()
-        yield self._content()[: len(content)]
+    def _appended(self, marks: FileMarks, mark: FileMark) -> bytes:
+        """Return what was appended to the file after a mark."""
+        return b"".join(map(self._line, self.journal(Job("")).records_after(mark)))
 
     def _reject_foreign(self, journal: Journal) -> None:
         """Reject a file that this run may neither continue nor replace."""
         keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
-        if not self._replaceable and journal.latest_mark(self.path) is not None:
+        if not self._replaceable and journal.index.marks.latest(self.path) is not None:
             hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
             raise UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
         if not self._replaceable or (self.form.is_journal and journal.foreign):

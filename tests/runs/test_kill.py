@@ -58,6 +58,7 @@ def environment(where):
         pytest.param(("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"), id="jsonl"),
         pytest.param(("--format", "csv", "-o", "out.csv", "--batch", "4"), id="csv", marks=pytest.mark.full),
         pytest.param(("--format", "vtt", "--output-dir", "out", "--batch", "4"), id="vtt", marks=pytest.mark.full),
+        pytest.param(("--format", "jsonl,csv,txt", "--output-dir", "out", "--batch", "4"), id="several"),
     ],
 )
 def test_killed_twenty_times(clips, tmp_path, args):

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from vidspec.errors import UsageError
-from vidspec.runs.clip_files import SidecarOutput
+from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.records import FileContent, SettingsDigest, content_of
 from vidspec.runs.remaining import plan_clips, remaining_parts
+from vidspec.runs.run_file import RunFile
+from vidspec.runs.run_store import RunStore
 from vidspec.runs.sidecars import SidecarNames, check_sidecar_names
-from vidspec.runs.single_file import SingleFileOutput
 
 
 @pytest.fixture
@@ -41,7 +42,11 @@ def killed(action):
 
 
 def jsonl(**how):
-    return SingleFileOutput(Path("out.jsonl"), make_format("jsonl", several=True), **how)
+    return RunStore([RunFile(Path("out.jsonl"), make_format("jsonl", several=True))], **how)
+
+
+def csv(path, **how):
+    return RunStore([RunFile(path, make_format("csv", several=True))], **how)
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):
@@ -52,7 +57,7 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     output = jsonl()
     made = plan_clips(clips, output, settings)
     assert [job.number for job in made.jobs] == [3] and (made.captioned, made.failed) == (1, 1)
-    assert made.contents[3] == content_of("c.mp4")
+    assert made.jobs[0].content == content_of("c.mp4")
     retried = plan_clips(clips, output, settings, retry=True)
     assert [job.number for job in retried.jobs] == [2, 3]
     output.close(clips, complete=True)
@@ -135,10 +140,10 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path.write_text("precious\n")
 
     with pytest.raises(UsageError, match=r"out.csv: is there already, and no such run wrote it \(--overwrite replaces"):
-        SingleFileOutput(path, make_format("csv", several=True))
+        csv(path)
 
     def run():
-        output = SingleFileOutput(path, make_format("csv", several=True), fresh=True)
+        output = csv(path, fresh=True)
         note(output, recorded, clips[0])
         (tmp_path / "seen.csv").write_bytes(path.read_bytes())
         note(output, recorded, clips[1])
@@ -148,7 +153,7 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     seen = (tmp_path / "seen.csv").read_text()
     assert seen.count("\n") == 3 and "a.mp4" in seen
     assert (tmp_path / "out.csv~").read_text() == "precious\n"
-    output = SingleFileOutput(path, make_format("csv", several=True))
+    output = csv(path)
     note(output, recorded, clips[2])
     output.close(clips, complete=True)
     rows = path.read_text().splitlines()
@@ -165,17 +170,17 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
-        patch.setattr("vidspec.runs.single_file.write_whole", lambda *_: os._exit(9))
-        killed(lambda: note(SingleFileOutput(path, make_format("csv", several=True), fresh=True), recorded, clips[0]))
+        patch.setattr("vidspec.runs.run_file.write_whole", lambda *_: os._exit(9))
+        killed(lambda: note(csv(path, fresh=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
-    output = SingleFileOutput(path, make_format("csv", several=True))
+    output = csv(path)
     note(output, recorded, clips[1])
     output.close(clips, complete=True)
     assert (tmp_path / "out.csv~").read_text() == "precious\n" and "b.mp4" in path.read_text()
 
 
 def sidecars(form, entries, folder=None, template=None, **how):
-    return SidecarOutput([SidecarNames(make_format(form), folder, template, "vanilla-sd")], entries, **how)
+    return RunStore([ClipFiles([SidecarNames(make_format(form), folder, template, "vanilla-sd")])], entries, **how)
 
 
 def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
@@ -286,16 +291,16 @@ def test_rows_of_a_run_that_was_killed_are_known_by_their_records(clips, recorde
     path = Path("out.csv")
 
     def run():
-        output = SingleFileOutput(path, make_format("csv", several=True))
+        output = csv(path)
         note(output, recorded, clips[0], error="broken")
         note(output, recorded, clips[1])
         note(output, recorded, clips[0])
         path.write_bytes(path.read_bytes()[: -torn or None])
 
     killed(run)
-    output = SingleFileOutput(path, make_format("csv", several=True))
+    output = csv(path)
     output.close(clips, complete=True)
     assert path.read_text().count(".mp4") == 2 and "broken" not in path.read_text()
     path.write_text(path.read_text().replace("b.mp4", "mine"))
     with pytest.raises(UsageError, match="was edited"):
-        SingleFileOutput(path, make_format("csv", several=True))
+        csv(path)

@@ -40,7 +40,7 @@ def save_array(spec: RunSpec, sources: InputSources, shard: Shard | None) -> Non
     Raises:
         OutputError: the file cannot be written.
     """
-    from vidspec.runs.outputs import make_folder
+    from vidspec.runs.renderers import make_folder
     from vidspec.runs.shards import JobArray
 
     file = _array_file(spec, sources)

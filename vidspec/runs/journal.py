@@ -41,7 +41,7 @@ class Journal:
     Args:
         path: the file; created with the first record, so that a run that fails early leaves nothing.
         fresh: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
-        visible: the file that users see, which is locked for the run in any format; None for ``path``.
+        visible: True if users see the file, so that a caption is not dropped from it without a backup.
         look: read only, also while another run writes: no lock, no repair, no new records.
 
     Attributes:
@@ -57,7 +57,7 @@ class Journal:
         OutputError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, visible: Path | None = None, look: bool = False) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False, visible: bool = False, look: bool = False) -> None:
         self.path = Path(os.path.realpath(path))
         self.shown, self.look = path, look
         self.replaced: Path | None = None
@@ -66,9 +66,8 @@ class Journal:
         self.gone: OutputError | None = None
         self.index, self._size = JournalIndex(FileMarks(self.path)), 0
         self._file: int | None = None
-        shown = visible or path
-        self._user_visible = visible == path
-        self._lock = None if look else lock_file(Path(os.path.realpath(shown)), shown)
+        self._user_visible = visible
+        self._lock = None if look else lock_file(self.path, path)
         try:
             self.foreign = not self._load()
         except OSError as error:
@@ -80,7 +79,7 @@ class Journal:
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
-        return self.read([*self.index.current()])
+        return self.read([entry for entry in self.index.current() if entry.journal is self])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
         """Yield the records of these entries.

@@ -17,7 +17,7 @@ from vidspec.files import check_output
 from vidspec.runs.destinations import (
     Destination,
     check_files_distinct,
-    open_output,
+    open_store,
     plan_destinations,
     writes_clip_file,
     writes_parts,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from vidspec.runs.formats.base import OutputFormat
     from vidspec.runs.inputs import InputListing, InputSources
     from vidspec.runs.job import Job, JobConfig
-    from vidspec.runs.outputs import Output
     from vidspec.runs.records import SettingsDigest
+    from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
 
 __all__ = ["RunPlan", "plan", "require_devices"]
@@ -77,11 +77,6 @@ class RunPlan:
         return self.found.several
 
     @property
-    def label(self) -> str:
-        """Label of the shard in file names."""
-        return self.shard.label if self.shard else ""
-
-    @property
     def prompts(self) -> set[str]:
         """All prompts of the run, the system prompt and prompts with ``--context`` included."""
         from vidspec.runs.job import CONTEXT
@@ -104,14 +99,15 @@ class RunPlan:
 
         return demo_notes(self.profile.models.pair, self.profile.models.target, self.prompts)
 
-    def open_output(self) -> Output:
-        """Open, lock and repair the destinations; a task of a job array is noted beside them.
+    def open_store(self, *, look: bool = False) -> RunStore:
+        """Open, lock and repair the destinations, unless ``look``; a task of a job array is noted beside them.
 
         Raises:
             UsageError: a file cannot be written, or another run is writing it.
         """
-        save_array(self.spec, self.sources, self.shard)
-        return open_output(self.spec, self.destinations, self.entries, self.shard)
+        if not look:
+            save_array(self.spec, self.sources, self.shard)
+        return open_store(self.spec, self.destinations, self.entries, self.shard, look=look)
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:

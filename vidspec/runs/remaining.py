@@ -16,11 +16,11 @@ from vidspec.events.tally import Tally
 from vidspec.runs.containers import shard_members
 from vidspec.runs.job import Job, JobResult
 from vidspec.runs.journal import JournalEntry
-from vidspec.runs.outputs import ONE_CLIP, Output
-from vidspec.runs.parts import PartOutput
 from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
+from vidspec.runs.renderers import ONE_CLIP
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
+from vidspec.runs.run_store import RunStore
 from vidspec.signals import defer_signals
 
 __all__ = ["Executor", "Remaining", "caption_remaining", "plan_clips", "plan_shards", "remaining_parts"]
@@ -36,7 +36,6 @@ class Remaining:
     Attributes:
         jobs: clips with parts left to caption.
         undrawn: clips of shards instead, found lazily as they are drawn; None without shards.
-        contents: content of each clip before it is read, by job number; not of clips in shards.
         captioned, failed: clips that an earlier run finished.
         kept: clips skipped because their files were edited or written by no run.
         unkept: results of clips that are skipped because their caption could not be written.
@@ -44,7 +43,6 @@ class Remaining:
 
     jobs: list[Job] = field(default_factory=list)
     undrawn: Iterator[Job] | None = None
-    contents: dict[int, FileContent] = field(default_factory=dict)
     captioned: int = 0
     failed: int = 0
     kept: int = 0
@@ -78,18 +76,18 @@ def remaining_parts(
 
 def plan_clips(
     jobs: Sequence[Job],
-    output: Output,
+    store: RunStore,
     settings: SettingsDigest,
     *,
     checksum: bool = False,
     retry: bool = False,
     at: int = 1,
 ) -> Remaining:
-    """Return the work left of a run over ``jobs`` into ``output``.
+    """Return the work left of a run over ``jobs`` into ``store``.
 
     Args:
         jobs: unique clips; they are numbered here.
-        output: holds the records of earlier runs.
+        store: holds the records of earlier runs.
         settings: captioning settings.
         checksum: compare content by hash instead of size and time.
         retry: caption failed clips again.
@@ -97,19 +95,19 @@ def plan_clips(
     """
     remaining = Remaining()
     for number, job in enumerate(jobs, start=at):
-        job = replace(job, number=number)
         try:
-            _plan_job(remaining, job, output, settings, checksum=checksum, retry=retry)
+            _plan_job(remaining, job, number, store, settings, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            remaining.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
+            failed = failed_caption(job.path, error, profile=settings.name)
+            remaining.unkept.append(JobResult(failed, error, replace(job, number=number)))
     return remaining
 
 
 def plan_shards(
     shards: Sequence[Job],
-    output: PartOutput,
+    store: RunStore,
     settings: SettingsDigest,
     tally: Tally,
     column: str | None,
@@ -122,7 +120,7 @@ def plan_shards(
 
     Args:
         shards: the shards, as jobs.
-        output: knows the finished parts.
+        store: knows the finished parts.
         settings: captioning settings.
         tally: counts clips as they are found.
         column: column of clips in Parquet files.
@@ -131,8 +129,10 @@ def plan_shards(
     Raises:
         UsageError: parts were made with other settings, or the first shard's column is ambiguous.
     """
+    files = store.part_files
+    assert files is not None
     for shard in shards:
-        if (part := output.finished_part(shard, settings.of(shard))) is None:
+        if (part := files.finished_part(shard, settings.of(shard))) is None:
             continue
         tally.total += part.clips
         tally.earlier += part.clips - part.failed
@@ -140,14 +140,14 @@ def plan_shards(
 
     def draw_clips() -> Iterator[Job]:
         number = 1
-        for shard in (shard for shard in shards if shard.path not in output.finished):
+        for shard in (shard for shard in shards if shard.path not in files.finished):
             try:
                 jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
                 if number == 1 and settings.config.template is not None:
                     check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
-                output.begin(shard.path)
-                part_plan = plan_clips(jobs, output, settings, retry=retry, at=number)
-                output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
+                files.begin(shard)
+                part_plan = plan_clips(jobs, store, settings, retry=retry, at=number)
+                files.set_clips(shard, jobs, part_plan.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
@@ -165,36 +165,42 @@ def plan_shards(
 
 
 def _plan_job(
-    remaining: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
+    remaining: Remaining,
+    job: Job,
+    number: int,
+    store: RunStore,
+    settings: SettingsDigest,
+    *,
+    checksum: bool,
+    retry: bool,
 ) -> None:
     """Add one clip to the plan."""
     content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
-    parts = output.parts(job, name)
+    parts = store.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
     done = remaining_parts(parts, content, segmented=segmented, retry=retry)
     if done is None:
-        output.restore(job, name)
+        store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())
         remaining.failed += any_failed
         remaining.captioned += not any_failed
         return
-    output.check(job)
-    if output.leaves(job):
+    store.check(job)
+    if store.leaves(job):
         remaining.kept += 1
         return
     captions = {one: raw_caption(parts[one].record()) for one in done}
-    existing = output.existing_text(job)
-    if existing or job.existing is None:  # else the text beside it in its shard
-        job = replace(job, existing=existing)
-    remaining.contents[job.number] = content
-    remaining.jobs.append(replace(job, done=captions))
+    existing = store.existing_text(job)
+    if not existing and job.existing is not None:  # the text beside it in its shard
+        existing = job.existing
+    remaining.jobs.append(replace(job, number=number, content=content, existing=existing, done=captions))
 
 
 def caption_remaining(
     remaining: Remaining,
     executor: Executor,
-    output: Output,
+    store: RunStore,
     settings: SettingsDigest,
     tally: Tally,
     observer: RunObserver,
@@ -207,7 +213,7 @@ def caption_remaining(
     Args:
         remaining: the work left.
         executor: of the jobs.
-        output: writes each record before the observer gets the result. A clip whose record cannot be written counts as
+        store: writes each record before the observer gets the result. A clip whose record cannot be written counts as
             failed; the run ends once nothing can be written any more.
         settings: captioning settings.
         tally: counts; ``stopped`` is set to the reason of an early end.
@@ -221,9 +227,9 @@ def caption_remaining(
         for outcome in chain(remaining.unkept, outcomes):
             try:
                 with defer_signals():  # a written record is also counted
-                    outcome = _write_record(outcome, remaining, output, settings)
+                    outcome = _write_record(outcome, store, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
-                    tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)
+                    tally.unkept += isinstance(outcome.error, OutputError) or not store.keeps(outcome.job)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(LostOutputError.exit_code)
@@ -241,8 +247,8 @@ def caption_remaining(
         observer.ended(tally)
 
 
-def _write_record(outcome: JobResult, remaining: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
-    """Write a record to ``output``; return the result, or a failed one if the record could not be written.
+def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest) -> JobResult:
+    """Write a record to ``store``; return the result, or a failed one if the record could not be written.
 
     Raises:
         OutputError: nothing can be written any more.
@@ -251,8 +257,8 @@ def _write_record(outcome: JobResult, remaining: Remaining, output: Output, sett
     if isinstance(outcome.error, OutputError):  # found while planning
         return outcome
     try:
-        content = remaining.contents.get(job.number) or content_of(job.path, job.source)  # of a clip in a shard
-        output.add(job.planned_job, record_of(outcome, settings, content))
+        content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
+        store.add(job.planned_job, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise

@@ -36,7 +36,7 @@ class Run:
 
     Attributes:
         tally: counts so far.
-        output: where records go.
+        store: where records go.
         ran_here: True if a captioner of this process captioned clips.
     """
 
@@ -56,8 +56,8 @@ class Run:
         Raises:
             UsageError: an output cannot be written, or another run is writing it.
         """
-        self.output = self.plan.open_output()
-        self._stack.callback(self._close_output)
+        self.store = self.plan.open_store()
+        self._stack.callback(self._close_store)
         return self
 
     def __enter__(self) -> Run:
@@ -80,7 +80,7 @@ class Run:
             results = caption_remaining(
                 remaining,
                 executor,
-                self.output,
+                self.store,
                 self.plan.settings,
                 self.tally,
                 observer,
@@ -117,27 +117,23 @@ class Run:
         tolerate, clips = self.plan.spec.tolerate, self.tally.total + len(self.plan.found.unreadable)
         return tolerate is not None and not self.tally.stopped and self.failures <= tolerated_failures(tolerate, clips)
 
-    def _close_output(self) -> None:
-        for line in self.output.close(self.plan.entries, complete=self._complete):
+    def _close_store(self) -> None:
+        for line in self.store.close(self.plan.entries, complete=self._complete):
             self.reporter.kept(line)
         self.reporter.closed(self.tally)
 
     def _remaining(self) -> Remaining:
-        from vidspec.runs.parts import PartOutput
-
         plan, tally, spec = self.plan, self.tally, self.plan.spec
-        if isinstance(self.output, PartOutput):
+        if self.store.part_files is not None:
             tally.total = 0
-            return plan_shards(plan.entries, self.output, plan.settings, tally, spec.column, retry=spec.retry_failed)
-        remaining = plan_clips(
-            plan.entries, self.output, plan.settings, checksum=spec.checksum, retry=spec.retry_failed
-        )
+            return plan_shards(plan.entries, self.store, plan.settings, tally, spec.column, retry=spec.retry_failed)
+        remaining = plan_clips(plan.entries, self.store, plan.settings, checksum=spec.checksum, retry=spec.retry_failed)
         tally.earlier, tally.earlier_failed = remaining.captioned, remaining.failed
         tally.kept = remaining.kept
         return remaining
 
     def _report_earlier(self, remaining: Remaining) -> None:
-        others = self.output.others({self.plan.settings.of(entry) for entry in self.plan.entries})
+        others = self.store.others({self.plan.settings.of(entry) for entry in self.plan.entries})
         if others:
             made = f"{counted(others, 'earlier record')} made with other settings"
             self.reporter.info(f"{made}: kept (--overwrite starts over)")

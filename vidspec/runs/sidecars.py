@@ -85,9 +85,9 @@ class JournalFinder:
         self._marked: dict[Path, set[str]] = {}  # folders by journal
         self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
 
-    def __call__(self, job: Job) -> Path:
-        if self.names.folder is not None:
-            return Path(self.names.folder, self._file)
+    def __call__(self, job: Job | None) -> Path:
+        if self.names.folder is not None or job is None:
+            return Path(self.names.folder or ".", self._file)
         here = self.names.path(job).parent
         key = str(here), job.root
         if key not in self._journal_paths:

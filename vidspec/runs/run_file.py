@@ -1,0 +1,185 @@
+"""One file for all clips, rendered from the run's journal, or itself the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up, backup_of, encode_line, write_whole
+from vidspec.runs.file_marks import FileMark, FileMarks
+from vidspec.runs.file_states import FileState, file_state, hidden_journal
+from vidspec.runs.formats.base import OutputFormat, format_names, make_format
+from vidspec.runs.job import Job
+from vidspec.runs.journal import Journal, is_same_file, missing_file_error, unwritable_error
+from vidspec.runs.renderers import Renderer
+
+if TYPE_CHECKING:
+    from vidspec.runs.run_store import RunStore
+
+__all__ = ["RunFile"]
+
+
+class RunFile(Renderer):
+    """One file for all clips. If it is the run's journal, the store writes it, and this class only checks it.
+
+    Edited captions in a file of records count, as they do in a journal.
+    """
+
+    path: Path
+
+    def __init__(self, path: Path, form: OutputFormat) -> None:
+        self.path, self.form = path, form
+        self._written: os.stat_result | None = None  # the file as this run last left it
+        self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
+        self._backup: Path | None = None
+        self._replaceable = True
+
+    @property
+    def _is_journal(self) -> bool:
+        return self.store.journal_path() == self.path
+
+    def open(self, store: RunStore) -> None:
+        super().open(store)
+        journal = store.journal()
+        if self._is_journal:
+            if not store.fresh:
+                self._reject_other_records(journal)
+            return
+        sources = [journal]
+        if (earlier := hidden_journal(self.path)) != store.journal_path() and earlier.exists():
+            sources.append(Journal(earlier, look=True))  # version 0.3.0 kept the records of each file on their own
+        states = [file_state(self.path, [one.index.marks], partial(self._appended, one)) for one in sources]
+        state = next((one for one in states if one in ("free", "written")), states[-1])
+        self._replaceable = not store.fresh and state in ("free", "written")
+        if not (self._replaceable or store.fresh):
+            file = Journal(self.path, look=True) if self.form.is_journal else None
+            if file is None or file.foreign:
+                raise self._refusal(state)
+            self._replaceable = not self._adopt(file)
+        for old in sources[1:]:
+            if not store.fresh:
+                self._adopt(old)
+            if not store.look:
+                back_up(earlier)
+
+    def _adopt(self, source: Journal) -> bool:
+        """Take over what the journal lacks; return True if the file has captions that it would not show again.
+
+        Captions that differ count if they come from the file itself.
+        """
+        if not self.store.look:
+            return self.store.adopt(source.records(), edits=source.shown == self.path)
+        index = self.store.journal().index
+        for entry in [*source.index.current()]:
+            if not index.parts(entry.clip, entry.settings):
+                index.add(source, entry.offset, entry.length, entry.record())
+        return False
+
+    def _appended(self, journal: Journal, marks: FileMarks, mark: FileMark) -> bytes:
+        """Return what was appended to the file after a mark in a journal."""
+        return b"".join(map(self._line, journal.records_after(mark)))
+
+    def _refusal(self, state: FileState) -> UsageError:
+        """Return the error of a file that this run may neither continue nor replace."""
+        keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
+        if state == "edited":
+            hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
+            return UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
+        hint = f"{keeping}; or name another file"
+        return UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
+
+    def _reject_other_records(self, journal: Journal) -> None:
+        """Reject a file that is no journal, or one of records with or without measurements, unlike this format."""
+        if journal.foreign:
+            raise self._refusal("foreign")
+        first = next(journal.records(), None)
+        if first is not None and ("timings" in first) != self.form.measured:
+            others = map(make_format, format_names())
+            other = next(one.name for one in others if one.is_journal and one.measured != self.form.measured)
+            raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        if not (captioned and self.store.fresh and self.path.is_file() and self.path.stat().st_size):
+            return {}
+        return {self.path: f"replaced, kept as {backup_of(self.path)}"}
+
+    def prepare(self, job: Job, record: RecordDict) -> None:
+        if not self._is_journal:
+            self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        if self._is_journal or self.form.update == "end":
+            return
+        with self.store.losing_journal():
+            if self._written is None or self.form.update == "rewrite":
+                self._rewrite()
+            else:
+                self._append(self._line(record))
+
+    def _append(self, line: bytes) -> None:
+        self._check()
+        try:
+            with open(self.path, "ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise unwritable_error(self.path, error) from None
+        self._digest.update(line)
+        self._size += len(line)
+
+    def _line(self, record: RecordDict) -> bytes:
+        """Return a record as appended to the file; empty for formats that are written whole."""
+        text = self.form.line(record)
+        return b"" if text is None else encode_line(text + "\n")
+
+    def _check(self) -> None:
+        """Check that the file is still the one that this run began."""
+        if self._written is not None and not is_same_file(self.path, self._written):
+            raise missing_file_error(self.path)
+
+    def _back_up_foreign(self) -> None:
+        """Back up a file that was edited or that no run wrote, before it is replaced."""
+        if not self._replaceable:
+            try:
+                self._backup = back_up(self.path)
+            except OSError as error:
+                raise unwritable_error(self.path, error) from None
+        self._replaceable = True
+
+    def _rewrite(self) -> None:
+        """Rewrite the file from its journal."""
+        self._check()
+        content = self._content()
+        self._digest, self._size = hashlib.sha256(content), len(content)
+        self._mark()
+        write_whole(self.path, content)
+        self._written = self.path.stat()
+
+    def _content(self) -> bytes:
+        """Return the content of the file according to its journal."""
+        return self.form.content(self.store.journal().records())
+
+    def _mark(self) -> None:
+        self.store.journal().mark(self.path, self._size, self._digest.hexdigest())
+
+    def settle(self) -> None:
+        if self._written is not None and not self.store.is_lost:
+            with contextlib.suppress(OutputError), self.store.losing_journal():
+                self._mark()  # for the appended lines, before their records are reordered
+
+    def finish(self, *, complete: bool) -> list[str]:
+        if self._is_journal or self.store.is_lost or not (complete or self._written):
+            return []
+        if self._written is not None:
+            self._check()
+            if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
+                self._replaceable, self._written = False, None
+        self._back_up_foreign()
+        self._rewrite()
+        return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []

@@ -143,7 +143,7 @@ def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, con
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
-            remaining = plan_clips(jobs, store, settings)
+            remaining = plan_clips(jobs, store, settings, tally)
             for _ in caption_remaining(remaining, engine, store, settings, tally, results, set()):
                 pass
         finally:

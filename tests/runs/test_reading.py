@@ -29,7 +29,7 @@ from vidspec.runs.job import Job, JobConfig, JobQuestions
 from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader, MemoryBudget
 from vidspec.runs.records import FileContent
-from vidspec.runs.remaining import Remaining, caption_remaining
+from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.segments import fixed_segments, parse_segment
 from vidspec.video import Clip, read
@@ -531,7 +531,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Remaining([replace(job, content=FileContent(1, 2)) for job in jobs_of(*names)])
+    todo = [replace(job, content=FileContent(1, 2)) for job in jobs_of(*names)]
     how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vidspec.errors import UsageError
+from vidspec.events.tally import Tally
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
@@ -55,11 +56,12 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     note(output, recorded, clips[1], error="broken")
     output.close(clips, complete=False)
     output = jsonl()
-    made = plan_clips(clips, output, settings)
-    assert [job.number for job in made.jobs] == [3] and (made.captioned, made.failed) == (1, 1)
-    assert made.jobs[0].content == content_of("c.mp4")
-    retried = plan_clips(clips, output, settings, retry=True)
-    assert [job.number for job in retried.jobs] == [2, 3]
+    tally = Tally()
+    (left,) = plan_clips(clips, output, settings, tally)
+    assert left.number == 3 and (tally.earlier, tally.earlier_failed) == (1, 1)
+    assert left.content == content_of("c.mp4")
+    retried = plan_clips(clips, output, settings, Tally(), retry=True)
+    assert [job.number for job in retried] == [2, 3]
     output.close(clips, complete=True)
 
 
@@ -67,11 +69,11 @@ def test_changed_content_is_captioned_again(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.utime("a.mp4", ns=(1, 1))
-    assert len(plan_clips(clips[:1], output, settings).jobs) == 1
-    assert not plan_clips(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
+    assert len(plan_clips(clips[:1], output, settings, Tally())) == 1
+    assert not plan_clips(clips[:1], output, settings, Tally(), checksum=True), "the bytes are the same"
     with open("a.mp4", "wb") as file:
         file.write(b"x")
-    assert len(plan_clips(clips[:1], output, settings, checksum=True).jobs) == 1
+    assert len(plan_clips(clips[:1], output, settings, Tally(), checksum=True)) == 1
     output.close(clips, complete=False)
 
 
@@ -83,7 +85,7 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
         SettingsDigest(settings.profile, JobConfig(prompt="Why?")),
         SettingsDigest(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
     ):
-        assert len(plan_clips(clips[:1], output, other).jobs) == 1
+        assert len(plan_clips(clips[:1], output, other, Tally())) == 1
     note(output, recorded, clips[0], settings=SettingsDigest(settings.profile, JobConfig(prompt="Why?")))
     output.close(clips, complete=True)
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
@@ -226,7 +228,7 @@ def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, s
     output = sidecars("txt", clips)
     note(output, recorded, clips[0])
     os.remove("a.txt")
-    assert not plan_clips(clips[:1], output, settings).jobs
+    assert not plan_clips(clips[:1], output, settings, Tally())
     assert os.path.exists("a.txt")
     output.close(clips, complete=True)
 
@@ -236,7 +238,7 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     note(output, recorded, clips[0])
     output.close(clips, complete=True)
     output = sidecars("vtt", clips)
-    assert not plan_clips(clips[:1], output, settings).jobs
+    assert not plan_clips(clips[:1], output, settings, Tally())
     assert Path("a.vtt").read_text().startswith("WEBVTT")
     output.close(clips, complete=True)
 

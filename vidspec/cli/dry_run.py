@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error, print_note
 from vidspec.escaping import one_line
-from vidspec.events.tally import counted, format_duration
+from vidspec.events.tally import Tally, counted, format_duration
 
 if TYPE_CHECKING:
     from vidspec.runs.destinations import Destination
@@ -33,8 +33,9 @@ def _print_clips(plan: RunPlan) -> int:
 
     spec, entries, settings = plan.spec, plan.entries, plan.settings
     store = plan.open_store(look=True)
-    planned = plan_clips(entries, store, settings, checksum=spec.checksum, retry=spec.retry_failed)
-    todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
+    tally = Tally()
+    jobs = plan_clips(entries, store, settings, tally, checksum=spec.checksum, retry=spec.retry_failed)
+    todo = {job.number: planned_clip(job, settings.config) for job in jobs}
     out = StdoutLines()
     changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
@@ -55,9 +56,9 @@ def _print_clips(plan: RunPlan) -> int:
     length = f"{format_duration(sum(lengths))} of video" if len(lengths) == len(left) else "of unknown length"
     counts = [f"{len(left)} to caption ({length}{_segments_text(left)})"]
     rest = {
-        "done before": planned.captioned,
-        "failed before (--retry-failed tries them again)": planned.failed,
-        "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": planned.kept,
+        "done before": tally.earlier,
+        "failed before (--retry-failed tries them again)": tally.earlier_failed,
+        "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": tally.kept,
         "unreadable": len(errors),
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]

@@ -15,6 +15,7 @@ from vidspec.errors import UsageError
 from vidspec.files import back_up, backup_of, check_output, replacing
 
 if TYPE_CHECKING:
+    from vidspec.runs.file_states import FileMark, FileMarks
     from vidspec.runs.formats.base import OutputFormat
 
 __all__ = ["merge"]
@@ -70,10 +71,14 @@ def _write(path: Path, content: Iterable[bytes], form: OutputFormat) -> Path | N
         OutputError: it cannot be written.
     """
     from vidspec.runs.file_states import KnownFiles
-    from vidspec.runs.journal import lock_file, unwritable_error
+    from vidspec.runs.journal import Journal, lock_file, unwritable_error
+    from vidspec.runs.run_file import appended_lines
+
+    def appended(marks: FileMarks, mark: FileMark) -> bytes:
+        return appended_lines(Journal(marks.journal, look=True), mark, form)
 
     with lock_file(Path(os.path.realpath(path)), path):
-        state = KnownFiles().state(path, form)
+        state = KnownFiles().state(path, appended)
         if state == "edited":
             hint = f"name another file, or move this one to {backup_of(path)}"
             raise UsageError(f"{path}: was edited since a run wrote it, and is left alone", hint=hint)

@@ -3,13 +3,13 @@
 job                         Job: one clip or part, from its name to its result; JobConfig: settings of all jobs
 inputs, manifests           command-line inputs -> unique Jobs
 containers, stores          clips in tar and Parquet shards -> Jobs, and one at a time as a file; files behind URLs
-shards, job_array           selection of this machine's clips
+shards                      selection of this machine's clips
 planning, destinations      RunSpec -> RunPlan: clips, settings and destinations; run_settings: a spec in other types
 remaining                   work left by an earlier run; results -> records, counts and events
 running, reporter           a plan carried out; what a run says beside its results
 records                     identity of a captioning; the record of a result
 run_store                   one journal of records, and any number of renderers
-journal, journal_index      append-only file of records that survives a crash; file_marks, file_states: whose a file is
+journal, journal_index      append-only file of records that survives a crash; file_states: whose a file is
 renderers                   base of run_file, clip_files (sidecars: their names), part_files, and streams in writers
 formats                     text of records; cues, rendering, schema: what several of them need
 feed, reader, read_worker   frames read ahead in processes that can be killed -> Jobs with frames

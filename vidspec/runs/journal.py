@@ -21,7 +21,7 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
-from vidspec.runs.file_marks import FileMark, FileMarks, mark_line, parsed_mark
+from vidspec.runs.file_states import FileMark, FileMarks, mark_line, parsed_mark
 from vidspec.runs.journal_index import JournalEntry, JournalIndex, is_in_place
 
 __all__ = [

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.events.record import RecordDict
-from vidspec.runs.file_marks import FileMark, FileMarks
+from vidspec.runs.file_states import FileMark, FileMarks
 from vidspec.runs.records import FileContent
 
 if TYPE_CHECKING:

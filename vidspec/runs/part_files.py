@@ -9,9 +9,9 @@ import hashlib
 import os
 import posixpath
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PartFiles"]
 
+T = TypeVar("T")
+
 
 class PartFiles(Renderer):
     """One part per shard; shared by the thread that plans shards and the one that writes records.
@@ -43,7 +45,8 @@ class PartFiles(Renderer):
     """
 
     def __init__(self, folder: str, shards: Sequence[Job], form: PartFormat, *, retry: bool = False) -> None:
-        self.folder, self.form, self._shards, self._retry = folder, form, shards, retry
+        self.folder, self.form, self._retry = folder, form, retry
+        self._names = {shard.path: self.name(shard.path) for shard in shards}
         self._lock = threading.RLock()
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
         self._clips_left: dict[str, set[str]] = {}  # by shard, clips that are not done
@@ -58,7 +61,7 @@ class PartFiles(Renderer):
         """
         super().open(store)
         folder = self.folder
-        names = {shard.path: self.name(shard.path) for shard in self._shards}
+        names = self._names
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
@@ -107,7 +110,7 @@ class PartFiles(Renderer):
         """
         self.store.journal(shard)
         name = self.name(shard.path)
-        earlier = self._read_records(name) if shard.path in self._earlier else []
+        earlier = self._read(name, self.form.read_records) if shard.path in self._earlier else []
         edited = self.store.adopt((one for one in earlier if one["error"] is None), shard, edits=True)
         if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
@@ -156,28 +159,23 @@ class PartFiles(Renderer):
             UsageError: the file is none.
             VideoError: it cannot be read.
         """
+        summary = self._read(name, self.form.read_summary)
+        if summary is None:
+            raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
+        return summary
 
-        def read() -> PartSummary:
-            with open_url(name) as file:
-                summary = self.form.read_summary(file)
-            if summary is None:
-                raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
-            return summary
-
-        return retry(name, read)
-
-    def _read_records(self, name: str) -> list[RecordDict]:
-        """Return the records of a finished part.
+    def _read(self, name: str, read: Callable[[BinaryIO], T]) -> T:
+        """Return what is read from a finished part.
 
         Raises:
             VideoError: it cannot be read.
         """
 
-        def read() -> list[RecordDict]:
+        def read_once() -> T:
             with open_url(name) as file:
-                return self.form.read_records(file)
+                return read(file)
 
-        return retry(name, read)
+        return retry(name, read_once)
 
     def journal_path(self, job: Job | None) -> Path:
         """Return the path of the journal of a clip, or of a shard itself."""

@@ -22,7 +22,6 @@ from vidspec.runs.destinations import (
     writes_clip_file,
     writes_parts,
 )
-from vidspec.runs.job_array import save_array, shard_of
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run_settings import (
     check_fields,
@@ -33,6 +32,7 @@ from vidspec.runs.run_settings import (
     output_formats,
     profile_keys,
 )
+from vidspec.runs.shards import save_array, shard_of
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
@@ -54,7 +54,6 @@ class RunPlan:
         spec: the run as described.
         profile: the method, with all layers merged.
         found: all inputs, with those that are left out.
-        entries: the clips of this run, or of its shard.
         how: settings of every clip.
         settings: their digests.
         sources: where the clips were searched.
@@ -65,12 +64,16 @@ class RunPlan:
     spec: RunSpec
     profile: Profile
     found: InputListing
-    entries: Sequence[Job]
     how: JobConfig
     settings: SettingsDigest
     sources: InputSources
     destinations: Sequence[Destination]
     shard: Shard | None = None
+
+    @property
+    def entries(self) -> Sequence[Job]:
+        """The clips of this run, or of its shard."""
+        return self.found.entries
 
     @property
     def several(self) -> bool:
@@ -178,7 +181,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
     check_files_distinct(spec, destinations, entries, defaults.path)
     settings = SettingsDigest(profile.model_dump(), how)
-    return RunPlan(spec, profile, found, entries, how, settings, sources, destinations, shard)
+    return RunPlan(spec, profile, found, how, settings, sources, destinations, shard)
 
 
 def require_devices(profile: Profile) -> None:

@@ -6,8 +6,9 @@ Knows no model and no terminal.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, filterfalse
+from typing import TypeAlias
 
 from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
@@ -23,35 +24,12 @@ from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
 from vidspec.signals import defer_signals
 
-__all__ = ["Executor", "Remaining", "caption_remaining", "plan_clips", "plan_shards", "remaining_parts"]
+__all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
 #: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
 Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
-
-
-@dataclass
-class Remaining:
-    """Work left to do, and counts of an earlier run.
-
-    Attributes:
-        jobs: clips with parts left to caption.
-        undrawn: clips of shards instead, found lazily as they are drawn; None without shards.
-        captioned, failed: clips that an earlier run finished.
-        kept: clips skipped because their files were edited or written by no run.
-        unkept: results of clips that are skipped because their caption could not be written.
-    """
-
-    jobs: list[Job] = field(default_factory=list)
-    undrawn: Iterator[Job] | None = None
-    captioned: int = 0
-    failed: int = 0
-    kept: int = 0
-    unkept: list[JobResult] = field(default_factory=list)
-
-    @property
-    def left(self) -> bool:
-        """True if there is a clip to caption."""
-        return bool(self.jobs or self.undrawn)
+#: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
+RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
 
 
 def remaining_parts(
@@ -78,31 +56,43 @@ def plan_clips(
     jobs: Sequence[Job],
     store: RunStore,
     settings: SettingsDigest,
+    tally: Tally,
     *,
     checksum: bool = False,
     retry: bool = False,
     at: int = 1,
-) -> Remaining:
-    """Return the work left of a run over ``jobs`` into ``store``.
+) -> list[Job]:
+    """Return the clips left of a run over ``jobs`` into ``store``; one whose caption could not be written has an error.
 
     Args:
         jobs: unique clips; they are numbered here.
         store: holds the records of earlier runs.
         settings: captioning settings.
+        tally: counts the clips that are done, or skipped because their files are kept.
         checksum: compare content by hash instead of size and time.
         retry: caption failed clips again.
         at: number of the first clip.
     """
-    remaining = Remaining()
+    left = []
     for number, job in enumerate(jobs, start=at):
         try:
-            _plan_job(remaining, job, number, store, settings, checksum=checksum, retry=retry)
+            planned = _plan_job(job, number, store, settings, tally, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            failed = failed_caption(job.path, error, profile=settings.name)
-            remaining.unkept.append(JobResult(failed, error, replace(job, number=number)))
-    return remaining
+            planned = replace(job, number=number, error=error)
+        if planned is not None:
+            left.append(planned)
+    return left
+
+
+def is_left(jobs: RemainingJobs) -> bool:
+    """Return True if there is a clip to caption."""
+    return not isinstance(jobs, list) or not all(map(_is_unwritable, jobs))
+
+
+def _is_unwritable(job: Job) -> bool:
+    return isinstance(job.error, OutputError)
 
 
 def plan_shards(
@@ -113,8 +103,8 @@ def plan_shards(
     column: str | None,
     *,
     retry: bool,
-) -> Remaining:
-    """Return the work left of a run over shards, opening each shard after all clips of those before are drawn.
+) -> RemainingJobs:
+    """Return the clips left of a run over shards, opening each shard after all clips of those before are drawn.
 
     A shard that cannot be read counts as one failed clip. The first clip is drawn immediately.
 
@@ -146,35 +136,28 @@ def plan_shards(
                 if number == 1 and settings.config.template is not None:
                     check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
                 files.begin(shard)
-                part_plan = plan_clips(jobs, store, settings, retry=retry, at=number)
-                files.set_clips(shard, jobs, part_plan.jobs, settings.of(shard))
+                counts = Tally()
+                left = plan_clips(jobs, store, settings, counts, retry=retry, at=number)
+                files.set_clips(shard, jobs, left, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                jobs, part_plan = [shard], Remaining([replace(shard, number=number, error=error)])
+                jobs, left, counts = [shard], [replace(shard, number=number, error=error)], Tally()
             tally.total += len(jobs)
-            tally.earlier += part_plan.captioned
-            tally.earlier_failed += part_plan.failed
+            tally.earlier += counts.earlier
+            tally.earlier_failed += counts.earlier_failed
             number += len(jobs)
-            yield from part_plan.jobs
+            yield from left
 
     jobs = draw_clips()
     first = next(jobs, None)
-    undrawn = None if first is None else chain((first,), jobs)
-    return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
+    return [] if first is None else chain((first,), jobs)
 
 
 def _plan_job(
-    remaining: Remaining,
-    job: Job,
-    number: int,
-    store: RunStore,
-    settings: SettingsDigest,
-    *,
-    checksum: bool,
-    retry: bool,
-) -> None:
-    """Add one clip to the plan."""
+    job: Job, number: int, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
+) -> Job | None:
+    """Return a clip that is left, with what is known of it; None for one that needs no captioning."""
     content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
     parts = store.parts(job, name)
@@ -183,22 +166,22 @@ def _plan_job(
     if done is None:
         store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())
-        remaining.failed += any_failed
-        remaining.captioned += not any_failed
-        return
+        tally.earlier_failed += any_failed
+        tally.earlier += not any_failed
+        return None
     store.check(job)
     if store.leaves(job):
-        remaining.kept += 1
-        return
+        tally.kept += 1
+        return None
     captions = {one: raw_caption(parts[one].record()) for one in done}
     existing = store.existing_text(job)
     if not existing and job.existing is not None:  # the text beside it in its shard
         existing = job.existing
-    remaining.jobs.append(replace(job, number=number, content=content, existing=existing, done=captions))
+    return replace(job, number=number, content=content, existing=existing, done=captions)
 
 
 def caption_remaining(
-    remaining: Remaining,
+    jobs: RemainingJobs,
     executor: Executor,
     store: RunStore,
     settings: SettingsDigest,
@@ -208,10 +191,10 @@ def caption_remaining(
     *,
     max_failures: int | None = None,
 ) -> Generator[JobResult, None, None]:
-    """Caption the remaining clips; yield each result after its record was written.
+    """Caption clips; yield each result after its record was written.
 
     Args:
-        remaining: the work left.
+        jobs: the clips left.
         executor: of the jobs.
         store: writes each record before the observer gets the result. A clip whose record cannot be written counts as
             failed; the run ends once nothing can be written any more.
@@ -222,9 +205,13 @@ def caption_remaining(
             their tracebacks hold frames.
         max_failures: number of failed clips that ends the run.
     """
-    outcomes = executor(remaining.undrawn or remaining.jobs)
+    unwritable: list[Job] = []
+    if isinstance(jobs, list):
+        unwritable, jobs = [*filter(_is_unwritable, jobs)], [*filterfalse(_is_unwritable, jobs)]
+    outcomes = executor(jobs)
+    failed = (_failed_result(one, one.error, settings.name) for one in unwritable if isinstance(one.error, OutputError))
     try:
-        for outcome in chain(remaining.unkept, outcomes):
+        for outcome in chain(failed, outcomes):
             try:
                 with defer_signals():  # a written record is also counted
                     outcome = _write_record(outcome, store, settings)
@@ -262,5 +249,9 @@ def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest)
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return JobResult(failed_caption(job.path, error, profile=outcome.caption.profile), error, job)
+        return _failed_result(job, error, outcome.caption.profile)
     return outcome
+
+
+def _failed_result(job: Job, error: OutputError, profile: str | None) -> JobResult:
+    return JobResult(failed_caption(job.path, error, profile=profile), error, job.without_frames())

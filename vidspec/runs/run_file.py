@@ -6,15 +6,13 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, write_whole
-from vidspec.runs.file_marks import FileMark, FileMarks
-from vidspec.runs.file_states import FileState, file_state, hidden_journal
+from vidspec.runs.file_states import FileMark, FileState, file_state, hidden_journal
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, is_same_file, missing_file_error, unwritable_error
@@ -23,7 +21,7 @@ from vidspec.runs.renderers import Renderer
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore
 
-__all__ = ["RunFile"]
+__all__ = ["RunFile", "appended_lines"]
 
 
 class RunFile(Renderer):
@@ -55,8 +53,8 @@ class RunFile(Renderer):
         sources = [journal]
         if (earlier := hidden_journal(self.path)) != store.journal_path() and earlier.exists():
             sources.append(Journal(earlier, look=True))  # version 0.3.0 kept the records of each file on their own
-        states = [file_state(self.path, [one.index.marks], partial(self._appended, one)) for one in sources]
-        state = next((one for one in states if one in ("free", "written")), states[-1])
+        known = {one.index.marks: one for one in sources}
+        state = file_state(self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form))
         self._replaceable = not store.fresh and state in ("free", "written")
         if not (self._replaceable or store.fresh):
             file = Journal(self.path, look=True) if self.form.is_journal else None
@@ -81,10 +79,6 @@ class RunFile(Renderer):
             if not index.parts(entry.clip, entry.settings):
                 index.add(source, entry.offset, entry.length, entry.record())
         return False
-
-    def _appended(self, journal: Journal, marks: FileMarks, mark: FileMark) -> bytes:
-        """Return what was appended to the file after a mark in a journal."""
-        return b"".join(map(self._line, journal.records_after(mark)))
 
     def _refusal(self, state: FileState) -> UsageError:
         """Return the error of a file that this run may neither continue nor replace."""
@@ -121,7 +115,7 @@ class RunFile(Renderer):
             if self._written is None or self.form.update == "rewrite":
                 self._rewrite()
             else:
-                self._append(self._line(record))
+                self._append(_encoded_line(self.form, record))
 
     def _append(self, line: bytes) -> None:
         self._check()
@@ -132,11 +126,6 @@ class RunFile(Renderer):
             raise unwritable_error(self.path, error) from None
         self._digest.update(line)
         self._size += len(line)
-
-    def _line(self, record: RecordDict) -> bytes:
-        """Return a record as appended to the file; empty for formats that are written whole."""
-        text = self.form.line(record)
-        return b"" if text is None else encode_line(text + "\n")
 
     def _check(self) -> None:
         """Check that the file is still the one that this run began."""
@@ -183,3 +172,14 @@ class RunFile(Renderer):
         self._back_up_foreign()
         self._rewrite()
         return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
+
+
+def appended_lines(journal: Journal, mark: FileMark, form: OutputFormat) -> bytes:
+    """Return what a run appended to a file after a mark in its journal."""
+    return b"".join(_encoded_line(form, record) for record in journal.records_after(mark))
+
+
+def _encoded_line(form: OutputFormat, record: RecordDict) -> bytes:
+    """Return a record as appended to a file; empty for formats that are written whole."""
+    text = form.line(record)
+    return b"" if text is None else encode_line(text + "\n")

@@ -15,8 +15,7 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.clip_files import ClipFiles
-from vidspec.runs.file_marks import FileMarks
-from vidspec.runs.file_states import hidden_journal
+from vidspec.runs.file_states import FileMarks, hidden_journal
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, lock_file
 from vidspec.runs.journal_index import JournalEntry

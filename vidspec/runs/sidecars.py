@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.errors import UsageError
-from vidspec.runs.file_marks import FileMarks
+from vidspec.runs.file_states import FileMarks
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
 from vidspec.runs.records import clip_id

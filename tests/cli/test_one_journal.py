@@ -96,6 +96,28 @@ def test_an_edited_line_counts_and_the_file_is_kept(vidspec):
     assert "A blue one" in Path("out.csv").read_text()
 
 
+def test_segments_are_taken_over_also_by_a_run_that_was_killed_meanwhile(vidspec):
+    cut = ("caption", "k", "--segment", "2s")
+    vidspec(*cut, "-o", "out.jsonl")
+    lines, count = Path("out.jsonl").read_bytes(), len(captioned())
+    assert count > 2
+    ran = vidspec(*cut, *BOTH, "--dry-run")
+    assert [line.split("\t")[0] for line in ran.out.splitlines()] == ["done", "done"]
+    Path(".out.csv.vidspec.jsonl").write_bytes(lines.splitlines(keepends=True)[0])
+    assert vidspec(*cut, *BOTH).code == 0 and not captioned()
+    assert Path("out.jsonl").read_bytes() == lines and Path("out.csv").read_text().count("good.mp4") == count
+    assert not list(Path().rglob("*~"))
+
+
+def test_a_journal_that_is_deleted_behind_the_last_clip_is_an_error(vidspec, monkeypatch):
+    from vidspec.cli.listeners import OutcomeLines
+
+    lost = ".out.csv.vidspec.jsonl"
+    monkeypatch.setattr(OutcomeLines, "result", lambda self, *given: given[-1].done < 2 or os.remove(lost))
+    ran = vidspec("caption", "k", *BOTH)
+    assert ran.code == 4 and f"error: {lost}: " in ran.err
+
+
 def test_lines_without_measurements_do_not_count_where_these_are_asked_for(vidspec):
     vidspec("caption", "k", "-o", "out.jsonl")
     captioned()

@@ -75,9 +75,8 @@ class RunFile(Renderer):
         if not self.store.look:
             return self.store.adopt(source.records(), edits=source.shown == self.path)
         index = self.store.journal().index
-        for entry in [*source.index.current()]:
-            if not index.parts(entry.clip, entry.settings):
-                index.add(source, entry.offset, entry.length, entry.record())
+        for entry in [one for one in source.index.current() if not index.parts(one.clip, one.settings)]:
+            index.add(source, entry.offset, entry.length, entry.record())
         return False
 
     def _refusal(self, state: FileState) -> UsageError:
@@ -159,7 +158,7 @@ class RunFile(Renderer):
 
     def settle(self) -> None:
         if self._written is not None and not self.store.is_lost:
-            with contextlib.suppress(OutputError), self.store.losing_journal():
+            with contextlib.suppress(OutputError):  # :meth:`finish` meets it again
                 self._mark()  # for the appended lines, before their records are reordered
 
     def finish(self, *, complete: bool) -> list[str]:

@@ -154,19 +154,21 @@ class RunStore:
         stored: dict[tuple[str, str], dict[int | None, JournalEntry]] = {}  # of all parts of a clip before any is added
         for record in records:
             about = record["job"]
-            clip = about["clip"], about["settings"]
+            clip, segment, segments = (about["clip"], about["settings"]), about.get("segment"), about.get("segments")
+            content = FileContent(*(about.get(key) for key in FileContent._fields))
             known = stored.setdefault(clip, dict(journal.index.parts(*clip)))
-            if not known and measured and "timings" not in record:
-                differ |= record["caption"] is not None
-            elif not known:
-                journal.append(record)
-            elif (same := known.get(about.get("segment"))) is not None:
+            same = known.get(segment)
+            if same is not None and same.content.same(content):
                 whole = same.record()
-                of_same_content = all(whole["job"].get(key) == about.get(key) for key in FileContent._fields)
-                if of_same_content and whole["caption"] != record["caption"] is not None:
+                if whole["caption"] != record["caption"] is not None:
                     differ = True
                     if edits:
                         journal.append({**whole, "caption": record["caption"]})
+            elif all(one.segments == segments and one.content.same(content) for one in known.values()):
+                if measured and "timings" not in record:
+                    differ |= record["caption"] is not None
+                else:
+                    journal.append(record)
         return differ
 
     def end_journal(self, job: Job) -> None:
@@ -277,7 +279,7 @@ class RunStore:
         failures: list[Exception] = []
         for path, journal in self._journals.items():
             with _collecting(failures):
-                journal.close(complete=complete and path not in self._lost)
+                journal.close(complete=complete and path not in self._lost and self.part_files is None)
         return failures
 
 

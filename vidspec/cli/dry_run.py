@@ -65,7 +65,7 @@ def _print_clips(plan: RunPlan) -> int:
     counts += [f"left out: {others}"] if (others := plan.found.left_out) else []
     print_note(f"{counted(len(entries), 'clip')}: {', '.join(counts)}")
     by_length = settings.config.segment is not None or settings.profile["video"]["fps"] is not None
-    earlier = earlier_costs(store.records(), {settings.of(entry) for entry in entries})
+    earlier = earlier_costs(store.journals.records(), {settings.of(entry) for entry in entries})
     guess = estimate_run(left, earlier, by_length=by_length)
     time = (
         "unknown" if guess.seconds is None else f"{format_duration(guess.seconds)} for one captioner, without loading"

@@ -45,8 +45,8 @@ class ClipFiles(Renderer):
 
     def _journals_of(self, job: Job) -> Iterator[Journal]:
         """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
-        yield self.store.journal(job)
-        own = self.store.journal_path(job)
+        yield self.store.journals.of(job)
+        own = self.store.journals.path(job)
         if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
             self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
@@ -96,7 +96,7 @@ class ClipFiles(Renderer):
         """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
-            mark = self.store.journal(job).index.marks.latest(path)
+            mark = self.store.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, names)):
                 yield names
@@ -169,8 +169,8 @@ class ClipFiles(Renderer):
                     self._back_up(path)
                 except OSError as error:
                     raise unwritable_error(path, error, ONE_CLIP) from None
-            with self.store.losing_journal(job):
-                self.store.journal(job).mark(
+            with self.store.journals.losing(job):
+                self.store.journals.of(job).mark(
                     path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name
                 )
             try:

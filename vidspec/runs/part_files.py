@@ -108,10 +108,10 @@ class PartFiles(Renderer):
             UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
-        self.store.journal(shard)
+        self.store.journals.of(shard)
         name = self.name(shard.path)
         earlier = self._read(name, self.form.read_records) if shard.path in self._earlier else []
-        edited = self.store.adopt((one for one in earlier if one["error"] is None), shard, edits=True)
+        edited = self.store.journals.adopt((one for one in earlier if one["error"] is None), shard, edits=True)
         if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
@@ -142,7 +142,7 @@ class PartFiles(Renderer):
         """Write the part of a shard whose clips are all done, and remove its journal."""
         shard = job.shard or job.path
         del self._clips_left[shard]
-        journal = self.store.journal(job)
+        journal = self.store.journals.of(job)
         try:
             journal.compact(self._clips.pop(shard))
             content = self.form.content(one for one in journal.records() if one["job"]["settings"] == settings)
@@ -150,7 +150,7 @@ class PartFiles(Renderer):
         except OutputError as error:
             hint = "give the same command again when it can be: nothing is captioned twice"
             raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
-        self.store.end_journal(job)
+        self.store.journals.end(job)
 
     def _read_summary(self, name: str) -> PartSummary:
         """Return the summary of a finished part.

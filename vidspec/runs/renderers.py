@@ -25,11 +25,9 @@ class Renderer:
     """Shows the records of a store; the base class shows none. Each record comes with its clip, as the planned job.
 
     Attributes:
-        path: one file for all clips, which is locked while the run goes on; None if there is none.
         store: the store, from :meth:`open` on.
     """
 
-    path: Path | None = None
     store: RunStore
 
     def open(self, store: RunStore) -> None:

@@ -41,17 +41,17 @@ class RunFile(Renderer):
 
     @property
     def _is_journal(self) -> bool:
-        return self.store.journal_path() == self.path
+        return self.store.journals.path() == self.path
 
     def open(self, store: RunStore) -> None:
         super().open(store)
-        journal = store.journal()
+        journal = store.journals.of()
         if self._is_journal:
             if not store.fresh:
                 self._reject_other_records(journal)
             return
         sources = [journal]
-        if (earlier := hidden_journal(self.path)) != store.journal_path() and earlier.exists():
+        if (earlier := hidden_journal(self.path)) != store.journals.path() and earlier.exists():
             sources.append(Journal(earlier, look=True))  # version 0.3.0 kept the records of each file on their own
         known = {one.index.marks: one for one in sources}
         state = file_state(self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form))
@@ -73,8 +73,8 @@ class RunFile(Renderer):
         Captions that differ count if they come from the file itself.
         """
         if not self.store.look:
-            return self.store.adopt(source.records(), edits=source.shown == self.path)
-        index = self.store.journal().index
+            return self.store.journals.adopt(source.records(), edits=source.shown == self.path)
+        index = self.store.journals.of().index
         for entry in [one for one in source.index.current() if not index.parts(one.clip, one.settings)]:
             index.add(source, entry.offset, entry.length, entry.record())
         return False
@@ -110,7 +110,7 @@ class RunFile(Renderer):
     def add(self, job: Job, record: RecordDict) -> None:
         if self._is_journal or self.form.update == "end":
             return
-        with self.store.losing_journal():
+        with self.store.journals.losing():
             if self._written is None or self.form.update == "rewrite":
                 self._rewrite()
             else:
@@ -151,18 +151,18 @@ class RunFile(Renderer):
 
     def _content(self) -> bytes:
         """Return the content of the file according to its journal."""
-        return self.form.content(self.store.journal().records())
+        return self.form.content(self.store.journals.of().records())
 
     def _mark(self) -> None:
-        self.store.journal().mark(self.path, self._size, self._digest.hexdigest())
+        self.store.journals.of().mark(self.path, self._size, self._digest.hexdigest())
 
     def settle(self) -> None:
-        if self._written is not None and not self.store.is_lost:
+        if self._written is not None and not self.store.journals.is_lost:
             with contextlib.suppress(OutputError):  # :meth:`finish` meets it again
                 self._mark()  # for the appended lines, before their records are reordered
 
     def finish(self, *, complete: bool) -> list[str]:
-        if self._is_journal or self.store.is_lost or not (complete or self._written):
+        if self._is_journal or self.store.journals.is_lost or not (complete or self._written):
             return []
         if self._written is not None:
             self._check()

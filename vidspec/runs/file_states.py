@@ -169,23 +169,19 @@ def file_state(
 class KnownFiles:
     """States of files for commands beside a run, by their own journals and those of their folders and above.
 
-    Each journal is read once, for its marks alone.
+    Each folder is searched once, and of each journal there only the marks are read.
     """
 
     def __init__(self) -> None:
-        self._marks: dict[Path, FileMarks] = {}
+        self._known: dict[Path, list[FileMarks]] = {}  # by folder
 
     def state(self, path: Path, appended: AppendedBytes = _nothing) -> FileState:
         """Return the state of a file, see :func:`file_state`."""
-        return file_state(path, map(self._read, self._journals(path)), appended)
-
-    def _journals(self, path: Path) -> Iterator[Path]:
-        yield hidden_journal(path)
         folder = Path(os.path.realpath(path.parent))
-        for one in (folder, *folder.parents):
-            yield from sorted(one.glob(".vidspec*.jsonl"))
+        known = chain.from_iterable(map(self._of_folder, (folder, *folder.parents)))
+        return file_state(path, chain([FileMarks.read(hidden_journal(path))], known), appended)
 
-    def _read(self, journal: Path) -> FileMarks:
-        if journal not in self._marks:
-            self._marks[journal] = FileMarks.read(journal)
-        return self._marks[journal]
+    def _of_folder(self, folder: Path) -> list[FileMarks]:
+        if folder not in self._known:
+            self._known[folder] = [*map(FileMarks.read, sorted(folder.glob(".vidspec*.jsonl")))]
+        return self._known[folder]
